@@ -14,7 +14,7 @@ from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._compile.files.keys import device_of
 from bucketjit._events import shown
 from bucketjit._jax.compiler import compile_here
-from bucketjit._jax.serialization import NotPlain, serialized
+from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.structs import sign_like
@@ -99,7 +99,7 @@ def _compiled(
         entry = engine.requests.masked(signed, call, decision.bucket).build(compile_here)
         device = device_of(signed.leaves)
         try:
-            raw, kept = serialized(entry.compiled, device)
+            raw, kept = serialized(entry.compiled, Placement.on(device))
         except NotPlain as error:
             raise ArtifactError(
                 f"the executable of {shown(bucket.sizes)} cannot be saved: {error}; save without "

@@ -23,7 +23,7 @@ from bucketjit._compile.executable import Executable, Origin, SignatureChanged, 
 from bucketjit._compile.files.keys import device_of
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import shaped
-from bucketjit._jax.serialization import deserialized, loaded_function
+from bucketjit._jax.serialization import Placement, deserialized, loaded_function
 from bucketjit._persistence.environment import environment
 from bucketjit._persistence.fingerprint import Digest
 from bucketjit._raised import is_of_machine
@@ -193,7 +193,7 @@ class InFile:
         if raw is None:
             return None
         try:
-            xla = deserialized(raw, device)
+            xla = deserialized(raw, Placement.on(device))
         except Exception as error:  # its module can be compiled in its place
             if is_of_machine(error):
                 raise
@@ -217,7 +217,7 @@ class InFile:
             [jax.typeof(x) for x in leaves],
             outs,
             tree,
-            device,
+            Placement.on(device),
             check,
             made.function.function,
             lambda error: None,

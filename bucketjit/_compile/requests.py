@@ -73,6 +73,9 @@ class Lowering(NamedTuple, Generic[M]):
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
+Pads = tuple[tuple[int, tuple[int, ...]], ...]
+"""Position and padded shape of each leaf that has open axes."""
+
 
 class RequestFactory:
     """Makes the compile requests of one engine.
@@ -84,9 +87,12 @@ class RequestFactory:
         preloading: The executables that are loaded from files before they are requested.
 
     Attributes:
+        own_options: The options of XLA that bucketjit may set.
         rules: Returns the rule table. It is called late: importing the rules takes 50 ms.
         files: Where executables are kept in files.
     """
+
+    own_options = OPTIONS
 
     def __init__(
         self,
@@ -258,14 +264,22 @@ class RequestFactory:
         program = call.program
         assert isinstance(program, Program)
         pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
+        return lambda: self._masked(known, call, bucket, pads, options)
 
-        def made() -> Masked:
-            needed, chunks = self.needed(program), self._config.chunks
-            given = (known, call, bucket, pads, self.rules, self._config.check)
-            of_xla = self._options(needed.options(bool(chunks)), options)
-            return masked_function(*given, of_xla, chunks, needed.after)
-
-        return made
+    def _masked(
+        self,
+        known: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        pads: Pads,
+        options: Mapping[str, Any],
+    ) -> Masked:
+        """The function of a bucket; ``pads`` has the padded leaves with their padded shapes."""
+        assert call.program is not None
+        needed, chunks = self.needed(call.program), self._config.chunks
+        given = (known, call, bucket, pads, self.rules, self._config.check)
+        of_xla = self._options(needed.options(bool(chunks)), options)
+        return masked_function(*given, of_xla, chunks, needed.after)
 
     def exact(
         self,
@@ -405,7 +419,7 @@ class RequestFactory:
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
             # The options were read before the compile: another thread may have given them up since.
-            if not had_options or refused not in OPTIONS:
+            if not had_options or refused not in self.own_options:
                 raise
         self._takes_options = False
         forget()

@@ -135,7 +135,7 @@ selecting_jax = _Replacing(_FOR_SELECTIONS)
 """While active, selections ask `bucketjit._ir.computed_sizes.selecting` what to do."""
 
 uneven_shards = _Replacing(_FOR_SHARDS)
-"""While active, collectives know shards whose sizes differ; see `bucketjit._ir.shard_reductions`."""
+"""While active, collectives know uneven shards; see `bucketjit._ir.shard_reductions`."""
 
 forgetful_jax = _Replacing(_FOR_FAILURES)
 """While active, traces that fail can be freed."""

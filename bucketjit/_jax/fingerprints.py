@@ -119,6 +119,17 @@ def text_of(value: Any) -> str | None:
     return None if " at 0x" in text else text  # an address differs from process to process
 
 
+def is_name_of_axis(effect: Any) -> bool:
+    """Whether an effect only says that a collective names an axis.
+
+    The equation has the name as a parameter (``core.NamedAxisEffect``, since 0.4.36).
+
+    Args:
+        effect: An effect of a jaxpr.
+    """
+    return isinstance(effect, _core.NamedAxisEffect)
+
+
 _SHAPED_FIELDS = [
     n for n in jax.core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"
 ]

@@ -89,6 +89,7 @@ USES = (
         "_canonicalize_dimension concrete_dim_or_error concrete_or_error",
         Without.SELECTIONS,
     ),
+    Use("core", "NamedAxisEffect", Without.FILES),
     Use("core", "divide_shape_sizes", Without.RESHAPES),
     Use("distributed", "global_state.client", Without.AGREEMENT),
     Use("effects", "ordered_effects"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -73,27 +74,74 @@ def _count_cache_hits() -> None:
     jax.monitoring.register_event_listener(note)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """Where an executable runs, and where its arguments and results are.
+
+    Attributes:
+        devices: The devices, in the order in which the executable counts them.
+        arguments: The sharding of each argument; empty if all are on the only device.
+        results: The same of the results.
+    """
+
+    devices: tuple[Any, ...]
+    arguments: tuple[Any, ...] = ()
+    results: tuple[Any, ...] = ()
+
+    @classmethod
+    def on(cls, device: jax.Device) -> Placement:
+        """Everything is on one device.
+
+        Args:
+            device: The device.
+        """
+        return cls((device,))
+
+    @property
+    def device(self) -> Any:
+        """A device of this process."""
+        here = self.devices[0].client.process_index()
+        return next(d for d in self.devices if d.process_index == here)
+
+    def shardings(self, arguments: int, results: int) -> tuple[list[Any], list[Any]]:
+        """The sharding of each argument and of each result.
+
+        Args:
+            arguments: How many arguments there are.
+            results: How many results there are.
+
+        Raises:
+            ValueError: It is a placement of another number of them.
+        """
+        if not self.arguments:
+            one = jax.sharding.SingleDeviceSharding(self.device)
+            return [one] * arguments, [one] * results
+        if (len(self.arguments), len(self.results)) != (arguments, results):
+            raise ValueError(f"not {arguments} arguments and {results} results")
+        return list(self.arguments), list(self.results)
+
+
 class NotPlain(Exception):
     """An executable cannot be kept in a file; the message says why."""
 
 
-def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...]]:
+def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, ...]]:
     """The bytes of a compiled executable, and the positions of the arguments that it takes.
 
     ``jax.experimental.serialize_executable`` pickles JAX's object around the bytes, and reading a
-    pickle can run any code. For a plain executable (one device, no effects, no callbacks) that
-    object can be made again from the types of its arguments (``pxla.UnloadedMeshExecutable``, since
-    0.4.30), so only the bytes are needed.
+    pickle can run any code. For a plain executable (its placement is known, no effects, no
+    callbacks) that object can be made again from the types of its arguments
+    (``pxla.UnloadedMeshExecutable``, since 0.4.30), so only the bytes are needed.
 
     Args:
         compiled: The result of ``lower().compile()``.
-        device: The device that it should be for.
+        placement: The placement that it should have.
 
     Returns:
         The bytes, and the positions, sorted.
 
     Raises:
-        NotPlain: The executable is not plain, is for another device, or XLA cannot write it.
+        NotPlain: The executable is not plain, is placed elsewhere, or XLA cannot write it.
     """
     around = getattr(compiled._executable, "_unloaded_executable", None)
     if around is None or not isinstance(around, _pxla.UnloadedMeshExecutable):
@@ -102,10 +150,8 @@ def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...
         raise NotPlain("it calls back into Python")
     if around.keepalive or around.mut is not None or compiled._params.const_args:
         raise NotPlain("it holds objects of this process")
-    single = jax.sharding.SingleDeviceSharding
-    shardings = [*around.input_shardings, *around.output_shardings]
-    if not all(type(s) is single and s.device_set == {device} for s in shardings):
-        raise NotPlain("it is not for one device")
+    if not _is_placed(around, placement):
+        raise NotPlain("its arguments or results are placed elsewhere")
     if any(layout is not None for layout in around.dispatch_in_layouts):
         raise NotPlain("it has layouts of its own")
     try:
@@ -115,34 +161,51 @@ def serialized(compiled: Any, device: jax.Device) -> tuple[bytes, tuple[int, ...
     return bytes(raw), tuple(sorted(around.kept_var_idx))
 
 
-def deserialized(raw: bytes, device: jax.Device) -> Any:
+def _is_placed(around: Any, placement: Placement) -> bool:
+    """Whether an executable has a placement."""
+    if tuple(around.device_list) != placement.devices:
+        return False
+    found = [*around.input_shardings, *around.output_shardings]
+    if not placement.arguments:
+        return all(type(s) is jax.sharding.SingleDeviceSharding for s in found)
+    wanted = [placement.arguments[i] for i in sorted(around.kept_var_idx)] + [*placement.results]
+    avals = [*around.input_avals, *around.output_avals]
+    return all(
+        s.is_equivalent_to(want, aval.ndim)
+        for s, want, aval in zip(found, wanted, avals, strict=True)
+    )
+
+
+def deserialized(raw: bytes, placement: Placement) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
     No public function reads these bytes alone (``xla_client.DeviceList``). They name the device
     that they were compiled for by a number that no other process of a ``jax.distributed`` job has
     for a device of its own: there XLA would read the bytes, and run them on no device. So XLA
-    gets the device as well, in options, as JAX's own cache gives them (``CompileOptions`` and
+    gets the devices as well, in options, as JAX's own cache gives them (``CompileOptions`` and
     ``DeviceAssignment`` of ``xla_client``). The other options are of no use after the compile.
 
     Args:
         raw: The bytes.
-        device: Where the executable will run: the device that they were compiled for, or one of
-            the same kind.
+        placement: Where the executable will run: on the devices that they were compiled for, or on
+            as many of the same kind.
 
     Returns:
         The executable of XLA, for `loaded_function`.
 
     Raises:
-        Exception: The bytes are no executable for this device.
+        Exception: The bytes are no executable for these devices.
     """
+    device = placement.device
     if device.platform == "cpu" and b"lapack_" in raw:
         # Lowering registers LAPACK's functions. There was no lowering here, and without them a
         # factorisation calls a null address. The import of scipy in it takes 100 ms.
         _linalg.initialize_lapack()
-    devices = _xla_client.DeviceList((device,))
+    numbers = np.array([[d.id for d in placement.devices]])
+    devices = _xla_client.DeviceList(placement.devices)
     options = _xla_client.CompileOptions()
-    options.num_replicas = options.num_partitions = 1
-    options.device_assignment = _xla_client.DeviceAssignment.create(np.array([[device.id]]))
+    options.num_replicas, options.num_partitions = numbers.shape
+    options.device_assignment = _xla_client.DeviceAssignment.create(numbers)
     return device.client.deserialize_executable(
         raw, executable_devices=devices, compile_options=options
     )
@@ -160,7 +223,7 @@ def loaded_function(
     in_avals: Sequence[Any],
     out_avals: Sequence[Any],
     out_tree: PyTreeDef,
-    device: jax.Device,
+    placement: Placement,
     check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
     fresh: Callable[..., Any],
     failed: Callable[[Exception], None],
@@ -179,7 +242,7 @@ def loaded_function(
         in_avals: Types of all arguments.
         out_avals: Types of the results.
         out_tree: Tree of the results.
-        device: Where it runs.
+        placement: Where it runs.
         check: Called with the positional and the keyword arguments when their types or placements
             are new; raises if the executable does not take them.
         fresh: A jitted function of the same program. It serves arguments that are placed elsewhere,
@@ -191,9 +254,9 @@ def loaded_function(
         The function, and JAX's object around the executable, which has its memory and cost.
 
     Raises:
-        Exception: The executable does not fit these types or this device.
+        Exception: The executable does not fit these types or this placement.
     """
-    taken = xla, kept, name, in_avals, out_avals, out_tree, device, check, fresh, failed
+    taken = xla, kept, name, in_avals, out_avals, out_tree, placement, check, fresh, failed
     loaded = _Loaded(*taken)
     function = _xla_client._xla.pjit(
         name,
@@ -205,7 +268,7 @@ def loaded_function(
         _tree_util.dispatch_registry,
         _pxla.cc_shard_arg,
     )
-    return function, loaded.executables[0]
+    return function, next(iter(loaded.executables.values()))
 
 
 class _Loaded:
@@ -222,7 +285,7 @@ class _Loaded:
         in_avals: Sequence[Any],
         out_avals: Sequence[Any],
         out_tree: PyTreeDef,
-        device: jax.Device,
+        placement: Placement,
         check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
         fresh: Callable[..., Any],
         failed: Callable[[Exception], None],
@@ -232,15 +295,15 @@ class _Loaded:
         self._check = check
         self._fresh = fresh
         self._out_tree = out_tree
-        self._device = device
+        self._placement = placement
         self._kept = frozenset(kept)
         self._count = len(in_avals)
         if not self._kept <= set(range(self._count)):
             raise ValueError(f"{self._count} arguments cannot be taken at {sorted(self._kept)}")
-        devices = _xla_client.DeviceList((device,))
+        devices = _xla_client.DeviceList(placement.devices)
+        every, outs = placement.shardings(self._count, len(out_avals))
         avals = [aval for i, aval in enumerate(in_avals) if i in self._kept]
-        here = jax.sharding.SingleDeviceSharding(device)
-        ins, outs = [here] * len(avals), [here] * len(out_avals)
+        ins = [sharding for i, sharding in enumerate(every) if i in self._kept]
         nothing: list[Any] = [None] * max(len(avals), len(out_avals))
         in_layouts, out_layouts = _pxla._get_layouts_from_executable(
             xla, nothing[: len(avals)], nothing[: len(out_avals)], 0, avals, out_avals
@@ -248,11 +311,12 @@ class _Loaded:
         dispatched = _pxla.get_dispatch_layouts(in_layouts, ins, avals)
         if any(layout is not None for layout in dispatched):
             raise ValueError("the executable has layouts of its own")
-        self.executables = [
-            _pxla.UnloadedMeshExecutable(
+        # By whether results are committed to their devices; those of several devices always are.
+        self.executables = {
+            committed: _pxla.UnloadedMeshExecutable(
                 xla_executable=xla,
                 device_list=devices,
-                backend=device.client,
+                backend=placement.device.client,
                 input_avals=avals,
                 input_shardings=ins,
                 output_avals=out_avals,
@@ -271,8 +335,8 @@ class _Loaded:
                 all_args_info=None,
                 pgle_profiler=None,
             ).load()
-            for committed in (False, True)
-        ]
+            for committed in ((True,) if placement.arguments else (False, True))
+        }
 
     def without_jit(self, *args: object, **kwargs: object) -> Any:
         """Serve a call under ``jax.disable_jit``, by ``fresh``.
@@ -355,8 +419,11 @@ class _Loaded:
     def _placed_here(self, leaves: Sequence[Any]) -> bool | None:
         """Whether an argument is committed to the device; None if one is committed elsewhere.
 
-        None is also the answer for tracers and for arrays over several devices or hosts.
+        None is also the answer for tracers, and for arrays over several devices or hosts that are
+        not those of the placement.
         """
+        if self._placement.arguments:
+            return self._are_placed(leaves) or None
         committed = False
         for x in leaves:
             if not isinstance(x, jax.Array):
@@ -365,7 +432,18 @@ class _Loaded:
                 return None
             if type(x.sharding) is not jax.sharding.SingleDeviceSharding:
                 return None
-            if x.committed and x.sharding.device_set != {self._device}:
+            if x.committed and x.sharding.device_set != {self._placement.device}:
                 return None  # an uncommitted array is moved to the device instead
             committed = committed or x.committed
         return committed
+
+    def _are_placed(self, leaves: Sequence[Any]) -> bool:
+        """Whether all arguments are arrays that are placed as those of the executable."""
+        wanted = self._placement.arguments
+        return len(leaves) == len(wanted) and all(
+            isinstance(x, jax.Array)
+            and not isinstance(x, jax.core.Tracer)
+            and x.committed
+            and x.sharding.is_equivalent_to(sharding, x.ndim)
+            for x, sharding in zip(leaves, wanted, strict=True)
+        )

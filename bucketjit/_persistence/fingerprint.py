@@ -19,7 +19,7 @@ from jax.extend import core as jex_core
 from jax.extend.core import Jaxpr, Primitive
 
 from bucketjit._jax import primitives
-from bucketjit._jax.fingerprints import parts_of, text_of
+from bucketjit._jax.fingerprints import is_name_of_axis, parts_of, text_of
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import CALLBACKS
 
@@ -207,8 +207,8 @@ class Digest:
 
     def _walk(self, jaxpr: Jaxpr) -> None:
         """Add the equations of a jaxpr. Variables are numbered in the order of their binding."""
-        if jaxpr.effects:
-            raise NoDigest(f"a program with effects ({min(map(str, jaxpr.effects))}) is not stored")
+        if effects := [e for e in jaxpr.effects if not is_name_of_axis(e)]:
+            raise NoDigest(f"a program with effects ({min(map(str, effects))}) is not stored")
         number: dict[Any, int] = {}
 
         def atoms(all_of_them: Sequence[Any]) -> None:

@@ -28,7 +28,7 @@ from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.coordination import StoreLost
 from bucketjit._processes.identity import described, differences, digest_of_call, name_of_executable
 from bucketjit._processes.job import Job, this_job
-from bucketjit._processes.on_shards import OnShards, outside_of_meshes
+from bucketjit._processes.on_shards import OnShards, no_exact_shape, outside_of_meshes
 from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
 from bucketjit._processes.recall import Given, Recall
 from bucketjit._processes.split_rows import ShardedCall
@@ -422,19 +422,26 @@ class Agreement:
         job: Job | None,
     ) -> tuple[Executable, bool]:
         """The executable of a bucket, which all processes have when this returns."""
-        signed, call, proposal = considered.signed, considered.call, considered.proposal
+        signed, call = considered.signed, considered.call
+        if considered.sharded is not None:
+            largest = considered.sharded.with_program(masked.program)
+            signed, call = largest.signed, largest.call
 
         def get() -> tuple[Executable, bool]:
-            if self._shards is not None and considered.sharded is not None:
-                return self._shards.executable(engine, considered.sharded, masked)
-            entry, source, _ = engine.provider.get(
-                masked.key,
-                lambda: engine.requests.masked(signed, call, masked.bucket),
-                may_stand_in=False,
-            )
-            return entry, source == "compile"
+            refused: MaskingError
+            try:
+                entry, source, _ = engine.provider.get(
+                    masked.key,
+                    lambda: engine.requests.masked(signed, call, masked.bucket),
+                    may_stand_in=False,
+                )
+                return entry, source == "compile"
+            except MaskingError as error:
+                refused = error
+            engine.refusals.note(masked.key, refused)
+            raise refused if self._shards is None else no_exact_shape(refused)
 
-        name = name_of_executable(proposal.program, masked)
+        name = name_of_executable(considered.proposal.program, masked)
         if job is None:
             return get()
         if name in self._common:
@@ -447,8 +454,6 @@ class Agreement:
                 got = get()
         except Exception as error:
             mine, failed = Proposal(Kind.RAISED, why=in_one_line(error)), error
-            if isinstance(error, MaskingError) and self._shards is None:
-                engine.refusals.note(masked.key, error)
         ready = self._asked(engine, job, mine, found.step)
         try:
             ready.require(engine.name, Kind.READY)

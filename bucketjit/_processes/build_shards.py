@@ -10,6 +10,7 @@ the function, as that of a single call.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from bucketjit._compile.argument_types import Expected, padded_leaf_shapes
+from bucketjit._compile.argument_types import Expected
 from bucketjit._compile.build import Compile, Masked, evaluated
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.executable import Executable, Origin
@@ -25,10 +26,12 @@ from bucketjit._compile.requests import (
     NO_OPTIONS,
     CompileRequest,
     Lowering,
+    Pads,
     RequestFactory,
     StoredPlace,
 )
 from bucketjit._processes.shard_axis import LocalShards, local_shards
+from bucketjit._processes.stored_shards import StoredShards
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
@@ -37,31 +40,34 @@ from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
 from bucketjit.errors import SpecError
 
+_SHARED_SEARCH = "xla_gpu_shard_autotuning"
+
 
 class ShardRequests(RequestFactory):
     """Makes the compile requests of an engine whose executables run on all shards.
 
-    A call is that of one shard. Executables are kept in no files.
+    A call is that of one shard.
     """
 
-    def _masked_maker(
+    own_options = RequestFactory.own_options | {_SHARED_SEARCH}
+
+    def expect(self, signed: SignedCall) -> None:
+        """Nothing: what is loaded ahead of the trace is for one device."""
+
+    def _masked(
         self,
         known: SignedCall,
         call: ResolvedCall,
         bucket: Mapping[str, int],
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[], Masked]:
-        program, chosen = call.program, self._config.sharded
-        assert isinstance(program, Program) and chosen is not None
-        pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
-
-        def made() -> Masked:
-            needed = self.needed(program)
-            of_xla = self._options(needed.options(False), options)
-            shards = local_shards(chosen)
-            return _function(shards, known, call, bucket, pads, self.rules, of_xla, needed.after)
-
-        return made
+        pads: Pads,
+        options: Mapping[str, Any],
+    ) -> Masked:
+        chosen, program = self._config.sharded, call.program
+        assert chosen is not None and program is not None
+        needed = self.needed(program)
+        given = (known, call, bucket, pads, self.rules)
+        of_xla = self._options(needed.options(False), options)
+        return _function(local_shards(chosen), *given, of_xla, needed.after)
 
     def _builder(
         self,
@@ -82,7 +88,17 @@ class ShardRequests(RequestFactory):
     def _place(
         self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
     ) -> StoredPlace | None:
-        return None
+        chosen = self._config.sharded
+        assert chosen is not None
+        shards = local_shards(chosen)
+        return self.files.place(functools.partial(StoredShards, shards), known, bucket, made)
+
+    def _options(self, ours: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+        # XLA shares the search for the fastest kernels among the processes. One that reads a file
+        # takes no part in it, and the others would wait for it.
+        if self.files.store() is not None and jax.process_count() > 1:
+            ours = {**ours, _SHARED_SEARCH: False}
+        return super()._options(ours, more)
 
     def rows(self, *args: Any, **kwargs: Any) -> CompileRequest:
         """Refuse what has no form for shards: batches of examples."""
@@ -113,7 +129,7 @@ def _function(
     signed: SignedCall,
     call: ResolvedCall,
     bucket: Mapping[str, int],
-    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    pads: Pads,
     rules: Any,
     options: Mapping[str, Any],
     after: Any,
@@ -135,11 +151,13 @@ def _function(
 
     every.__name__ = getattr(signed.signature.fn, "__name__", "shards").replace(" ", "_")
     vectors = (shards.count, len(call.variables))
-    donated = tuple(1 + k for k in donated_arrays(signed, padded))
+    donated = donated_arrays(signed, padded)
     return Masked(
-        function=jax.jit(every, donate_argnums=donated, compiler_options=dict(options)),
+        function=jax.jit(
+            every, donate_argnums=[1 + k for k in donated], compiler_options=dict(options)
+        ),
         sizes=jax.ShapeDtypeStruct(vectors, np.int32, sharding=shards.rows),
-        args=[_struct(shards, signed, i, padded.get(i)) for i in arrays],
+        args=tuple(_struct(shards, signed, i, padded.get(i)) for i in arrays),
         kwargs={},
         expected=expected,
         at=BucketSizes(program.padded_sizes(bucket), program.lower, {}),
@@ -148,7 +166,7 @@ def _function(
         bucket=bucket,
         pads=pads,
         size_constant_shapes=(),
-        donated=frozenset(),
+        donated=frozenset(donated),
         donated_leaves=frozenset(),
         options=options,
     )

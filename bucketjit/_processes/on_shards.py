@@ -194,34 +194,6 @@ class OnShards:
             results = entry.run(global_rows(shards, sizes), arguments)
         return _results(shards, entry, call, results, out)
 
-    def executable(
-        self, engine: Engine, call: ShardedCall, masked: Masked
-    ) -> tuple[Executable, bool]:
-        """The executable of a bucket, and whether it was compiled for this call.
-
-        Args:
-            engine: The engine.
-            call: The call.
-            masked: The program and the bucket.
-
-        Raises:
-            FallbackError: The program cannot be masked.
-            CompileBudgetError: It may not be compiled.
-        """
-        whole = call.with_program(masked.program)
-        refused: MaskingError
-        try:
-            entry, source, _ = engine.provider.get(
-                masked.key,
-                lambda: engine.requests.masked(whole.signed, whole.call, masked.bucket),
-                may_stand_in=False,
-            )
-            return entry, source == "compile"
-        except MaskingError as error:
-            refused = error
-        engine.refusals.note(masked.key, refused)
-        _refuse(refused)
-
 
 _NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
 
@@ -247,7 +219,16 @@ def _local(leaf: Any) -> Any:
 
 
 def _refuse(why: MaskingError) -> NoReturn:
-    raise FallbackError(f"{_NO_EXACT}: {why.reason}", why.remedy) from None
+    raise no_exact_shape(why) from None
+
+
+def no_exact_shape(why: MaskingError) -> FallbackError:
+    """The error for a call on shards that could only run at its exact shape.
+
+    Args:
+        why: Why it cannot run padded.
+    """
+    return FallbackError(f"{_NO_EXACT}: {why.reason}", why.remedy)
 
 
 def _named(program: Interface, position: int) -> str:

@@ -108,10 +108,10 @@ def test_once_the_program_is_known_no_other_is_loaded(directory, monkeypatch, li
     """A function that was changed many times has left many files."""
     read, go = [], threading.Event()
 
-    def deserialized(raw: bytes, device: Any) -> Any:
+    def deserialized(raw: bytes, placement: Any) -> Any:
         read.append(raw)
         assert go.wait(PATIENCE)
-        return original(raw, device)
+        return original(raw, placement)
 
     original = preload.deserialized
     monkeypatch.setattr(preload, "_THREADS", 1)

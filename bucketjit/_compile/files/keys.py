@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from bucketjit._ir.associative_scan import Combine, associative_scan_p
+from bucketjit._ir.shard_reductions import COMBINED
 from bucketjit._ir.size_constant import size_constant_p
 from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._jax.devices import default_device, device_name
@@ -22,7 +23,7 @@ from bucketjit._signature.signer import SignedCall
 # A `Combine` names its length by a dimension variable that is numbered as it is made, so the name
 # differs between processes.
 OWN_PRIMITIVES = Own(
-    frozenset((size_constant_p, associative_scan_p, sized_p, unsized_p)),
+    frozenset((size_constant_p, associative_scan_p, sized_p, unsized_p, *COMBINED)),
     {Combine: lambda own: (own.length, (own.jaxpr, own.axis, own.num_consts))},
 )
 

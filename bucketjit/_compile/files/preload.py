@@ -23,7 +23,7 @@ import jax
 
 from bucketjit._compile.background import is_running, short_turns
 from bucketjit._compile.cache import ExecutableCache
-from bucketjit._jax.serialization import deserialized
+from bucketjit._jax.serialization import Placement, deserialized
 from bucketjit._persistence.file_format import Header
 from bucketjit._persistence.files import key_of
 from bucketjit._persistence.store import Store, Wanted
@@ -211,7 +211,7 @@ def _load(
     header, raw = store.read(path)
     if dict(header.environment) != dict(environment) or not _is_of(header, programs):
         return None
-    found = header, deserialized(raw, device)
+    found = header, deserialized(raw, Placement.on(device))
     return found if _is_of(header, programs) else None  # again: a program may be known by now
 
 

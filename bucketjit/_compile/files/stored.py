@@ -34,6 +34,7 @@ from bucketjit._jax.jaxprs import open_jaxpr, out_types, shaped
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import (
     NotPlain,
+    Placement,
     cache_hits,
     deserialized,
     is_for,
@@ -105,7 +106,7 @@ class Stored:
             if found is None:
                 return None
             header, raw = found
-            return self._entry(header, deserialized(raw, self._device()), began)
+            return self._entry(header, deserialized(raw, self._placement()), began)
         except Exception as error:
             if not is_of_machine(error):
                 self._store.discard(wanted, in_one_line(error))
@@ -134,7 +135,7 @@ class Stored:
             # written to since the key was made.
             if any(wanted.parts[part] != told for part, told in self._digests().items()):
                 raise NoDigest("an array that it closes over was changed meanwhile")
-            raw, kept = serialized(entry.compiled, self._device())
+            raw, kept = serialized(entry.compiled, self._placement())
         except (NotPlain, NoDigest) as error:
             self._files.refuse(self._store, self._sizes, str(error))
             return
@@ -209,7 +210,7 @@ class Stored:
         parts = {**self._digests(), "call": called.hexdigest()}
         surroundings = environment(device)
         return Wanted(
-            kind=kind_of(self._signed, device),
+            kind=self._kind(device),
             bucket=short_digest(self.exact, types, list(self._sizes.items())),
             key=Digest().add(parts, repr(sorted(surroundings.items()))).hexdigest(),
             name=self._files.name,
@@ -220,8 +221,16 @@ class Stored:
         )
 
     def _device(self) -> Any:
-        """The device that the executable runs on."""
+        """The device that the executable runs on; one of this process if there are several."""
         return device_of(self._leaves())
+
+    def _placement(self) -> Placement:
+        """Where the executable runs, and where its arguments and results are."""
+        return Placement.on(self._device())
+
+    def _kind(self, device: jax.Device) -> str:
+        """The kind of its file."""
+        return kind_of(self._signed, device)
 
     def _checked(self, expected: Expected, args: object, kwargs: object, sizes: object) -> Any:
         """A check of argument types, the same as in the first trace of the function.
@@ -303,12 +312,7 @@ class StoredMasked(Stored):
 
     def _entry(self, header: Header, xla: object, began: float) -> Executable:
         program, made = self._program, self._made
-        front = () if made.rows is None else (made.rows.count,)
-        outs = [
-            shaped(jax.ShapeDtypeStruct((*front, *made.at.padded_shape(shape)), d, weak_type=weak))
-            for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
-        ]
-        outs, tree = with_type_of_counts(program, outs)
+        outs, tree = with_type_of_counts(program, list(map(shaped, self._results())))
         function, compiled = loaded_function(
             xla,
             header.kept,
@@ -316,13 +320,22 @@ class StoredMasked(Stored):
             [jax.typeof(x) for x in self._leaves()],
             outs,
             tree,
-            self._device(),
+            self._placement(),
             self._checked(made.expected, made.args, made.kwargs, made.sizes),
             made.function,
             self._failed,
         )
         shapes = [tuple(aval.shape) for aval in outs]
         return masked_executable(made, function, compiled, shapes, began, loaded=True)
+
+    def _results(self) -> list[jax.ShapeDtypeStruct]:
+        """The types of the results, without the counts."""
+        program, made = self._program, self._made
+        front = () if made.rows is None else (made.rows.count,)
+        return [
+            jax.ShapeDtypeStruct((*front, *made.at.padded_shape(shape)), d, weak_type=weak)
+            for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
+        ]
 
 
 class StoredExact(Stored):
@@ -356,7 +369,7 @@ class StoredExact(Stored):
             [jax.typeof(x) for x in self._leaves()],
             out_types(self._traced.jaxpr),
             tree,
-            self._device(),
+            self._placement(),
             self._checked(made.expected, made.args, made.kwargs, ()),
             made.function,
             self._failed,
