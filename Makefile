@@ -1,16 +1,17 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     half of the tests: of each file every second one, of the masking
+#   make test                     a quarter of the tests: of each file every fourth one, of the masking
 #                                 cases every 12th, and of tests with many sets of parameters every
 #                                 third set (all of them with PART=1/1 EVERY=1); also as
 #                                 `make test PART=1/1 PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, the two type checkers, and ruff's fixes
-#   make test-slow test-312       the long sweeps; the other half of the tests, with Python 3.12, of
-#                                 the masking cases every 64th, of sets of parameters every 16th (all
-#                                 of them with EVERY_312=1 PART_312=1/1)
-#   make test-jax                 the core of the tests with another release of JAX, in an environment
-#                                 of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`; the newest
-#                                 release without JAX=
+#   make test-slow                the long sweeps
+#   make test-312                 another quarter, with Python 3.12; of the masking cases every 64th, of
+#                                 sets of parameters every 16th (all of them with EVERY_LANE=1
+#                                 PART_312=1/1)
+#   make test-jax                 another quarter, with another release of JAX in an environment of its
+#                                 own: `make test-jax JAX=0.11.2 PYTHON=python3.12 PART_JAX=3/4`; the
+#                                 newest release without JAX=
 #   make test-wheel               build the wheel, install it without extras into an environment of
 #                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
@@ -35,9 +36,10 @@ PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
 EVERY ?= 12
-EVERY_312 ?= 64
-PART ?= 1/2
-PART_312 ?= 2/2
+EVERY_LANE ?= 64
+PART ?= 1/4
+PART_312 ?= 2/4
+PART_JAX ?= 3/4
 ARGS ?=
 PYTEST_ARGS ?=
 ACCELERATOR_PYTHON ?= python3
@@ -50,7 +52,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: accelerator test test-slow test-312 test-jax test-core test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
+.PHONY: accelerator test test-slow test-312 test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -79,14 +81,10 @@ define with_python
 endef
 
 test-312:
-	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_312) PART=$(PART_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
+	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_LANE) PART=$(PART_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
 
 test-jax:
-	$(call with_python,$(PYTHON),$(or $(JAX),newest),test-core VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)))
-
-test-core: $(STAMP)-test
-	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "not slow" --core --every 10 tests $(PYTEST_ARGS)
+	$(call with_python,$(PYTHON),$(or $(JAX),newest),test VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)) EVERY=$(EVERY_LANE) PART=$(PART_JAX) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
 
 test-wheel: $(STAMP)-venv
 	$(BIN)/python -m tests.wheel $(ARGS)

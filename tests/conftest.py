@@ -27,21 +27,6 @@ FILTERS = ("error::bucketjit.errors.FallbackWarning",)
 
 ROOT = Path(__file__).parent.parent
 
-# The core of the suite, which runs on each release of JAX that is promised (`make test-jax`): the
-# tests in these files and folders, of those with parameters every tenth set of parameters. Of the
-# masking cases `--every` picks.
-CORE = (
-    "persistence",
-    "test_cases.py",
-    "test_executor.py",
-    "test_guards.py",
-    "test_concrete.py",
-    "test_results.py",
-    "test_provider.py",
-    "test_transformations.py",
-    "test_versions.py",
-)
-
 MANY = 12  # sets of parameters of one test, beyond which --every leaves some out
 WHOLE = ("test_layers.py", "test_docs.py")  # a set of parameters is a file here: none is left out
 
@@ -75,16 +60,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run part K of N: of each file every Nth test, from the Kth; a test with its sets of "
         "parameters is one",
     )
-    parser.addoption("--core", action="store_true", help="run the core of the suite alone")
-
-
-def _is_core(path: Path) -> bool:
-    return not set(CORE).isdisjoint(path.relative_to(ROOT).parts)
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    left_out = collection_path.is_file() and not _is_core(collection_path)
-    return True if config.getoption("core") and left_out else None
 
 
 def _test_of(item: pytest.Item) -> tuple[Path, str]:
@@ -116,8 +91,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.name in ("test_cases.py", "test_models.py"):
             return bool(next(count) % every)
         test = _test_of(item)
-        if config.getoption("core"):
-            return bool(next(seen[test]) % 10)
         if sets[test] <= MANY or item.path.name in WHOLE:
             return False
         return bool(next(seen[test]) % max(1, every // 4))

@@ -16,7 +16,7 @@ from tests.on_a_mesh import CASES
 @functools.cache
 def outcomes(kind: str) -> dict[str, str]:
     """What became of each case: one process for all of them."""
-    flags = "--xla_force_host_platform_device_count=4"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(

@@ -29,7 +29,7 @@ from bucketjit._compile.process import messages, throttle, worker
 from bucketjit._compile.process import pool as pool_module
 from bucketjit._compile.process.pool import Pool
 from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere
-from bucketjit._jax.serialization import serialized
+from bucketjit._jax.serialization import Placement, serialized
 from bucketjit.errors import SpecError
 from bucketjit.types import Event
 from tests.comparison import assert_same, ramp
@@ -133,7 +133,7 @@ def test_options_reach_it(processes: Pool) -> None:
         ask = functools.partial(processes.compile, SECONDS)
         compiled = compile_elsewhere(ask, lowered)
         assert_same(compiled(ramp(64)), centred(jnp.asarray(ramp(64))))
-        found.append(serialized(compiled, jax.devices()[0])[0])
+        found.append(serialized(compiled, Placement.on(jax.devices()[0]))[0])
     assert len(found[0]) != len(found[1])
 
 

@@ -18,7 +18,6 @@ from tests.processes.test_shards import (
     close,
     given,
     on_all_devices,
-    rows,
     step,
     step_alone,
 )
@@ -54,23 +53,20 @@ def trained(rank: int, directory: str, donate: bool) -> Any:
     return [*counts(stepped), stepped.cache_size(), types.pop()]
 
 
-@pytest.mark.parametrize(
-    ("count", "devices", "donates"), [(1, 2, [False]), (2, 1, [False, True]), (2, 2, [True])]
-)
-def test_one_process_compiles_and_later_jobs_load(
-    tmp_path: Path, count: int, devices: int, donates: list[bool]
-) -> None:
-    def job(donate: bool) -> Any:
+def test_one_process_compiles_and_later_jobs_load(tmp_path: Path) -> None:
+    def job(count: int, devices: int, donate: bool = False) -> Any:
         outcomes = run_processes(trained, count, str(tmp_path), donate, devices=devices)
         compiles, loads, buckets, types = zip(*(x.result for x in outcomes), strict=True)
         assert len(set(buckets)) == 1 and len(set(types)) == 1
         return sum(compiles), sum(loads), buckets[0], types[0]
 
-    for donate in donates:  # it is part of the key
-        first = job(donate)
-        buckets = first[2]
-        assert first[:2] == (buckets, buckets * (count - 1)) and buckets > 1
-        assert job(donate) == (0, buckets * count, *first[2:])
+    # The number of devices, the processes that have them, and what is donated are in the key.
+    for count, devices, donate in ((2, 2, False), (2, 2, True), (1, 4, False), (1, 2, False)):
+        compiles, loads, buckets, types = job(count, devices, donate)
+        assert (compiles, loads) == (buckets, buckets * (count - 1)) and buckets > 1
+    assert job(1, 2) == (0, buckets, buckets, types)
+    compiles, loads, buckets, _ = job(2, 2, donate=True)
+    assert (compiles, loads) == (0, 2 * buckets)
 
 
 def several_forms(rank: int, directory: str) -> Any:
@@ -100,15 +96,3 @@ def test_what_a_file_depends_on(tmp_path: Path) -> None:
     for compiles, loads in ((1, 1), (0, 2)):
         found = [x.result for x in run_processes(several_forms, 2, str(tmp_path))]
         assert np.sum(found, 0).tolist() == [compiles, loads] * 2
-
-
-def in_another_mesh(rank: int, directory: str) -> list[int]:
-    fn = kept(bucketed(lambda w, x: lax.psum((x @ w).sum(), "d")), directory)
-    close(fn(WEIGHTS, rows(6)), (rows(6) @ WEIGHTS).sum(), 1e-4)
-    return counts(fn)
-
-
-def test_each_number_of_devices_has_its_own_file(tmp_path: Path) -> None:
-    for devices, want in ((1, [1, 0]), (2, [1, 0]), (1, [0, 1]), (2, [0, 1])):
-        (outcome,) = run_processes(in_another_mesh, 1, str(tmp_path), devices=devices)
-        assert outcome.result == want
