@@ -77,10 +77,10 @@ def test_all_files_promise_the_same() -> None:
     assert all(map(names.is_tested, lanes))
 
 
-def test_the_core_is_there() -> None:
-    from tests.conftest import CORE
-
-    assert all(list((ROOT / "tests").rglob(name)) for name in CORE)
+def test_the_lanes_run_all_parts() -> None:
+    makefile, run = ((ROOT / name).read_text() for name in ("Makefile", ".ci/run"))
+    parts = re.findall(r"^PART(?:_312)? \?= (\S+)$", makefile, re.M)
+    assert sorted(parts + re.findall(r"PART_JAX=(\S+)", run)) == ["1/4", "2/4", "3/4", "4/4"]
 
 
 # --- the table --------------------------------------------------------------------------------
