@@ -22,6 +22,7 @@ from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_prog
 from bucketjit._compile.argument_types import without_values
 from bucketjit._compile.build import Masked
 from bucketjit._compile.build_exact import Exact
+from bucketjit._compile.executable import Pads
 from bucketjit._compile.files.keys import device_of
 from bucketjit._compile.requests import (
     NO_OPTIONS,
@@ -480,9 +481,7 @@ class _Requests(RequestFactory):
         return InFile(made, bucket)
 
 
-def _pads(
-    signed: SignedCall, call: ResolvedCall, bucket: Bucket
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _pads(signed: SignedCall, call: ResolvedCall, bucket: Bucket) -> Pads:
     """Position and padded shape of each leaf with open axes."""
     padded = iter(bucket.arguments)
     shapes = [None if kind.dtype is None else next(padded) for kind in signed.signature.types]

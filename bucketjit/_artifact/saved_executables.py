@@ -19,7 +19,7 @@ from bucketjit._compile.build import (
     with_counts,
     with_type_of_counts,
 )
-from bucketjit._compile.executable import Executable, Origin, SignatureChanged, sizes_argument
+from bucketjit._compile.executable import Executable, Origin, Pads, SignatureChanged, sizes_argument
 from bucketjit._compile.files.keys import device_of
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import shaped
@@ -62,7 +62,7 @@ def saved_function(
     signed: SignedCall,
     call: ResolvedCall,
     bucket: Bucket,
-    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    pads: Pads,
     options: Mapping[str, Any],
 ) -> Masked:
     """The function of a saved bucket, as `bucketjit._compile.build.build_masked` compiles it.

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._compile.executable import SignatureChanged
+from bucketjit._compile.executable import Pads, SignatureChanged
 from bucketjit._events import shown
 from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
@@ -32,7 +32,7 @@ def padded_leaf_shapes(
     signature: Signature,
     bucket: Mapping[str, int],
     shapes: Sequence[tuple[int, ...]],
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+) -> Pads:
     """Position and padded shape of each leaf that has open axes.
 
     Args:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from bucketjit._compile.argument_types import Expected, abstract, to_donate
-from bucketjit._compile.executable import Executable, OpenOut, Origin, sizes_argument
+from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads, sizes_argument
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Check
 from bucketjit._cores.placement import device_for
@@ -70,7 +70,7 @@ class Masked(NamedTuple):
     call: ResolvedCall
     origin: Origin
     bucket: Mapping[str, int]
-    pads: tuple[tuple[int, tuple[int, ...]], ...]
+    pads: Pads
     size_constant_shapes: tuple[tuple[int, ...], ...]
     donated: frozenset[int]
     donated_leaves: frozenset[int]
@@ -83,7 +83,7 @@ def masked_function(
     signed: SignedCall,
     call: ResolvedCall,
     bucket: Mapping[str, int],
-    pads: tuple[tuple[int, tuple[int, ...]], ...],
+    pads: Pads,
     rules: Callable[[], RuleTable],
     check: Check,
     options: Mapping[str, Any],

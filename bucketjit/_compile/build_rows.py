@@ -20,7 +20,7 @@ import numpy as np
 from bucketjit._arrays.padding import pad
 from bucketjit._compile.argument_types import Expected, abstract, padded_leaf_shapes
 from bucketjit._compile.build import Masked, evaluated
-from bucketjit._compile.executable import Origin
+from bucketjit._compile.executable import Origin, Pads
 from bucketjit._compile.rows import Rows, rows_sizes
 from bucketjit._config import Check
 from bucketjit._masking.checks import poison_equations
@@ -35,7 +35,7 @@ from bucketjit._xla_defects.workarounds import hooks
 
 def rows_pads(
     signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int], rows: Rows
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+) -> Pads:
     """Position and shape of each argument that is padded or stacked for a batch.
 
     Args:

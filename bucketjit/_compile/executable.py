@@ -33,6 +33,10 @@ class SignatureChanged(Exception):
     """
 
 
+Pads = tuple[tuple[int, tuple[int, ...]], ...]
+"""Position among the leaves and padded shape of each argument with open axes."""
+
+
 @dataclass(eq=False)
 class Executable:
     """One compiled program for one bucket, or for one exact shape.
@@ -80,7 +84,7 @@ class Executable:
     compile_seconds: float
     out_tree: Any
     compiles: Callable[..., Any]
-    pads: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    pads: Pads = ()
     outs: tuple[OpenOut, ...] = ()
     size_constant_shapes: tuple[tuple[int, ...], ...] = ()
     donated_leaves: frozenset[int] = frozenset()

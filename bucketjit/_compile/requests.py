@@ -25,7 +25,7 @@ from bucketjit._compile.build import (
 from bucketjit._compile.build_exact import Exact, build_exact, exact_function, lower_exact
 from bucketjit._compile.build_rows import rows_function
 from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.executable import Executable
+from bucketjit._compile.executable import Executable, Pads
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.files.sharing import SharedPlace
@@ -72,9 +72,6 @@ class Lowering(NamedTuple, Generic[M]):
 
 
 NO_OPTIONS: Mapping[str, Any] = {}
-
-Pads = tuple[tuple[int, tuple[int, ...]], ...]
-"""Position and padded shape of each leaf that has open axes."""
 
 
 class RequestFactory:

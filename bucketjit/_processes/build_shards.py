@@ -21,12 +21,11 @@ from jax.sharding import PartitionSpec
 from bucketjit._compile.argument_types import Expected
 from bucketjit._compile.build import Compile, Masked, evaluated
 from bucketjit._compile.build_exact import Exact
-from bucketjit._compile.executable import Executable, Origin
+from bucketjit._compile.executable import Executable, Origin, Pads
 from bucketjit._compile.requests import (
     NO_OPTIONS,
     CompileRequest,
     Lowering,
-    Pads,
     RequestFactory,
     StoredPlace,
 )
@@ -51,6 +50,12 @@ class ShardRequests(RequestFactory):
 
     own_options = RequestFactory.own_options | {_SHARED_SEARCH}
 
+    @property
+    def _shards(self) -> LocalShards:
+        chosen = self._config.sharded
+        assert chosen is not None
+        return local_shards(chosen)
+
     def expect(self, signed: SignedCall) -> None:
         """Nothing: what is loaded ahead of the trace is for one device."""
 
@@ -62,12 +67,11 @@ class ShardRequests(RequestFactory):
         pads: Pads,
         options: Mapping[str, Any],
     ) -> Masked:
-        chosen, program = self._config.sharded, call.program
-        assert chosen is not None and program is not None
-        needed = self.needed(program)
+        assert call.program is not None
+        needed = self.needed(call.program)
         given = (known, call, bucket, pads, self.rules)
         of_xla = self._options(needed.options(False), options)
-        return _function(local_shards(chosen), *given, of_xla, needed.after)
+        return _function(self._shards, *given, of_xla, needed.after)
 
     def _builder(
         self,
@@ -88,10 +92,7 @@ class ShardRequests(RequestFactory):
     def _place(
         self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
     ) -> StoredPlace | None:
-        chosen = self._config.sharded
-        assert chosen is not None
-        shards = local_shards(chosen)
-        return self.files.place(functools.partial(StoredShards, shards), known, bucket, made)
+        return self.files.place(functools.partial(StoredShards, self._shards), known, bucket, made)
 
     def _options(self, ours: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
         # XLA shares the search for the fastest kernels among the processes. One that reads a file

@@ -13,12 +13,10 @@ import jax
 from jax.sharding import NamedSharding
 
 from bucketjit._compile.build import Masked
-from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.keys import kind_of, short_digest
 from bucketjit._compile.files.stored import StoredMasked
 from bucketjit._jax.serialization import Placement
-from bucketjit._persistence.file_format import Header
 from bucketjit._persistence.store import Store
 from bucketjit._processes.shard_axis import LocalShards
 from bucketjit._signature.signer import SignedCall
@@ -57,11 +55,6 @@ class StoredShards(StoredMasked):
         devices = [(d.id, d.process_index, d.device_kind) for d in mesh.devices.flat]
         of_mesh = [*mesh.shape.items()], devices, self._shards.axis
         return (*super()._details(), *of_mesh)
-
-    def _entry(self, header: Header, xla: object, began: float) -> Executable:
-        entry = super()._entry(header, xla, began)
-        entry.expect(self._made.args)  # its origin is the call of one shard
-        return entry
 
     def _placement(self) -> Placement:
         return Placement(
