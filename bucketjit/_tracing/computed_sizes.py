@@ -194,7 +194,7 @@ def _near_the_ends(most: int) -> list[int]:
 
 
 _CONSTANT = "requires a constant"  # JAX says it of int(size), and where Python iterates
-_MISMATCH = re.compile(r"shape|size|broadcast|dimension|type=", re.IGNORECASE)
+_MISMATCH = re.compile(r"incompatible|broadcast|concatenat|same|match|differ|(?<!or )equal", re.I)
 
 
 def meeting_of_sizes(
@@ -213,20 +213,20 @@ def meeting_of_sizes(
     text = str(error)
     if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
         return None
-    met = [v for v in sizing.computed if re.search(rf"\b{v}\b", text)]
-    if not met or not _MISMATCH.search(text) or _CONSTANT in text:
+    shapes = {f"({', '.join(shape)})" for shape in shapes_in(text)}
+    met = [v for v in sizing.computed if re.search(rf"\b{v}\b", " ".join(shapes))]
+    if not met or len(shapes) < 2 or not _MISMATCH.search(text):
         return None
-    sides = [_told(v, sizing, presumed) for v in met]
-    if len(sides) == 1:
-        what = f"an array of a computed size meets one of another size: {sides[0]}"
+    sides = ", and ".join(_told(v, sizing, presumed) for v in met)
+    whole = "compute on whole arrays, by jnp.where(mask, x, 0)"
+    if len(met) == 1:
+        what, remedy = f"an array of a computed size meets one of another size: {sides}", whole
     else:
-        what = f"arrays of different computed sizes meet: {', and '.join(sides)}"
+        what = f"arrays of different computed sizes meet: {sides}; select both by one mask"
+        remedy = f"or {whole}"
     code, line = raising_code(error), raising_line(error)
     return TraceRefused(
-        f"{f'{code}: ' if code else ''}{what}; select both by one mask"
-        f"{f' [{line}]' if line else ''}",
-        "or compute on whole arrays, by jnp.where(mask, x, 0)",
-        error,
+        f"{f'{code}: ' if code else ''}{what}{f' [{line}]' if line else ''}", remedy, error
     )
 
 

@@ -79,6 +79,28 @@ def open_index_types() -> list[Patch]:
     ]
 
 
+def sizes_as_indices() -> list[Patch]:
+    """``x[n - 1]`` and ``x.at[n // 2]`` for a symbolic ``n`` take the number that it is."""
+    original = _indexing._parse_indices
+
+    @functools.wraps(original)
+    def parse(indices: Any, shape: Any) -> Any:
+        return original(
+            tuple(_core.dimension_as_value(i) if is_symbolic_dim(i) else i for i in indices), shape
+        )
+
+    return [
+        Patch(
+            _indexing,
+            "_parse_indices",
+            parse,
+            why="A size is an integer, but no array, so JAX refuses it as an index.",
+            since="numpy.indexing, 0.8",
+            delete_when="JAX takes a symbolic size as an index",
+        )
+    ]
+
+
 def clamped_indices() -> list[Patch]:
     """``x[i]`` of an array of symbolic shape clamps the index, as the unpadded run does.
 
