@@ -85,9 +85,16 @@ def sizes_as_indices() -> list[Patch]:
 
     @functools.wraps(original)
     def parse(indices: Any, shape: Any) -> Any:
-        return original(
-            tuple(_core.dimension_as_value(i) if is_symbolic_dim(i) else i for i in indices), shape
+        sizes = {k for k, index in enumerate(indices) if is_symbolic_dim(index)}
+        parts = original(
+            tuple(_core.dimension_as_value(x) if k in sizes else x for k, x in enumerate(indices)),
+            shape,
         )
+        for k in sizes:
+            (axis,) = parts[k].consumed_axes
+            if not shape[axis] >= 1:  # the unpadded run has an integer there, and is told
+                raise IndexError(f"index is out of bounds for axis {axis} with size 0")
+        return parts
 
     return [
         Patch(
