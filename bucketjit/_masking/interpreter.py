@@ -251,8 +251,8 @@ class _Walk:
     def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
         """Whether an equation needs its rule: for a symbolic size, or for a loop to stop.
 
-        An equation that cuts to a computed size has no symbolic result where a guard fixes the size. Some
-        equations of a ``shard_map`` need it as well; see `needs_retyping`.
+        An equation that cuts to a computed size has no symbolic result where a guard fixes the
+        size. Some equations of a ``shard_map`` need it as well; see `needs_retyping`.
         """
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):

@@ -11,18 +11,15 @@ value outside of it, so neither is possible there.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax import export
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
-from bucketjit._ir.ranges import solved_for
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -37,14 +34,7 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.tracers import belongs_to
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
-from bucketjit._sizes.expressions import (
-    Shape,
-    evaluate_text,
-    is_symbolic,
-    solve,
-    variables_in,
-    variables_of,
-)
+from bucketjit._sizes.expressions import Shape, is_symbolic, variables_in, variables_of
 from bucketjit._sizes.guards import Guard, shapes_in
 from bucketjit._sizes.order import is_never_negative
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
@@ -55,145 +45,6 @@ _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart
 _REMEDY = "compute with masks (jnp.where) there, or make the selection outside"
 
 
-class PresumedSizes:
-    """The sizes that decide comparisons in a trace.
-
-    Attributes:
-        of_call: The variables of the call.
-        known: Their sizes, and presumed values of computed ones.
-        presumed: What is presumed of computed sizes, since a run has returned it; else see
-            `Sizing`.
-        guessed: What is presumed in its place, since the trace fails otherwise.
-        are_computed: Whether the function is known to compute sizes.
-        first_failure: The first error that `guess_otherwise` was asked about, and the sizes of its
-            trace: the one to tell of if no guess helps.
-    """
-
-    def __init__(self, sizes: Mapping[str, int], presumed: Mapping[str, int]) -> None:
-        self.of_call = frozenset(sizes)
-        self.known = dict(sizes)
-        self.presumed = presumed
-        self.guessed: dict[str, int] = {}
-        self.are_computed = False
-        self.first_failure: tuple[Exception, Noticing | Sizing] | None = None
-        self._failed: list[list[Guard]] = []  # decisions of computed sizes that led to an error
-
-    def guess_equal(self, failure: Exception, sizing: Noticing | Sizing) -> bool:
-        """Presume other values of computed sizes, by which two shapes in an error are equal.
-
-        Args:
-            failure: The error of a failed trace.
-            sizing: The computed sizes of the trace.
-
-        Returns:
-            Whether there are such values, so that the trace is to be tried again.
-        """
-        free = self._free(sizing) - self.guessed.keys()
-        shapes = shapes_in(str(failure)) if free else []
-        for one, other in itertools.permutations(shapes, 2):
-            for left, right in zip(one, other, strict=False):
-                found = self._solved(left, right, free)
-                if found:
-                    self.guessed |= found
-                    return True
-        return False
-
-    def guess_otherwise(
-        self, failure: Exception, sizing: Noticing | Sizing, guards: Sequence[Guard]
-    ) -> bool:
-        """Presume values of computed sizes that decide otherwise than all traces which failed.
-
-        Args:
-            failure: The error of a failed trace.
-            sizing: The computed sizes of the trace.
-            guards: Its guards. The last one that can be decided otherwise is.
-
-        Returns:
-            Whether there are such values, so that the trace is to be tried again.
-        """
-        self.first_failure = self.first_failure or (failure, sizing)
-        free = self._free(sizing)
-        decided = [guard for guard in guards if guard.variables & free]
-        if isinstance(failure, MaskingError) or _CONSTANT in str(failure):
-            return False  # no size allows it
-        self._failed.append(decided)
-        if not decided or len(self._failed) > _MOST_GUESSES:
-            return False
-        assert isinstance(sizing, Sizing)
-        for variable in (v for g in reversed(decided) for v in sorted(g.variables & free)):
-            most = evaluate_text(sizing.computed[variable].bound, self.known) + 1
-            for value in _near_the_ends(most):
-                at = {**self.known, variable: value}
-                if not any(all(g.holds(at) for g in path) for path in self._failed):
-                    earlier = set(itertools.takewhile(variable.__ne__, sizing.computed))
-                    self.guessed = {v: n for v, n in self.guessed.items() if v in earlier}
-                    self.guessed[variable] = value
-                    return True
-        return False
-
-    def _free(self, sizing: Noticing | Sizing) -> set[str]:
-        """The computed sizes whose values no run has returned."""
-        computed = sizing.computed.keys() if isinstance(sizing, Sizing) else set()
-        return computed - self.presumed.keys()
-
-    def _solved(self, left: str, right: str, free: Set[str]) -> dict[str, int]:
-        """The other value of a computed size by which ``left`` is ``right``; ``{}`` if none."""
-        try:
-            value = evaluate_text(right, self.known)
-            for variable in sorted(free & set(variables_of(left)) - set(variables_of(right))):
-                others = {k: v for k, v in self.known.items() if k != variable}
-                found = solve(left, value, others)
-                if found.get(variable, 0) >= 1 and found != {variable: self.known[variable]}:
-                    return found
-        except (SyntaxError, KeyError, ValueError, TypeError):
-            pass  # not expressions of sizes
-        return {}
-
-    def pinned(self, guard: Guard | None, sizing: Noticing | Sizing) -> Guard | None:
-        """The guard, or one that an array is empty, if that is what it is about.
-
-        JAX traces more programs for an array that is known to be empty.
-        """
-        if guard is None or not isinstance(sizing, Sizing) or guard.variables <= self.of_call:
-            return guard
-        if _always_holds(guard, sizing.computed):
-            return guard
-        if len(guard.variables) == 1 and self.known[min(guard.variables)] == 1:
-            return Guard(min(guard.variables), "==", "1")
-        for side in (guard.left, guard.right) if guard.op in (">=", "<=") else ():
-            if variables_of(side) and evaluate_text(side, self.known) == 0:
-                empty = self._solved_for_a_variable(Guard(side, "==", "0"))
-                guard = empty if empty.left in self.known else guard
-        return self._solved_for_a_variable(guard) if guard.op == "==" else guard
-
-    def _solved_for_a_variable(self, guard: Guard) -> Guard:
-        """An equality in the form ``variable == expression``, which ``jax.export`` can assume.
-
-        The variable is the last one that the program computes: the sizes in the expression are
-        known when it is.
-        """
-        computed = [v for v in self.known if v in guard.variables and v not in self.of_call]
-        if not computed or guard.left == computed[-1]:
-            return guard
-        scope = export.SymbolicScope()
-        left, right = (export.symbolic_shape(x, scope=scope)[0] for x in (guard.left, guard.right))
-        value = solved_for(left - right, computed[-1])
-        return guard if value is None else Guard(computed[-1], "==", str(value))
-
-
-_MOST_GUESSES = 4  # traces that fail, each of which decides otherwise
-
-_NEAR = 32  # numbers of rows next to none, and next to all, that are looked at
-
-
-def _near_the_ends(most: int) -> list[int]:
-    """Values of a size from 1 to ``most``, the ones between the ends first."""
-    ends = (most + 1) // 2
-    values = [n for i in range(min(_NEAR, ends)) for n in (1 + i, most - i)]
-    return list(dict.fromkeys(reversed(values)))
-
-
-_CONSTANT = "requires a constant"  # JAX says it of int(size), and where Python iterates
 _MISMATCH = re.compile(r"incompatible|broadcast|concatenat|same|match|differ|(?<!or )equal", re.I)
 
 
@@ -313,7 +164,7 @@ def split_guards(
     """
     computed = sizing.computed.keys()
     presumed = tuple(
-        g for g in guards if g.variables & computed and not _always_holds(g, sizing.computed)
+        g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
     )
     needed = {v for g in presumed for v in g.variables & computed}
     missing = needed - set(counts.variables)
@@ -352,7 +203,7 @@ def split_guards(
     )
 
 
-def _always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
+def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
     """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
     most_of = tuple((v, f"({made.bound}) + 1") for v, made in computed.items())
     above, below = (

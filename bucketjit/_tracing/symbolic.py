@@ -61,7 +61,6 @@ from bucketjit._sizes.guards import (
 from bucketjit._tracing.closures import holds_a_size
 from bucketjit._tracing.computed_sizes import (
     Counts,
-    PresumedSizes,
     counts_of,
     meeting_of_sizes,
     with_counts,
@@ -71,6 +70,7 @@ from bucketjit._tracing.held_output import begin_trace
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
+from bucketjit._tracing.presumed_sizes import PresumedSizes
 from bucketjit._tracing.program import (
     Leaf,
     Program,
@@ -244,10 +244,9 @@ def _traced(
     constraints: Sequence[str],
 ) -> Program:
     """See `trace`."""
-    sizes, guards = all_sizes.known, list[Guard]()
+    sizes, guards, remaining = all_sizes.known, list[Guard](), MAX_RETRACES
     decided_at = ""  # the line of the last decision, for messages
     handled = sys.exception()  # what the caller of this function is handling, if anything
-    remaining = MAX_RETRACES
     while remaining:
         remaining -= 1
         try:
@@ -288,13 +287,9 @@ def _traced(
             _raise_of_machine(failure, attempt.texts)
         guard = all_sizes.pinned(_guard_after(failure, sizes, guards), attempt.sizing)
         if guard is not None and guard not in guards:
-            guards.append(guard)
-        elif all_sizes.guess_equal(failure, attempt.sizing) or all_sizes.guess_otherwise(
-            failure, attempt.sizing, guards
-        ):
-            # What is decided by computed sizes is decided anew.
-            guards = [guard for guard in guards if guard.variables <= all_sizes.of_call]
-            remaining = MAX_RETRACES
+            guards = all_sizes.with_guard(guards, guard)
+        elif (others := all_sizes.guess_again(failure, attempt.sizing, guards)) is not None:
+            guards, remaining = others, MAX_RETRACES
         else:
             failure, sizing = all_sizes.first_failure or (failure, attempt.sizing)
             raise _refusal(failure, all_sizes.presumed, sizing) from failure
