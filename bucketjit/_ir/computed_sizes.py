@@ -128,6 +128,14 @@ class Computed:
     is_checked: bool = False
 
 
+def presumed_rows(bound: int) -> int:
+    """How many rows of ``bound`` a selection is taken to have before a run has computed it.
+
+    Half of them: neither the selection nor what it leaves is empty, if there are two rows.
+    """
+    return (bound + 1) // 2
+
+
 class Sizing:
     """Makes the sizes of one trace.
 
@@ -135,7 +143,7 @@ class Sizing:
         scope: The symbolic scope of the trace.
         sizes: The size of each dimension variable. The presumed values of computed sizes are added.
         taken: Names of variables that no computed size may have.
-        presumed: Presumed values of computed sizes; by default everything is selected.
+        presumed: Presumed values of computed sizes; by default those of `presumed_rows`.
 
     Attributes:
         computed: The computed sizes, by variable.
@@ -405,8 +413,8 @@ class Sizing:
         name = f"size_{len(self.computed) + 1}"
         name = bind_unique_names(name, {*self._taken, *self.computed})
         (dim,) = export.symbolic_shape(f"{name} - 1", scope=self._scope)
-        most = evaluate(bound, self._sizes) + 1
-        self._sizes[name] = self._presumed.get(name, most)
+        rows = presumed_rows(evaluate(bound, self._sizes))
+        self._sizes[name] = self._presumed.get(name, rows + 1)
         self.computed[name] = Computed(str(bound), calling_line(), is_checked)
         self.numbers[name], self.dims[name] = n, dim
         assert self._unshared is not None

@@ -24,7 +24,12 @@ from bucketjit._jax.patches.callbacks import open_debug_callbacks
 from bucketjit._jax.patches.convolution import convolution_padding
 from bucketjit._jax.patches.fft import fft_lengths, real_fft_transposes
 from bucketjit._jax.patches.finalizers import weak_finalizers
-from bucketjit._jax.patches.indexing import clamped_indices, open_constants, open_index_types
+from bucketjit._jax.patches.indexing import (
+    clamped_indices,
+    open_constants,
+    open_index_types,
+    sizes_as_indices,
+)
 from bucketjit._jax.patches.patch import Patch, in_modules
 from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
@@ -117,6 +122,7 @@ _FOR_SYMBOLIC_SIZES: tuple[_Entry, ...] = (
     (open_debug_callbacks, Without.CALLBACKS),
     (open_index_types, None),
     (clamped_indices, None),
+    (sizes_as_indices, Without.INDICES),
     (brief_decisions, Without.DECISIONS),
     (convolution_padding, Without.CONVOLUTIONS),
     (lengths, Without.LENGTHS),

@@ -12,6 +12,7 @@ no bounds but those of its type; to tell which may, sizes are taken to be at mos
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -220,7 +221,8 @@ def _sign(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
 
 
 def _abs(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return ins[0] if is_natural(ins[0]) else _max(eqn, [ins[0], negated(ins[0])])
+    found = _max(eqn, [ins[0], negated(ins[0])])
+    return ins[0] if is_natural(ins[0]) else Range(tighter(largest, 0, found.low), found.high)
 
 
 def _reduce_sum(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -263,12 +265,22 @@ def _convert(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     if jnp.issubdtype(after, np.floating):
         return _to_float(found, before, after)
     if jnp.issubdtype(before, np.floating):
-        # NaN is 0 or the smallest integer then.
-        return Range(None, None if found.high is None else largest(found.high, 0))
+        nan = _integer_of_nan(before, after)
+        return joined(found, Range(nan, nan))
     if jnp.issubdtype(after, np.integer):
         wide = within_type(found, operand.aval)
         return found if is_within_type(wide, after) else range_of_type(result.aval)
     return found
+
+
+@functools.cache
+def _integer_of_nan(before: Any, after: Any) -> int:
+    """The integer that XLA makes of NaN: the default backend is asked, once for each pair of types.
+
+    The specification leaves it open. Numbers beyond an integer type become its first or last one.
+    """
+    with jax.ensure_compile_time_eval():
+        return int(jax.lax.convert_element_type(np.asarray(np.nan, before), after))
 
 
 def _to_float(found: Range, before: Any, after: Any) -> Range:

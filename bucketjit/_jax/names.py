@@ -43,6 +43,7 @@ class Without(enum.StrEnum):
     FILES = "executables are not kept in files"
     FORGETTING = "programs of traces that fail may stay in memory"
     GRADIENTS = "a loss and its gradient are two executables"
+    INDICES = "a size as an index, as in x[n - 1], is traced at each size"
     INSIDE = "primitives that have no masking rule run exact"
     LENGTHS = "jax.numpy.convolve, correlate and digitize are traced at each size"
     LINES = "messages may name no line of code"
@@ -165,6 +166,7 @@ USES = (
         "IndexType IndexingStrategy NDIndexer.expand_bool_indices NDIndexer.from_raw_indices"
         " ParsedIndex rewriting_take",
     ),
+    Use("numpy.indexing", "_parse_indices", Without.INDICES),
     Use("numpy.setops", "core", Without.SELECTIONS),
     Use("numpy.lax_numpy", "convolve correlate digitize", Without.LENGTHS),
     Use("ops.scatter", "_scatter_update", Without.SELECTIONS),

@@ -31,6 +31,7 @@ NUMBER_OF_SIZES = "bucketjit: a number of sizes"
 # Bounds of the magnitude of a float that a size may be multiplied by or divided into: within them
 # the result is a normal float32 for every int32 size.
 _LEAST_FLOAT, _MOST_FLOAT = 2.0**-64, 2.0**64
+_MOST_POWER = 4  # of a size, for the same reason
 
 
 def _marked(value: object) -> Any:
@@ -134,8 +135,10 @@ def _or_report(plain: Callable[..., Any], *operands: object) -> Any:
         raise
 
 
-def power(self: object, power: object, modulo: object = None) -> Any:
-    """The hook for ``size ** power``, which reports what JAX raises.
+def power(self: Any, power: Any, modulo: object = None) -> Any:
+    """The hook for ``size ** power``: a float power, or a negative one, makes a number of sizes.
+
+    The power is limited so that no result leaves float32.
 
     Raises:
         TypeError: JAX refuses this power.
@@ -143,7 +146,14 @@ def power(self: object, power: object, modulo: object = None) -> Any:
     """
     if _is_left_alone(power):
         return _plain_pow(self, power, modulo)
-    return _or_report(_plain_pow, self, power, modulo)
+    is_float = isinstance(power, float) or (isinstance(power, int | np.integer) and power < 0)
+    if modulo is not None or not is_float or not abs(power) <= _MOST_POWER:
+        return _or_report(_plain_pow, self, power, modulo)
+    if power < 0:
+        _report_zero(self)
+    found = self.__jax_array__() ** float(power)
+    is_exact = jax.dtypes.canonicalize_dtype(float) == np.float64
+    return found if is_exact else _marked(found)
 
 
 def exponent(self: object, base: object, modulo: object = None) -> Any:

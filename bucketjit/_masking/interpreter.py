@@ -21,7 +21,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.opaque import looked_inside
-from bucketjit._ir.sized import makes_size
+from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._jax.jaxprs import (
     EquationScopes,
     bind_equation,
@@ -251,15 +251,15 @@ class _Walk:
     def _equation_mentions_sizes(self, eqn: JaxprEqn) -> bool:
         """Whether an equation needs its rule: for a symbolic size, or for a loop to stop.
 
-        An equation that computes a size has no symbolic result where a guard fixes the size. Some
-        equations of a ``shard_map`` need it as well; see `needs_retyping`.
+        An equation that cuts to a computed size has no symbolic result where a guard fixes the
+        size. Some equations of a ``shard_map`` need it as well; see `needs_retyping`.
         """
         for v in (*eqn.invars, *eqn.outvars):
             if any(map(is_symbolic, getattr(v.aval, "shape", ()))):
                 return True
         if any(map(self._param_mentions_sizes, eqn.params.values())):
             return True
-        if makes_size(eqn) or needs_retyping(eqn):
+        if eqn.primitive in (sized_p, unsized_p) or needs_retyping(eqn):
             return True
         return eqn.primitive in self._rules and has_loop_to_stop(eqn)
 

@@ -9,13 +9,14 @@ the call decide it, and the decision becomes a guard of the program.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bucketjit._sizes.expressions import dim_operands, evaluate_text, variables_of
+from bucketjit._sizes.expressions import dim_operands, evaluate_text, parsed, variables_of
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 # The texts of JAX's errors (jax 0.10 to 0.12).
@@ -23,6 +24,8 @@ _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusiv
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
 _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
 _SLICE = re.compile(r"[Ss]lice size at index \d+ in gather op .*? \[0, (.+?) \+ 1\), got (.+?)\.")
+_BENDS = re.compile(r"\w\(|\^")  # an expression that is not linear
+_MOST_LOOKED_AT = 1 << 14
 _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 
 
@@ -62,14 +65,18 @@ class Guard:
         """The largest size of a variable, at most that in ``sizes``, at which the guard holds.
 
         Args:
-            variable: A variable of the guard, which is linear in it.
+            variable: A variable of the guard.
             sizes: Size of each variable.
 
         Returns:
-            The size; that in ``sizes`` if there is none.
+            The size; that in ``sizes`` if there is none, or none is found.
         """
+        most = sizes[variable]
         if self.op == "!=" or self.holds(sizes):
-            return sizes[variable]
+            return most
+        if _BENDS.search(f"{self.left} {self.right}"):
+            below = range(most - 1, max(-1, most - _MOST_LOOKED_AT), -1)
+            return next((n for n in below if self.holds({**sizes, variable: n})), most)
         sign = -1 if self.op == ">=" else 1
 
         def excess(size: int) -> int:  # not positive where the guard holds
@@ -78,8 +85,7 @@ class Guard:
 
         slope = excess(1) - excess(0)
         size = -excess(0) // slope if slope else -1
-        holds = 0 <= size < sizes[variable] and self.holds({**sizes, variable: size})
-        return size if holds else sizes[variable]
+        return size if 0 <= size < most and self.holds({**sizes, variable: size}) else most
 
     @property
     def pins(self) -> bool:
@@ -261,10 +267,29 @@ def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
                 equal = evaluate_text(left, sizes) == evaluate_text(right, sizes)
                 left, right = (left, right) if variables_of(left) else (right, left)
                 guard = Guard(left, "==", right)
+                if left in right or right in left:
+                    even = _even(left if variables_of(left) else right, sizes)
+                    if even is None or even in known:
+                        continue
+                    guard = even
                 if left != right and equal and variables_of(left) and guard not in known:
                     return guard
             except (SyntaxError, KeyError, ValueError, TypeError):
                 continue  # not expressions of sizes
+    return None
+
+
+def _even(text: str, sizes: Mapping[str, int]) -> Guard | None:
+    """A guard that a quotient in an expression has no rest, if it has none at these sizes.
+
+    Both halves of an axis are equal then: ``floordiv(n, 2)`` and ``n - floordiv(n, 2)``. JAX does
+    not end where it replaces an expression by one that holds it.
+    """
+    for node in ast.walk(parsed(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "floordiv":
+            guard = Guard(f"mod({', '.join(map(ast.unparse, node.args))})", "==", "0")
+            if guard.holds(sizes):
+                return guard
     return None
 
 

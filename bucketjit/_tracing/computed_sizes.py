@@ -11,18 +11,15 @@ value outside of it, so neither is possible there.
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-from jax import export
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
-from bucketjit._ir.ranges import solved_for
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -37,14 +34,7 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.tracers import belongs_to
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
-from bucketjit._sizes.expressions import (
-    Shape,
-    evaluate_text,
-    is_symbolic,
-    solve,
-    variables_in,
-    variables_of,
-)
+from bucketjit._sizes.expressions import Shape, is_symbolic, variables_in, variables_of
 from bucketjit._sizes.guards import Guard, shapes_in
 from bucketjit._sizes.order import is_never_negative
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
@@ -55,88 +45,7 @@ _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart
 _REMEDY = "compute with masks (jnp.where) there, or make the selection outside"
 
 
-class PresumedSizes:
-    """The sizes that decide comparisons in a trace.
-
-    Attributes:
-        of_call: The variables of the call.
-        known: Their sizes, and presumed values of computed ones.
-        presumed: What is presumed of computed sizes, since a run has returned it; else that
-            everything is selected.
-        guessed: What is presumed in its place, so that arrays fit which meet.
-        are_computed: Whether the function is known to compute sizes.
-    """
-
-    def __init__(self, sizes: Mapping[str, int], presumed: Mapping[str, int]) -> None:
-        self.of_call = frozenset(sizes)
-        self.known = dict(sizes)
-        self.presumed = presumed
-        self.guessed: dict[str, int] = {}
-        self.are_computed = False
-
-    def guess_equal(self, failure: Exception, sizing: Noticing | Sizing) -> bool:
-        """Presume other values of computed sizes, by which two shapes in an error are equal.
-
-        Args:
-            failure: The error of a failed trace.
-            sizing: The computed sizes of the trace.
-
-        Returns:
-            Whether there are such values, so that the trace is to be tried again.
-        """
-        settled = {*self.presumed, *self.guessed}
-        free = sizing.computed.keys() - settled if isinstance(sizing, Sizing) else set()
-        shapes = shapes_in(str(failure)) if free else []
-        for one, other in itertools.permutations(shapes, 2):
-            for left, right in zip(one, other, strict=False):
-                found = self._solved(left, right, free)
-                if found:
-                    self.guessed |= found
-                    return True
-        return False
-
-    def _solved(self, left: str, right: str, free: Set[str]) -> dict[str, int]:
-        """The smaller value of a computed size by which ``left`` is ``right``; ``{}`` if none."""
-        try:
-            value = evaluate_text(right, self.known)
-            for variable in sorted(free & set(variables_of(left)) - set(variables_of(right))):
-                others = {k: v for k, v in self.known.items() if k != variable}
-                found = solve(left, value, others)
-                if 1 <= found.get(variable, 0) < self.known[variable]:
-                    return found
-        except (SyntaxError, KeyError, ValueError, TypeError):
-            pass  # not expressions of sizes
-        return {}
-
-    def pinned(self, guard: Guard | None) -> Guard | None:
-        """The guard, or one that nothing is selected, if that is what it is about.
-
-        JAX traces more programs for an array that is known to be empty.
-        """
-        if guard is None:
-            return None
-        names = guard.variables
-        if len(names) == 1 and not names & self.of_call and self.known[min(names)] == 1:
-            return Guard(min(names), "==", "1")
-        return self._solved_for_a_variable(guard) if guard.op == "==" else guard
-
-    def _solved_for_a_variable(self, guard: Guard) -> Guard:
-        """An equality in the form ``variable == expression``, which ``jax.export`` can assume.
-
-        The variable is the last one that the program computes: the sizes in the expression are
-        known when it is.
-        """
-        computed = [v for v in self.known if v in guard.variables and v not in self.of_call]
-        if not computed or guard.left == computed[-1]:
-            return guard
-        scope = export.SymbolicScope()
-        left, right = (export.symbolic_shape(x, scope=scope)[0] for x in (guard.left, guard.right))
-        value = solved_for(left - right, computed[-1])
-        return guard if value is None else Guard(computed[-1], "==", str(value))
-
-
-_CONSTANT = "requires a constant"  # JAX says it of int(size), and where Python iterates
-_MISMATCH = re.compile(r"shape|size|broadcast|dimension|type=", re.IGNORECASE)
+_MISMATCH = re.compile(r"incompatible|broadcast|concatenat|same|match|differ|(?<!or )equal", re.I)
 
 
 def meeting_of_sizes(
@@ -155,20 +64,20 @@ def meeting_of_sizes(
     text = str(error)
     if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
         return None
-    met = [v for v in sizing.computed if re.search(rf"\b{v}\b", text)]
-    if not met or not _MISMATCH.search(text) or _CONSTANT in text:
+    shapes = {f"({', '.join(shape)})" for shape in shapes_in(text)}
+    met = [v for v in sizing.computed if re.search(rf"\b{v}\b", " ".join(shapes))]
+    if not met or len(shapes) < 2 or not _MISMATCH.search(text):
         return None
-    sides = [_told(v, sizing, presumed) for v in met]
-    if len(sides) == 1:
-        what = f"an array of a computed size meets one of another size: {sides[0]}"
+    sides = ", and ".join(_told(v, sizing, presumed) for v in met)
+    whole = "compute on whole arrays, by jnp.where(mask, x, 0)"
+    if len(met) == 1:
+        what, remedy = f"an array of a computed size meets one of another size: {sides}", whole
     else:
-        what = f"arrays of different computed sizes meet: {', and '.join(sides)}"
+        what = f"arrays of different computed sizes meet: {sides}; select both by one mask"
+        remedy = f"or {whole}"
     code, line = raising_code(error), raising_line(error)
     return TraceRefused(
-        f"{f'{code}: ' if code else ''}{what}; select both by one mask"
-        f"{f' [{line}]' if line else ''}",
-        "or compute on whole arrays, by jnp.where(mask, x, 0)",
-        error,
+        f"{f'{code}: ' if code else ''}{what}{f' [{line}]' if line else ''}", remedy, error
     )
 
 
@@ -255,7 +164,7 @@ def split_guards(
     """
     computed = sizing.computed.keys()
     presumed = tuple(
-        g for g in guards if g.variables & computed and not _always_holds(g, sizing.computed)
+        g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
     )
     needed = {v for g in presumed for v in g.variables & computed}
     missing = needed - set(counts.variables)
@@ -294,7 +203,7 @@ def split_guards(
     )
 
 
-def _always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
+def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
     """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
     most_of = tuple((v, f"({made.bound}) + 1") for v, made in computed.items())
     above, below = (

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bucketjit._ir.computed_sizes import Computed
+from bucketjit._ir.computed_sizes import Computed, presumed_rows
 from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.expressions import (
     Shape,
@@ -204,11 +204,12 @@ class Interface:
 
         Args:
             sizes: The logical size of each dimension variable of a call.
-            computed: Computed sizes. Each one that is left out is the largest possible.
+            computed: Computed sizes. Each one that is left out is presumed as in a trace.
         """
         known = dict(sizes)
         for variable, made in self.computed.items():
-            known[variable] = computed.get(variable, evaluate_text(made.bound, known) + 1)
+            rows = presumed_rows(evaluate_text(made.bound, known))
+            known[variable] = computed.get(variable, rows + 1)
         return all(g.holds(known) for g in self.presumed)
 
     def admits(self, sizes: Mapping[str, int]) -> bool:

@@ -61,7 +61,6 @@ from bucketjit._sizes.guards import (
 from bucketjit._tracing.closures import holds_a_size
 from bucketjit._tracing.computed_sizes import (
     Counts,
-    PresumedSizes,
     counts_of,
     meeting_of_sizes,
     with_counts,
@@ -71,6 +70,7 @@ from bucketjit._tracing.held_output import begin_trace
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
+from bucketjit._tracing.presumed_sizes import PresumedSizes
 from bucketjit._tracing.program import (
     Leaf,
     Program,
@@ -244,10 +244,11 @@ def _traced(
     constraints: Sequence[str],
 ) -> Program:
     """See `trace`."""
-    sizes, guards = all_sizes.known, list[Guard]()
+    sizes, guards, remaining = all_sizes.known, list[Guard](), MAX_RETRACES
     decided_at = ""  # the line of the last decision, for messages
     handled = sys.exception()  # what the caller of this function is handling, if anything
-    for _ in range(MAX_RETRACES):
+    while remaining:
+        remaining -= 1
         try:
             attempt = _Tracing(leaves, [*constraints, *map(str, guards)], all_sizes)
         except (ValueError, NotImplementedError) as error:
@@ -275,7 +276,7 @@ def _traced(
             Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
         ]
         if equal := [*equal, *attempt.keys.values()]:
-            guards.append(all_sizes.pinned(equal[0]) or equal[0])
+            guards.append(all_sizes.pinned(equal[0], attempt.sizing) or equal[0])
             if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
@@ -284,11 +285,14 @@ def _traced(
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
             _raise_of_machine(failure, attempt.texts)
-        guard = all_sizes.pinned(_guard_after(failure, sizes, guards))
+        guard = all_sizes.pinned(_guard_after(failure, sizes, guards), attempt.sizing)
         if guard is not None and guard not in guards:
-            guards.append(guard)
-        elif not all_sizes.guess_equal(failure, attempt.sizing):
-            raise _refusal(failure, all_sizes.presumed, attempt.sizing) from failure
+            guards = all_sizes.with_guard(guards, guard)
+        elif (others := all_sizes.guess_again(failure, attempt.sizing, guards)) is not None:
+            guards, remaining = others, MAX_RETRACES
+        else:
+            failure, sizing = all_sizes.first_failure or (failure, attempt.sizing)
+            raise _refusal(failure, all_sizes.presumed, sizing) from failure
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",

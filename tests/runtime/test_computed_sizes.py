@@ -119,6 +119,77 @@ def test_results_are_those_of_the_eager_function(name: str) -> None:
             checked(executor, fn, x)
 
 
+def of_selected(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of what is selected, and of its size."""
+    return lambda x: fn(x[x > 0], x[x > 0].shape[0])
+
+
+# Each one is a program for every bucket, and its results are those of eager JAX.
+ONE_SELECTION: dict[str, Callable[..., Any]] = {
+    "median_of_rest": lambda x: jnp.median(x[~(x > 0)]),
+    "median_of_negated": lambda x: jnp.median(x[jnp.logical_not(jnp.isnan(x))]),
+    "both_parts": lambda x: (x[x > 0].max(), x[~(x > 0)].max()),
+    "chained_rests": lambda x: x[~(x > 0)][~(x[~(x > 0)] < -1)].max(),
+    "deleted": lambda x: jnp.delete(x, x > 0).max(),
+    "both_slices": lambda x: (lambda k: (x[:k].max(), x[k:].max()))(jnp.sum(x > 0)),
+    "interp": lambda x: jnp.interp(0.3, jnp.sort(x[~(x > 0)]), x[~(x > 0)]),
+    "top_k": lambda x: jax.lax.top_k(x[~(x > 0)], 2),
+    "user_raises": lambda x: x[~(x > 0)].sum() / (1 if x[~(x > 0)].shape[0] > 1 else [][0]),
+    "middle": of_selected(lambda y, k: y[k // 2]),
+    "last_row": of_selected(lambda y, k: jnp.stack([y, y], 1)[k - 1, 0]),
+    "remainder": of_selected(lambda y, k: y[k % 3]),
+    "set_middle": of_selected(lambda y, k: y.at[k // 2].set(7)),
+    "set_first": of_selected(lambda y, k: y.at[0].set(k)),
+    "set_in_whole": lambda x: x.at[x[x > 0].shape[0] - 1].add(1),
+    "arange": of_selected(lambda y, k: jnp.arange(1.0, k + 1) * y),
+    "arange_of_halves": of_selected(lambda y, k: jnp.arange(0.5, k, 1.5)),
+    "arange_down": of_selected(lambda y, k: jnp.arange(k, 0, -1.0)),
+    "linspace": of_selected(lambda y, k: jnp.linspace(0, 1, k // 2 + 1)),
+    "root": of_selected(lambda y, k: y / (k + 1) ** 0.5),
+    "inverse": of_selected(lambda y, k: y * (k + 2) ** -1),
+    "remainder_decides": of_selected(lambda y, k: y.sum() if k % 3 >= 1 else -y),
+    "halves": of_selected(lambda y, k: y[: k // 2] + y[k // 2 :] if k % 2 == 0 else y),
+    "clipped_counts": lambda x: jnp.repeat(x, jnp.clip(x, 0, 3).astype(int)),
+    "rounded_counts": lambda x: x.repeat(jnp.round(jnp.clip(jnp.abs(x), None, 2.5)).astype(int)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SELECTION)
+def test_one_selection_is_masked_whatever_is_made_of_it(name: str) -> None:
+    fn = ONE_SELECTION[name]
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=8)
+    for size in (5, 1, 8):
+        for x in arrays(size):
+            checked(executor, fn, x)
+    halves = np.where(np.arange(8) % 2, 1.5, -0.5).astype(np.float32)
+    assert executor.explain(halves).kind == "masked"
+    stats = executor.stats()
+    assert not stats.fallback_calls and stats.compiles <= 3
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_halves_of_an_axis_are_equal_at_even_sizes(size: int) -> None:
+    def folded(x: Any) -> Any:
+        half = x.shape[0] // 2
+        return x[:half] + x[half:] if x.shape[0] % 2 == 0 else x
+
+    executor = BucketedExec(folded, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    x = np.arange(size, dtype=np.float32)
+    np.testing.assert_array_equal(executor(x), folded(x))
+
+
+def test_a_reason_names_the_operation_and_no_second_mask() -> None:
+    refused: dict[str, Callable[..., Any]] = {
+        "jnp.arange": of_selected(lambda y, k: jnp.arange(0, k, 0.1)),
+        "float(k)": of_selected(lambda y, k: y * float(k)),
+        "y + x": lambda x: (lambda y: y + x[:2])(x[x > 0]) if x[x > 0].shape[0] > 2 else x,
+    }
+    for operation, fn in refused.items():
+        executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+        reason = str(executor.explain(np.ones(6, np.float32)).reason)
+        assert (operation in reason or operation == "y + x") and "one mask" not in reason, reason
+
+
 @pytest.mark.parametrize("name", ["selection", "mean", "unique_parts", "set_each", "gradient"])
 def test_one_executable_for_each_bucket(name: str) -> None:
     fn = PROGRAMS[name]

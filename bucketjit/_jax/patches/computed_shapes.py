@@ -8,7 +8,9 @@ at most the number of elements. See `bucketjit._ir.value_bounds`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -145,7 +147,8 @@ def _arange(
     **more: Any,
 ) -> Any:
     given = [x for x in (start, stop, step) if x is not None]
-    if not any(is_traced(x) and np.ndim(x) == 0 for x in given):
+    is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in given)
+    if not is_computed and not _are_sizes_and_floats(given):
         return original(start, stop, step, dtype, **more)
     # A symbolic size is a Python int to the unpadded run.
     kind = dtype or jnp.result_type(*(0 if is_symbolic_dim(x) else x for x in given))
@@ -153,7 +156,10 @@ def _arange(
         start, stop = 0, start
     first, last = _number(start), _number(stop)
     by = None if step is None else _number(step)
-    size = open_.size(_count(first, last, by), "jnp.arange", is_clamped=True)
+    if is_computed:
+        size = open_.size(_count(first, last, by), "jnp.arange", is_clamped=True)
+    else:
+        size = _exact_count(start, stop, 1 if step is None else step)
     is_short = jnp.issubdtype(kind, np.floating) and jnp.finfo(kind).bits < 32
     working = np.float32 if is_short else kind
     places = lax.broadcasted_iota(working, (size,), 0)
@@ -162,6 +168,32 @@ def _arange(
     if not _is(first, 0):
         places = lax.convert_element_type(first, working) + places
     return lax.convert_element_type(places, kind)
+
+
+def _are_sizes_and_floats(given: Sequence[Any]) -> bool:
+    """Whether some are sizes, and the others numbers of which few binary digits are a fraction."""
+    others = [x for x in given if not is_symbolic_dim(x)]
+    return (
+        len(others) < len(given)
+        and any(isinstance(x, float) for x in others)
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in others)
+        and all((x * _PARTS).is_integer() and abs(x) < _PARTS for x in map(float, others))
+    )
+
+
+_PARTS = 1 << 16  # of 1: with these, 64 bits hold a size, and quotients are as exact as Python's
+
+
+def _exact_count(start: Any, stop: Any, step: Any) -> Any:
+    """The number of elements of ``arange``, of sizes and floats, as Python computes it."""
+    parts = math.lcm(*(Fraction(x).denominator for x in (start, stop, step) if _is_float(x)))
+    first, last, by = (int(x * parts) if _is_float(x) else x * parts for x in (start, stop, step))
+    first, last, by = (first, last, by) if by > 0 else (last, first, -by)
+    return _core.max_dim(0, (last - first + (by - 1)) // by)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, float)
 
 
 def _count(first: Any, last: Any, by: Any) -> Any:

@@ -79,6 +79,35 @@ def open_index_types() -> list[Patch]:
     ]
 
 
+def sizes_as_indices() -> list[Patch]:
+    """``x[n - 1]`` and ``x.at[n // 2]`` for a symbolic ``n`` take the number that it is."""
+    original = _indexing._parse_indices
+    one_each = (_indexing.IndexType.INTEGER, _indexing.IndexType.ARRAY)
+
+    @functools.wraps(original)
+    def parse(indices: Any, shape: Any) -> Any:
+        numbers = [_core.dimension_as_value(x) if is_symbolic_dim(x) else x for x in indices]
+        parts = original(tuple(numbers), shape)
+        for part in parts:
+            if part.typ in one_each and np.ndim(part.index) == 0:
+                (axis,) = part.consumed_axes
+                # JAX asks whether the size is 0, and takes a symbolic one to be another number.
+                if is_symbolic_dim(shape[axis]) and not shape[axis] >= 1:
+                    raise IndexError(f"index is out of bounds for axis {axis} with size 0")
+        return parts
+
+    return [
+        Patch(
+            _indexing,
+            "_parse_indices",
+            parse,
+            why="A size is an integer, but no array, so JAX refuses it as an index.",
+            since="numpy.indexing, 0.8",
+            delete_when="JAX takes a symbolic size as an index",
+        )
+    ]
+
+
 def clamped_indices() -> list[Patch]:
     """``x[i]`` of an array of symbolic shape clamps the index, as the unpadded run does.
 
