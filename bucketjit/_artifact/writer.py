@@ -310,7 +310,7 @@ class _ProgramWriter:
         needed = engine.requests.needed(program)
         calls = self._calls
         table = None
-        if program.size_constant_shapes or program.unfitted:
+        if pairing is not None:
             table, calls = table_of(program, calls, self._members.add, self._where)
         try:
             masked = masked_equations(program, calls[0][0], rules)
