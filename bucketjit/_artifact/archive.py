@@ -8,6 +8,7 @@ anything is decompressed, so a file cannot take more memory than its manifest is
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import io
@@ -69,6 +70,33 @@ def write_archive(
 
     remove_unfinished(path.parent)
     write_with(path, fill, is_private=False)
+
+
+def checked_path(path: object, what: str) -> Path:
+    """The path of a file.
+
+    Args:
+        path: What the user gave.
+        what: The function, for errors.
+
+    Raises:
+        SpecError: It is no path, or empty.
+        IsADirectoryError: It is a directory.
+    """
+    try:
+        found = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        raise SpecError(
+            f"{what}: path must be the name of a file, such as 'f.bkt', got {type(path).__name__}"
+            + ("; it comes before the arguments of the function" if what == "save" else "")
+        ) from None
+    if not found:
+        raise SpecError(f"{what}: path is empty; name a file, such as 'f.bkt'")
+    if os.path.isdir(found) or not os.path.basename(found):
+        raise IsADirectoryError(
+            errno.EISDIR, f"{what}: path is a directory; name a file in it, such as 'f.bkt'", found
+        )
+    return Path(found)
 
 
 def member_of(data: bytes | memoryview) -> Member:
@@ -146,9 +174,9 @@ class Archive:
             SpecError: ``key`` is neither bytes nor text.
         """
         secret = checked_key(key)
-        self.path = Path(path)
+        self.path = Path(path) if data is not None else checked_path(path, "load")
         try:
-            with open(path, "rb") if data is None else io.BytesIO(data) as file:
+            with open(self.path, "rb") if data is None else io.BytesIO(data) as file:
                 self._infos = _listed(file)
                 self._data = _aligned(file)
             raw = self._read(manifests.NAME, _LARGEST_MANIFEST)

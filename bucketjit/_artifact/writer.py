@@ -161,6 +161,7 @@ def save(
     _refuse_placed(signed)
     call = engine.resolve(signed)
     if call.program is None:
+        engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
     sizes = _sizes(engine, signed, options.sizes)
