@@ -18,7 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -313,10 +313,10 @@ def _listed(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
     return found
 
 
-def _aligned(file: BinaryIO) -> memoryview:
+def _aligned(file: Any) -> memoryview:
     """The bytes of a file, at an address at which JAX takes its constants without a copy."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     raw = np.empty(size + _ALIGNMENT, np.uint8)
-    data = memoryview(raw)[-raw.ctypes.data % _ALIGNMENT :][:size]
-    return data[: file.readinto(data)]
+    data: Any = raw[-raw.ctypes.data % _ALIGNMENT :][:size]
+    return memoryview(data)[: file.readinto(data)]

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import Pads, SignatureChanged

@@ -130,7 +130,7 @@ def register_namedtuples(tree: Any) -> None:
 
 
 def register_named_in(raw: bytes) -> None:
-    """Let ``jax.export`` read the named tuples in the bytes of a module. Their modules are imported.
+    """Let ``jax.export`` read the named tuples in a module, whose classes are imported.
 
     Args:
         raw: The bytes.
@@ -148,10 +148,9 @@ def _named(module: str, name: str) -> Any:
     Raises:
         ImportError: There is none.
     """
-    try:
-        found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
-    except AttributeError:
-        found = None
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
     if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
         raise ImportError(f"the module {module!r} has no NamedTuple {name!r}")
     return found

@@ -25,10 +25,9 @@ from typing import Any, BinaryIO
 from bucketjit._persistence.file_format import Damaged, Header, unpack_file
 from bucketjit._raised import in_one_line
 
-try:
+fcntl: Any = None  # on Windows, which does not remove files that are open
+with contextlib.suppress(ImportError):
     import fcntl
-except ImportError:  # Windows, which does not remove files that are open
-    fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".bjx"
 
@@ -239,7 +238,7 @@ def _locked(temporary: Path, mode: int) -> BinaryIO:
     """A new file that is locked as long as it is open."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     while True:
-        file = open(os.open(temporary, flags, mode), "wb")
+        file = os.fdopen(os.open(temporary, flags, mode), "wb")
         if fcntl is None:
             return file
         with contextlib.suppress(OSError):  # the file system has no locks

@@ -12,7 +12,6 @@ from bucketjit._runtime.counters import Counters
 from bucketjit._tracing.mutations import is_traced_here
 from bucketjit.errors import InlinedWarning
 
-
 INLINED = (
     "so it is inlined there: nothing is padded, and what is around it compiles for each size. Call "
     "the bucketed function outside, or make it the outermost one: bucketjit.jit in the place of "

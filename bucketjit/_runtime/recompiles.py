@@ -115,8 +115,8 @@ class Recompiles:
         for variable, size in sizes.items():
             self._largest[variable] = max(size, self._largest.get(variable, 0))
         given = signed.statics
-        for place, value in (*given.positional.items(), *given.keyword.items()):
-            name = place if isinstance(place, str) else self._name_of(place)
+        by_name = {**{self._name_of(i): v for i, v in given.positional.items()}, **given.keyword}
+        for name, value in by_name.items():
             values = self._statics.setdefault(name, {})
             if len(values) < _SIZES_KEPT:
                 values[_short(value)] = None

@@ -22,7 +22,6 @@ from bucketjit._raised import first_line
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit.errors import ArgumentError
 
-
 _TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
 
 
