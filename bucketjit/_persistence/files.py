@@ -25,10 +25,6 @@ from typing import Any, BinaryIO
 from bucketjit._persistence.file_format import Damaged, Header, unpack_file
 from bucketjit._raised import in_one_line
 
-fcntl: Any = None  # on Windows, which does not remove files that are open
-with contextlib.suppress(ImportError):
-    import fcntl
-
 SUFFIX = ".bjx"
 
 _TEMPORARY = ".writing-"
@@ -223,7 +219,7 @@ def write_with(path: Path, fill: Callable[[BinaryIO], None], is_private: bool = 
             if not is_private:
                 with contextlib.suppress(OSError):  # no old file, or no permissions can be set
                     shutil.copymode(path, temporary)
-            if fcntl is None:
+            if os.name == "nt":  # an open file cannot be renamed there
                 file.close()
             os.replace(temporary, path)
     except BaseException as error:
@@ -239,10 +235,8 @@ def _locked(temporary: Path, mode: int) -> BinaryIO:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     while True:
         file = os.fdopen(os.open(temporary, flags, mode), "wb")
-        if fcntl is None:
-            return file
         with contextlib.suppress(OSError):  # the file system has no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+            _lock(file, waits=True)
         if os.fstat(file.fileno()).st_nlink:
             return file
         file.close()  # `remove_unfinished` of another process was faster
@@ -256,9 +250,20 @@ def remove_unfinished(directory: Path) -> None:
     """
     for path in directory.glob(_TEMPORARY + "[0-9a-f]" * 32):
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file, waits=False)
             os.unlink(path)
+
+
+def _lock(file: BinaryIO, waits: bool) -> None:
+    """Lock a file as long as it is open.
+
+    Raises:
+        OSError: Another process has locked it, or the file system has no locks.
+    """
+    with contextlib.suppress(ImportError):  # Windows does not remove files that are open
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
 
 
 def key_of(path: Path) -> str:
