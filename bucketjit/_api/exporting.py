@@ -134,7 +134,10 @@ class Exporting:
         if engine.config.always_exact:
             raise ExportError(f"cannot export with bounds: {NO_STRATEGY}")
         with jax.disable_jit(False):
-            return self._bounded(*self._resolved(args, kwargs))
+            signed, call = self._resolved(args, kwargs)
+            if call.program is None:
+                engine.signer.parameters.check_call(args, kwargs)
+            return self._bounded(signed, call)
 
     def _bounded(self, signed: SignedCall, call: ResolvedCall) -> bytes:
         engine = self._engine

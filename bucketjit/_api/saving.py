@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from bucketjit._artifact.archive import checked_path
 from bucketjit._artifact.writer import Options, save
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._jax.tracebacks import boundary
+from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import refuse_apart
 from bucketjit._runtime.engine import Engine
+from bucketjit.errors import ArtifactError
 
 
 class Saving:
@@ -61,11 +63,14 @@ class Saving:
 
         Raises:
             ArtifactError: The function cannot be saved: it is not masked, calls back into Python,
-                or has trees of classes that JAX cannot serialize.
-            SpecError: ``sizes`` or another option is malformed.
+                or has trees of classes that JAX cannot serialize. Or JAX traces the call of `save`.
+            SpecError: ``path``, ``sizes`` or another option is malformed.
             ArgumentError: Calls do not take such arguments.
             MissingExtraError: flatbuffers is not installed; the extra ``export`` installs it.
             OSError: The file cannot be written. An older one is then as it was.
+
+        Warns:
+            FallbackWarning: The file will not serve some sizes below its largest buckets.
 
         Examples:
             >>> import os, tempfile
@@ -81,4 +86,9 @@ class Saving:
         """
         refuse_apart(self._engine.config, "save")
         asked = Options(sizes, platforms, derivatives, dynamic, executables, key)
-        save(self._engine, self._derivatives, Path(path), args, kwargs, asked)
+        if not only_differentiated():
+            raise ArtifactError(
+                "save: it is called inside jax.jit, jax.vmap or another function that JAX traces, "
+                "which does so once for many calls; call it outside"
+            )
+        save(self._engine, self._derivatives, checked_path(path, "save"), args, kwargs, asked)

@@ -1,27 +1,30 @@
-"""The layout of a ``.bkt`` file: a zip archive that is read in memory and never extracted.
+"""The layout of a ``.bkt`` file: a zip archive that is read into memory and never extracted.
 
-Constants are stored as they are, aligned to 64 bytes, so that they are mapped and not read. All
-else is deflated. Every member is named in the manifest with its size and digest. Sizes are checked
-before anything is decompressed, so a file cannot take more memory than its manifest is allowed to
-name.
+The file is read once, and then let go: another program may write over it at any time. Constants
+are stored as they are, aligned to 64 bytes, so that other programs can map them. All else is
+deflated. Every member is named in the manifest with its size and digest. Sizes are checked before
+anything is decompressed, so a file cannot take more memory than its manifest is allowed to name.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
-import mmap
+import io
 import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from bucketjit._artifact import manifest as manifests
 from bucketjit._artifact.manifest import Manifest, Member
-from bucketjit._persistence.files import write_with
+from bucketjit._persistence.files import remove_unfinished, write_with
 from bucketjit._raised import in_one_line
 from bucketjit.errors import ArtifactError, SpecError
 
@@ -65,7 +68,35 @@ def write_archive(
             for name in sorted(contents):
                 _add(archive, file, name, contents[name]())
 
+    remove_unfinished(path.parent)
     write_with(path, fill, is_private=False)
+
+
+def checked_path(path: object, what: str) -> Path:
+    """The path of a file.
+
+    Args:
+        path: What the user gave.
+        what: The function, for errors.
+
+    Raises:
+        SpecError: It is no path, or empty.
+        IsADirectoryError: It is a directory.
+    """
+    try:
+        found = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        raise SpecError(
+            f"{what}: path must be the name of a file, such as 'f.bkt', got {type(path).__name__}"
+            + ("; it comes before the arguments of the function" if what == "save" else "")
+        ) from None
+    if not found:
+        raise SpecError(f"{what}: path is empty; name a file, such as 'f.bkt'")
+    if os.path.isdir(found) or not os.path.basename(found):
+        raise IsADirectoryError(
+            errno.EISDIR, f"{what}: path is a directory; name a file in it, such as 'f.bkt'", found
+        )
+    return Path(found)
 
 
 def member_of(data: bytes | memoryview) -> Member:
@@ -143,10 +174,11 @@ class Archive:
             SpecError: ``key`` is neither bytes nor text.
         """
         secret = checked_key(key)
-        self.path = Path(path)
-        self._data: bytes | mmap.mmap = _mapped(self.path) if data is None else data
+        self.path = Path(path) if data is not None else checked_path(path, "load")
         try:
-            self._infos = self._listed()
+            with open(self.path, "rb") if data is None else io.BytesIO(data) as file:
+                self._infos = _listed(file)
+                self._data = _aligned(file)
             raw = self._read(manifests.NAME, _LARGEST_MANIFEST)
             if secret is not None:
                 self._check_signature(raw, secret)
@@ -154,6 +186,10 @@ class Archive:
             self._check_members()
         except ArtifactError as error:
             raise ArtifactError(f"{self.path}: {error}") from None
+
+    def close(self) -> None:
+        """Free the bytes of the file. No member can be read after that."""
+        self._data = memoryview(b"")
 
     @property
     def is_signed(self) -> bool:
@@ -165,15 +201,8 @@ class Archive:
 
         Args:
             name: Its name, one of the manifest's.
-
-        Raises:
-            ArtifactError: It does not have the digest of the manifest any more.
         """
-        expected = self.manifest.members[name]
-        data = self._read(name, expected.size)
-        if hashlib.sha256(data).hexdigest() != expected.sha256:
-            raise ArtifactError(f"{self.path}: {name} has changed since the file was opened")
-        return data
+        return self._read(name, self.manifest.members[name].size)
 
     def view(self, name: str) -> memoryview:
         """The bytes of a constant, in place.
@@ -182,32 +211,6 @@ class Archive:
             name: Its name, one of the manifest's.
         """
         return self._stored(self._infos[name])
-
-    def _listed(self) -> dict[str, zipfile.ZipInfo]:
-        """The entries of the archive by name."""
-        try:
-            with zipfile.ZipFile(_Readable(self._data)) as archive:
-                infos = archive.infolist()
-        except Exception as error:  # zipfile raises much else than BadZipFile for damaged files
-            raise ArtifactError(
-                f"it is no .bkt file, or it is truncated ({in_one_line(error)}); save it again"
-            ) from None
-        if len(infos) > _MOST_MEMBERS:
-            raise ArtifactError(f"it has {len(infos)} members; no .bkt file has so many")
-        found: dict[str, zipfile.ZipInfo] = {}
-        for info in infos:
-            name = info.filename
-            if name in found:
-                raise ArtifactError(f"the member {name!r} is there twice; the file was altered")
-            parts = name.split("/")
-            if name != info.orig_filename or {"", ".", ".."} & set(parts) or "\\" in name:
-                raise ArtifactError(f"the member {name!r} is no name of a member; it was altered")
-            if info.flag_bits & 1:
-                raise ArtifactError(f"the member {name!r} is encrypted; no .bkt file has that")
-            found[name] = info
-        if manifests.NAME not in found:
-            raise ArtifactError(f"there is no member {manifests.NAME}; it is no .bkt file")
-        return found
 
     def _read(self, name: str, most: int) -> bytes:
         """The bytes of a member, at most ``most`` of them."""
@@ -239,8 +242,7 @@ class Archive:
 
     def _raw(self, info: zipfile.ZipInfo) -> memoryview:
         """The bytes of a member as they are in the file."""
-        view = memoryview(self._data)
-        at = info.header_offset
+        view, at = self._data, info.header_offset
         try:
             header = _LOCAL_HEADER.unpack_from(view, at)
         except struct.error:
@@ -284,35 +286,37 @@ class Archive:
                 raise ArtifactError(f"{name} is damaged or was altered; save the file again")
 
 
-def _mapped(path: Path) -> bytes | mmap.mmap:
-    with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return b""
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+def _listed(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
+    """The entries of the archive by name."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+    except Exception as error:  # zipfile raises much else than BadZipFile for damaged files
+        raise ArtifactError(
+            f"it is no .bkt file, or it is truncated ({in_one_line(error)}); save it again"
+        ) from None
+    if len(infos) > _MOST_MEMBERS:
+        raise ArtifactError(f"it has {len(infos)} members; no .bkt file has so many")
+    found: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename
+        if name in found:
+            raise ArtifactError(f"the member {name!r} is there twice; the file was altered")
+        parts = name.split("/")
+        if name != info.orig_filename or {"", ".", ".."} & set(parts) or "\\" in name:
+            raise ArtifactError(f"the member {name!r} is no name of a member; it was altered")
+        if info.flag_bits & 1:
+            raise ArtifactError(f"the member {name!r} is encrypted; no .bkt file has that")
+        found[name] = info
+    if manifests.NAME not in found:
+        raise ArtifactError(f"there is no member {manifests.NAME}; it is no .bkt file")
+    return found
 
 
-class _Readable:
-    """What `zipfile` needs of a file, over bytes that are in memory or mapped."""
-
-    def __init__(self, data: bytes | mmap.mmap) -> None:
-        self._data = data
-        self._at = 0
-
-    def read(self, count: int = -1) -> bytes:
-        end = len(self._data) if count is None or count < 0 else self._at + count
-        found = bytes(self._data[self._at : end])
-        self._at += len(found)
-        return found
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        at = (0, self._at, len(self._data))[whence] + offset
-        if at < 0:
-            raise OSError("a place before the begin of the file")
-        self._at = at
-        return at
-
-    def tell(self) -> int:
-        return self._at
-
-    def seekable(self) -> bool:
-        return True
+def _aligned(file: Any) -> memoryview:
+    """The bytes of a file, at an address at which JAX takes its constants without a copy."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    data: Any = raw[-raw.ctypes.data % _ALIGNMENT :][:size]
+    return memoryview(data)[: file.readinto(data)]

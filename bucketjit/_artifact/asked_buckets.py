@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import frames_inside, is_of_machine
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -17,13 +21,19 @@ from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._sizes.holding import holds, smallest_holding
 from bucketjit._tracing.program import Program
-from bucketjit.errors import ArtifactError, MaskingError, SpecError
+from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]
+Unmasked = dict[tuple[int, ...], tuple[MaskingError, SignedCall, ResolvedCall]]
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
+_TOO_MANY = MaskingError(
+    f"the function does different things at different sizes, which take more than {_MOST_PROGRAMS} "
+    "programs",
+    "save functions for fewer sizes each",
+)
 _MOST_EDGES = 16  # of a guard
 _MOST_COMPUTED = 64  # combinations of computed sizes
 
@@ -36,7 +46,7 @@ def buckets_of(
     Smaller sizes may take another program, or a bucket that was not asked for: size 1, where JAX
     broadcasts, and sizes on the other side of a guard. These are added, so that the file serves
     every size up to the largest. So are programs for other computed sizes, where the function
-    decides by them.
+    decides by them. A few sizes that are not masked have programs of their own.
 
     Args:
         engine: Serves the calls.
@@ -50,6 +60,9 @@ def buckets_of(
     Raises:
         ArtifactError: A call of these sizes is not masked.
         SpecError: A size is 0.
+
+    Warns:
+        FallbackWarning: The file will not serve some of these sizes.
     """
     found: Found = {}
     for one in sizes:
@@ -97,10 +110,24 @@ def _add(found: Found, program: Program, one: BucketCall) -> None:
 def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found: Found) -> None:
     """Add what sizes below the largest buckets need besides."""
     asked = [bucket for calls in found.values() for bucket, _, _ in calls]
+    unmasked: Unmasked = {}
     known = 0
     while known < len(found):  # the guards of a program lead to others
         known = len(found)
-        _add_programs(engine, signed, first, found, asked)
+        _add_programs(engine, signed, first, found, asked, unmasked)
+    for key, (_, at, call) in list(unmasked.items())[: _MOST_PROGRAMS - len(found)]:
+        try:
+            with engine.lock:
+                program = at.signature.program_of(call, at.shapes)
+        except MaskingError:
+            continue
+        _add(found, program, (call.sizes, at, replace(call, program=program, refusal=None)))
+        del unmasked[key]
+    if unmasked:
+        (why, at, call), count = next(iter(unmasked.values())), len(unmasked)
+        more = f" and {count - 1} other sizes" if count > 1 else ""
+        text = f"{engine.name}: the file will not serve {shown(call.sizes)}{more}: {why}"
+        warnings.warn(text, FallbackWarning, stacklevel=frames_inside())
 
 
 def _add_programs(
@@ -109,14 +136,13 @@ def _add_programs(
     first: ResolvedCall,
     found: Found,
     asked: Sequence[Mapping[str, int]],
+    unmasked: Unmasked,
 ) -> None:
-    """Add what sizes beside the edges of buckets and guards need."""
+    """Add what sizes beside the edges of buckets and guards need, and note what is not masked."""
     guards = [guard for program in found for guard in program.guards]
     for sizes in _sizes_below(asked, tuple(first.sizes), guards):
         program = next((p for p in found if p.size_constants(sizes) is not None), None)
         if program is not None and any(holds(bucket, sizes) for bucket, _, _ in found[program]):
-            continue
-        if program is None and len(found) == _MOST_PROGRAMS:
             continue
         try:
             at = at_sizes(signed, first.tokens, sizes)
@@ -126,9 +152,16 @@ def _add_programs(
             if is_of_machine(error):
                 raise
             continue
-        if isinstance(decision, Masked) and isinstance(decision.program, Program):
-            bucket = _smallest(asked, sizes, decision.program) or decision.bucket
-            _add(found, decision.program, (dict(bucket), at, call))
+        key = tuple(sizes.values())
+        match decision:
+            case Exact(_, why):
+                unmasked[key] = why, at, call
+            case Masked(program=Program() as program, bucket=bucket):
+                if program not in found and len(found) == _MOST_PROGRAMS:
+                    unmasked[key] = _TOO_MANY, at, call
+                    continue
+                unmasked.pop(key, None)
+                _add(found, program, (dict(_smallest(asked, sizes, program) or bucket), at, call))
 
 
 def _add_presumed(engine: Engine, found: Found) -> None:
@@ -185,8 +218,8 @@ def _sizes_below(
     All of them, or if those are many the sizes beside the edges of buckets and guards.
     """
     largest = [max(bucket[v] for bucket in asked) for v in variables]
-    each = [list(range(n, 0, -1)) for n in largest]
-    if math.prod(map(len, each)) > _MOST_SIZES:
+    each: list[Sequence[int]] = [range(n, 0, -1) for n in largest]
+    if math.prod(largest) > _MOST_SIZES:
         each = [
             sorted(
                 {
@@ -207,14 +240,23 @@ def _sizes_below(
 
 def _edges(variable: str, largest: int, guards: Sequence[Guard]) -> set[int]:
     """The sizes of a variable next to which a guard on it alone begins or ceases to hold."""
+    looked_at = [*range(1, min(largest, _MOST_SIZES)), largest]
+    if largest > _MOST_SIZES:
+        looked_at[-1:] = np.geomspace(_MOST_SIZES, largest, 64).astype(int).tolist()
     edges: set[int] = set()
     for guard in guards:
         try:
-            held = [guard.holds({variable: n}) for n in range(1, largest + 1)]
+            held = {n: guard.holds({variable: n}) for n in looked_at}
         except KeyError:  # it depends on another variable
             continue
-        flips = [n for n, (one, other) in enumerate(itertools.pairwise(held), 1) if one != other]
-        edges.update(*((n, n + 1) for n in flips[:_MOST_EDGES]))
+        flips = [pair for pair in itertools.pairwise(looked_at) if held[pair[0]] != held[pair[1]]]
+        for low, high in flips[:_MOST_EDGES]:
+            was = held[low]
+            while high - low > 1:  # between sizes far from each other
+                middle = (low + high) // 2
+                is_low = guard.holds({variable: middle}) == was
+                low, high = (middle, high) if is_low else (low, middle)
+            edges.update((low, high))
     return edges
 
 

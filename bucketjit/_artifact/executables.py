@@ -39,6 +39,9 @@ class _Unwritten:
     def view(self, name: str) -> memoryview:
         return memoryview(self._contents[name]())
 
+    def close(self) -> None:
+        pass
+
 
 def with_executables(
     path: Path,

@@ -20,7 +20,12 @@ from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.custom_calls import foreign_operations, stable_targets
-from bucketjit._jax.exporting import for_older_readers, without_assertion_effects
+from bucketjit._jax.exporting import (
+    for_older_readers,
+    register_named_in,
+    register_namedtuples,
+    without_assertion_effects,
+)
 from bucketjit._jax.stablehlo import BadModule
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
@@ -156,10 +161,15 @@ def serialized(module: jax.export.Exported) -> bytes:
         # JAX's own error is an ImportError that names no package.
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
 
+        register_namedtuples(module.in_tree)
+        register_namedtuples(module.out_tree)
         try:
             return bytes(for_older_readers(module).serialize())
         except (ValueError, NotImplementedError) as error:
-            raise ArtifactError(f"jax.export cannot serialize it: {in_one_line(error)}") from error
+            raise ArtifactError(
+                f"jax.export cannot serialize it: {in_one_line(error)} (a NamedTuple need not be "
+                "registered if it can be imported by its name)"
+            ) from error
 
 
 def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Exported:
@@ -181,6 +191,13 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
     with Extra("saved functions", "flatbuffers", "export"):
         import flatbuffers  # noqa: F401
 
+        try:
+            register_named_in(raw)
+        except Exception as error:  # of the module
+            raise ArtifactError(
+                f"{place}: a NamedTuple among the arguments or results cannot be imported here: "
+                f"{in_one_line(error)}"
+            ) from error
         try:
             module = jax.export.deserialize(bytearray(raw))
         except Exception as error:

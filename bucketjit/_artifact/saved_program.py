@@ -49,6 +49,9 @@ class Members(Protocol):
     def view(self, name: str) -> memoryview:
         """The bytes of a constant, in place."""
 
+    def close(self) -> None:
+        """Free them."""
+
 
 class Source:
     """An open file, and what was read from it so far. Safe to use from several threads.
@@ -90,7 +93,7 @@ class Source:
     def read_all(self) -> None:
         """Read all that may be used, so that what is wrong with the file is found at once.
 
-        Nothing that is done later depends on what becomes of the file.
+        Nothing more is read later.
 
         Raises:
             ArtifactError: A module is damaged, or not trusted; or this process has no such arrays.
@@ -101,6 +104,7 @@ class Source:
             elif name.startswith(EXECUTABLES) and self.trusted:
                 self._executables[name] = self.archive.read(name)
         self.constants(range(len(self.archive.manifest.constants)))
+        self.archive.close()
 
     def executable(self, member: str) -> bytes | None:
         """The bytes of an executable; None if the file is not trusted."""
@@ -116,9 +120,8 @@ class Source:
         with self._lock, eval_context():
             for i in positions:
                 if i not in self._constants:
-                    # A copy: the file may be written to while the process runs. (`jnp.asarray`
-                    # would compile a program for each shape.)
-                    self._constants[i] = jax.device_put(np.array(self._array(i)))
+                    # `jnp.asarray` would compile a program for each shape.
+                    self._constants[i] = jax.device_put(self._array(i))
             return [self._constants[i] for i in positions]
 
     def _array(self, position: int) -> np.ndarray:

@@ -1,12 +1,14 @@
-"""Constants that Python computes from sizes, tabulated for every size of the saved buckets.
+"""The sizes that a program of concrete traces serves, with the constants that each takes.
 
-A program of concrete traces takes constants such as ``math.sqrt(n)`` from a trace at the sizes of
-each call. Without the source nothing can be traced, so the file has them for all sizes.
+Such a program is compared with a trace at the sizes of each call, and takes constants such as
+``math.sqrt(n)`` from it. Without the source nothing can be traced, so the file has them for all
+sizes of the saved buckets.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from bucketjit._tracing.program import Program
 from bucketjit.errors import ArtifactError
 
 _MOST_ROWS = 4096
+_MOST_LOOKED_AT = 2**20
 _MOST_BYTES = 64 * 2**20
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]
@@ -51,17 +54,20 @@ def table_of(
     assert program.pairing is not None
     own = [v for v in calls[0][2].variables if v not in program.unfitted]
     largest = {v: max(bucket[v] for bucket, _, _ in calls) for v in own}
-    count = int(np.prod([largest[v] for v in own], dtype=object))
-    if count > _MOST_ROWS:
+    every = itertools.product(*(range(1, largest[v] + 1) for v in own))
+    admitted = (row for row in every if program.admits(dict(zip(own, row, strict=True))))
+    count = math.prod(largest.values())
+    tried = list(itertools.islice(admitted, _MOST_ROWS + 1)) if count < _MOST_LOOKED_AT else []
+    if not 0 < len(tried) <= _MOST_ROWS:
         raise ArtifactError(
-            f"Python computes constants from the sizes, and there are {count} combinations of "
-            f"sizes up to {shown(largest)}; at most {_MOST_ROWS} are tabulated: save smaller "
-            "buckets, or compute them with jax.numpy, such as jnp.sqrt(jnp.shape(x)[0])"
+            f"the function is traced at concrete sizes ({program.pairing.why}), and the sizes up "
+            f"to {shown(largest)} are too many to trace: at most {_MOST_ROWS}. Save smaller "
+            "buckets, or compute on sizes with jax.numpy, such as jnp.sqrt(jnp.shape(x)[0])"
         )
     rows: list[tuple[int, ...]] = []
     found: list[SizeConstants] = []
     taken = 0
-    for row in itertools.product(*(range(1, largest[v] + 1) for v in own)):
+    for row in tried:
         constants = program.size_constants(dict(zip(own, row, strict=True)))
         if constants is None:  # another program serves these sizes
             continue

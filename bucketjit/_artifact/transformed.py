@@ -26,13 +26,20 @@ from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.executable import sizes_argument
 from bucketjit._config import Out
 from bucketjit._jax.arrays import key_impl, with_type
-from bucketjit._jax.transformations import eval_context
+from bucketjit._jax.transformations import eval_context, only_differentiated
 from bucketjit._runtime.decisions import Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.inlined import note_inlined
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.expressions import evaluate
 from bucketjit.errors import ArtifactError
+
+_INLINED = (
+    "so it is a part of the program there: it is compiled once more for each size, with what is "
+    "around it, and jax.vmap runs one example after the other. Call the loaded function outside, "
+    "or its map in the place of jax.vmap."
+)
 
 Sizes = tuple[tuple[int, int], ...]  # the arguments that are sizes: position and value
 
@@ -60,10 +67,15 @@ class Transformed:
         Raises:
             ArgumentError: They do not fit.
             ArtifactError: It is differentiated more often than derivatives were saved.
+
+        Warns:
+            InlinedWarning: Another transformation than a derivative is around the call.
         """
-        function = self._functions[0]
+        function, engine = self._functions[0], self._engines[0]
         args, kwargs = without_padding((args, dict(kwargs)))
-        signed = self._engines[0].signer.sign(args, kwargs)
+        signed = engine.signer.sign(args, kwargs)
+        if not only_differentiated():
+            note_inlined(engine.config, engine.name, engine.counters, _INLINED)
         tree = function.programs[0].out_tree
         leaves = list(zip(signed.leaves, function.types, strict=True))
         # A size cannot be an array of JAX, so it is a part of the function.

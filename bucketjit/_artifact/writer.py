@@ -161,6 +161,7 @@ def save(
     _refuse_placed(signed)
     call = engine.resolve(signed)
     if call.program is None:
+        engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
     sizes = _sizes(engine, signed, options.sizes)
@@ -310,7 +311,7 @@ class _ProgramWriter:
         needed = engine.requests.needed(program)
         calls = self._calls
         table = None
-        if program.size_constant_shapes or program.unfitted:
+        if pairing is not None:
             table, calls = table_of(program, calls, self._members.add, self._where)
         try:
             masked = masked_equations(program, calls[0][0], rules)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import Pads, SignatureChanged
@@ -19,12 +17,11 @@ from bucketjit._jax.config import jit_disabled, trace_context
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall
+from bucketjit._signature.structs import can_be
 from bucketjit._sizes.bounds import upper_bound_text
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit.errors import SpecError, StrategyContractError
-
-_TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
 
 
 def padded_leaf_shapes(
@@ -61,16 +58,6 @@ def padded_leaf_shapes(
                 )
             found.append((i, padded))
     return tuple(found)
-
-
-def can_be(shape: Sequence[int], dtype: np.dtype[Any]) -> bool:
-    """Whether an array of this shape has less than 2^63 bytes. Beyond, XLA aborts the process.
-
-    Args:
-        shape: The shape.
-        dtype: The dtype.
-    """
-    return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
 
 
 def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> SignedCall:

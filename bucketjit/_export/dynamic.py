@@ -26,7 +26,12 @@ from bucketjit._export.checked_sizes import checked_sizes
 from bucketjit._ir.associative_lowering import lowered as _lowered  # noqa: F401 (registers it)
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.size_constant import size_constant_p
-from bucketjit._jax.exporting import assert_sizes, evaluate_program, with_derivatives
+from bucketjit._jax.exporting import (
+    assert_sizes,
+    evaluate_program,
+    register_namedtuples,
+    with_derivatives,
+)
 from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.user_code import source_line
@@ -101,6 +106,8 @@ def export_dynamic(
     with _told_of_failures():
         with lenient_jax(), forgetful_jax():
             made = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+        register_namedtuples(made.in_tree)  # for `Exported.serialize`
+        register_namedtuples(made.out_tree)
         return with_derivatives(made, vjp_order, lenient_jax)
 
 

@@ -19,6 +19,7 @@ import jax.export  # an attribute of jax only after this import
 
 from bucketjit._extras import Extra
 from bucketjit._jax import stablehlo
+from bucketjit._jax.exporting import register_named_in
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.stablehlo import BadModule, Module, Tensor
 from bucketjit._raised import first_line
@@ -59,9 +60,10 @@ def _exported(raw: bytes) -> Any:
     with Extra("exported functions", "flatbuffers", "export"):
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
     try:
+        register_named_in(raw)
         exported = jax.export.deserialize(bytearray(raw))
     except Exception as error:
-        if "register_pytree_node_serialization" in str(error):
+        if isinstance(error, ImportError) or "register_pytree_node_serialization" in str(error):
             raise ExportError(
                 "artifact: its arguments or results are of a class that this process does not "
                 f"know: {first_line(error)}"

@@ -1,8 +1,16 @@
-"""Parts of ``jax.export`` that have no public name: shape assertions, and exported derivatives."""
+"""Parts of ``jax.export`` that have no public name: shape assertions, and exported derivatives.
+
+And named tuples, which ``jax.export`` writes only if somebody has registered their class. That
+goes for those of JAX, too, such as the result of ``jnp.linalg.eigh``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import importlib
+import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,6 +26,9 @@ from bucketjit._jax.stablehlo import (
     version_of_older_readers,
     write_module,
 )
+
+_NAMED = "bucketjit.namedtuple:"  # then the module and the class
+_NAMED_IN = re.compile(_NAMED.encode() + rb"([\w.]+):([\w.]+)")
 
 _shape_poly = names.module("export.shape_poly")
 
@@ -100,3 +111,53 @@ def with_derivatives(
     with patched():
         made = with_derivatives(own(exported), order - 1, patched)
     return dataclasses.replace(exported, _get_vjp=lambda primal: made)
+
+
+def register_namedtuples(tree: Any) -> None:
+    """Let ``jax.export`` write the named tuples in a tree, by the names that import them.
+
+    Args:
+        tree: The ``PyTreeDef``.
+    """
+    node = tree.node_data()
+    kind = None if node is None else node[0]
+    if kind is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        with contextlib.suppress(Exception):
+            if _named(kind.__module__, kind.__qualname__) is kind:
+                _register(kind)
+    for child in tree.children():
+        register_namedtuples(child)
+
+
+def register_named_in(raw: bytes) -> None:
+    """Let ``jax.export`` read the named tuples in a module, whose classes are imported.
+
+    Args:
+        raw: The bytes.
+
+    Raises:
+        ImportError: A module or a class is not there.
+    """
+    for module, name in set(_NAMED_IN.findall(raw)):
+        _register(_named(module.decode(), name.decode()))
+
+
+def _named(module: str, name: str) -> Any:
+    """The named tuple of a module.
+
+    Raises:
+        ImportError: There is none.
+    """
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
+        raise ImportError(f"the module {module!r} has no NamedTuple {name!r}")
+    return found
+
+
+@functools.cache
+def _register(kind: type[Any]) -> None:
+    with contextlib.suppress(ValueError):  # the user has registered it
+        name = f"{_NAMED}{kind.__module__}:{kind.__qualname__}"
+        jax.export.register_namedtuple_serialization(kind, serialized_name=name)

@@ -111,7 +111,6 @@ USES = (
     Use("lib.mlir.dialects", "hlo.get_current_version hlo.get_minimum_version", Without.EXPORT),
     Use("lib.mlir.dialects", "hlo.get_version_from_compatibility_requirement", Without.EXPORT),
     Use("lib.mlir.dialects", "hlo.SetDimensionSizeOp hlo.TypeExtensions", Without.EXPORT),
-    Use("lib.mlir.dialects", "hlo.serialize_portable_artifact_str", Without.EXPORT),
     Use(
         "export.shape_poly_decision",
         "_DecisionByElimination._bounds_for_sorted_terms"

@@ -349,16 +349,9 @@ def _refined(module: Module) -> bytes:
         found = _REASON.search(str(error))
         reason = first_line(error) if found is None else found[1]
         raise BadModule(_DETAILS.sub("", reason)) from error
-    # From bytes to bytes takes a fifth of the time, and takes plain StableHLO alone.
-    if not any(name in raw for name in _NOT_PLAIN):
-        with contextlib.suppress(ValueError):
-            return bytes(_hlo.serialize_portable_artifact_str(raw, _version_to_write()))
+    # jaxlib also writes bytes from bytes, and then prints what it cannot write to standard error.
     with mlir.make_ir_context():
         return write_module(_ir.Module.parse(raw))
-
-
-# What Shardy adds, and CHLO's scan, which jax 0.12 makes of a cumulative sum on GPUs.
-_NOT_PLAIN = (b"sdy", b"scan")
 
 
 def is_dynamic(module: Module) -> bool:

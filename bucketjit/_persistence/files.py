@@ -211,25 +211,59 @@ def write_with(path: Path, fill: Callable[[BinaryIO], None], is_private: bool = 
         Exception: Whatever ``fill`` raises; nothing is left of the file.
     """
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        handle = os.open(temporary, flags, 0o600 if is_private else 0o666)
-    except OSError as error:
-        error.filename = str(path)  # the caller does not know the name of the temporary file
-        raise
-    try:
-        with open(handle, "wb") as file:
+        with _locked(temporary, 0o600 if is_private else 0o666) as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())  # before the rename, or a crash could leave an empty file
-        if not is_private:
-            with contextlib.suppress(OSError):  # there is no old file, or no permissions can be set
-                shutil.copymode(path, temporary)
-        os.replace(temporary, path)
-    except BaseException:
+            if not is_private:
+                with contextlib.suppress(OSError):  # no old file, or no permissions can be set
+                    shutil.copymode(path, temporary)
+            if os.name == "nt":  # an open file cannot be renamed there
+                file.close()
+            os.replace(temporary, path)
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == os.fspath(temporary):
+            error.filename, error.filename2 = os.fspath(path), None  # which the caller knows
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def _locked(temporary: Path, mode: int) -> BinaryIO:
+    """A new file that is locked as long as it is open."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    while True:
+        file = os.fdopen(os.open(temporary, flags, mode), "wb")
+        with contextlib.suppress(OSError):  # the file system has no locks
+            _lock(file, waits=True)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # `remove_unfinished` of another process was faster
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove the temporary files of processes that were killed, at once: nobody locks them.
+
+    Args:
+        directory: The directory.
+    """
+    for path in directory.glob(_TEMPORARY + "[0-9a-f]" * 32):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            _lock(file, waits=False)
+            os.unlink(path)
+
+
+def _lock(file: BinaryIO, waits: bool) -> None:
+    """Lock a file as long as it is open.
+
+    Raises:
+        OSError: Another process has locked it, or the file system has no locks.
+    """
+    with contextlib.suppress(ImportError):  # Windows does not remove files that are open
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
 
 
 def key_of(path: Path) -> str:

@@ -98,7 +98,7 @@ class Engine:
         self.shared.engines.add(self)
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
-        self.recompiles = Recompiles(config, self.name)
+        self.recompiles = Recompiles(config, self.name, self.signer.name)
         self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)

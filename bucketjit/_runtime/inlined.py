@@ -12,8 +12,15 @@ from bucketjit._runtime.counters import Counters
 from bucketjit._tracing.mutations import is_traced_here
 from bucketjit.errors import InlinedWarning
 
+INLINED = (
+    "so it is inlined there: nothing is padded, and what is around it compiles for each size. Call "
+    "the bucketed function outside, or make it the outermost one: bucketjit.jit in the place of "
+    "jax.jit, its map in the place of jax.vmap, and bucketjit.integrations in the place of the jit "
+    "of a library."
+)
 
-def note_inlined(config: Config, name: str, counters: Counters) -> None:
+
+def note_inlined(config: Config, name: str, counters: Counters, what: str = INLINED) -> None:
     """Count a call that is inlined; the first one is an event, and warned of.
 
     There is no warning without a strategy, as nothing would be padded anyway, nor inside another
@@ -23,6 +30,7 @@ def note_inlined(config: Config, name: str, counters: Counters) -> None:
         config: The configuration of the bucketed function.
         name: Name of the function in messages.
         counters: Its counters.
+        what: What that means, and what to do.
 
     Warns:
         InlinedWarning: See above.
@@ -31,12 +39,7 @@ def note_inlined(config: Config, name: str, counters: Counters) -> None:
     if not is_first:
         return
     where = innermost_transformation()
-    why = (
-        f"is called inside {where}, so it is inlined there: nothing is padded, and what is around "
-        "it compiles for each size. Call the bucketed function outside, or make it the outermost "
-        "one: bucketjit.jit in the place of jax.jit, its map in the place of jax.vmap, and "
-        "bucketjit.integrations in the place of the jit of a library."
-    )
+    why = f"is called inside {where}, {what}"
     emit(Event("inlined", name, detail=why), config.listeners)
     if not config.always_exact and not is_traced_here():
         message = printable(f"{name} {why}", LONGEST)

@@ -5,12 +5,13 @@ Only calls that compile are noted here, so that other calls cost nothing.
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from bucketjit._config import Config
@@ -59,11 +60,13 @@ class Recompiles:
     Args:
         config: The configuration.
         name: Name of the function in messages.
+        name_of: The name of a positional argument.
     """
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, name_of: Callable[[int], str]) -> None:
         self._config = config
         self._name = name
+        self._name_of = name_of
         self._lock = threading.Lock()
         self.clear()
 
@@ -75,6 +78,7 @@ class Recompiles:
             self._static = 0  # the most sizes of an axis that nobody has declared static
             self._lists: dict[str, dict[int, None]] = {}  # how many numbers a list had
             self._statics: dict[str, dict[str, None]] = {}  # values of each static argument
+            self._kinds: dict[str, set[Any]] = {}  # structure and types of each argument
             self._empty: dict[str, set[Any]] = {}  # shapes of calls with an axis of size 0
             self._largest: dict[str, int] = {}
             self._axes: dict[tuple[str, bool], dict[int, None]] = {}  # sizes seen, of each axis
@@ -111,11 +115,12 @@ class Recompiles:
         for variable, size in sizes.items():
             self._largest[variable] = max(size, self._largest.get(variable, 0))
         given = signed.statics
-        for place, value in (*given.positional.items(), *given.keyword.items()):
-            name = place if isinstance(place, str) else f"number {place}"
+        by_name = {**{self._name_of(i): v for i, v in given.positional.items()}, **given.keyword}
+        for name, value in by_name.items():
             values = self._statics.setdefault(name, {})
             if len(values) < _SIZES_KEPT:
                 values[_short(value)] = None
+        self._add_kinds(signed)
         tokens = signature.tokens
         for leaf, shape in enumerate(signed.shapes):
             for axis, size in enumerate(shape):
@@ -133,6 +138,17 @@ class Recompiles:
                 )
                 if is_static and not is_chosen and not is_fallback:
                     self._static = max(self._static, len(seen))
+
+    def _add_kinds(self, signed: SignedCall) -> None:
+        """Note the types and the structure of each argument, with the static values in it."""
+        positional, named = signed.tree.children()
+        names = [*map(self._name_of, signed.dynamic), *named.node_data()[1]]
+        types = iter(signed.signature.types)
+        for name, tree in zip(names, (*positional.children(), *named.children()), strict=True):
+            kind = tree, *itertools.islice(types, tree.num_leaves)
+            kinds = self._kinds.setdefault(name, set())
+            if len(kinds) < _SIZES_KEPT:
+                kinds.add(kind)
 
     def _add_lists(self, signed: SignedCall) -> None:
         """Note how many numbers each list has: another number is another tree of arguments."""
@@ -220,7 +236,11 @@ class Recompiles:
             if len(values) > 1
         ]
         if not varied and not statics:
-            return "no axis varied, but the types or the structure of the arguments"
+            kinds = [f"{name} ({len(k)})" for name, k in self._kinds.items() if len(k) > 1]
+            return (
+                "no axis varied, but the types, the structure or static values in "
+                f"{', '.join(kinds) or 'the arguments'}"
+            )
         told = [
             f"{name} varied{' (static)' if is_static else ''}, {_told(sizes)}"
             for _, name, is_static, sizes in varied[:_AXES_TOLD]

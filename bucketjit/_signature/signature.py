@@ -28,7 +28,7 @@ from bucketjit._signature.why_traced import News, inputs_of
 from bucketjit._sizes.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._sizes.guards import parse_constraint
 from bucketjit._tracing.interface import Interface
-from bucketjit._tracing.program import TraceRefused
+from bucketjit._tracing.program import Program, TraceRefused
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -178,6 +178,10 @@ class Signature:
         if found.program is not None:
             known.prefer(found.program)
         return dataclasses.replace(found, presumed=computed)
+
+    def program_of(self, call: ResolvedCall, shapes: Shapes) -> Program:
+        """A program of a call whose sizes are all static; see `TracedPrograms.program_of`."""
+        return self._traced.program_of(call, shapes)
 
     def release(self, program: Interface) -> None:
         """Drop the reference to a program; others may still hold it.

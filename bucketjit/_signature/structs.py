@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -20,6 +22,18 @@ from bucketjit._raised import first_line
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit.errors import ArgumentError
 
+_TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
+
+
+def can_be(shape: Sequence[int], dtype: Any) -> bool:
+    """Whether an array of this shape has less than 2^63 bytes. Beyond, XLA aborts the process.
+
+    Args:
+        shape: The shape.
+        dtype: The dtype.
+    """
+    return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
+
 
 def array_like(value: object) -> Any:
     """An argument with an array of zeros in place of each ``jax.ShapeDtypeStruct`` in it.
@@ -34,13 +48,25 @@ def array_like(value: object) -> Any:
         The argument itself if it holds no struct.
 
     Raises:
-        ArgumentError: The shape of a struct does not fit its sharding.
+        ArgumentError: The shape of a struct does not fit its sharding, or is too large.
     """
     if not isinstance(value, jax.ShapeDtypeStruct):
         leaves, tree = jax.tree_util.tree_flatten(value)
         if not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
             return value
         return jax.tree_util.tree_unflatten(tree, map(array_like, leaves))
+    if not can_be(value.shape, value.dtype):
+        raise ArgumentError(f"no array of {value.dtype} can have the shape {value.shape}")
+    try:
+        return _zeros(value)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        raise ArgumentError(
+            f"no array of {value.dtype} and the shape {value.shape} can be made here, which its "
+            f"weak type or its keys need ({first_line(error)}); give smaller sizes"
+        ) from error
+
+
+def _zeros(value: jax.ShapeDtypeStruct) -> Any:
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         words = jnp.zeros((*value.shape, *key_shape(value.dtype)), jnp.uint32)
         return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))

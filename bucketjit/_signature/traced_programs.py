@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -351,6 +351,21 @@ class TracedPrograms:
             if call.program is not None:
                 return call
         return ResolvedCall(tokens, sizes, program)
+
+    def program_of(self, call: ResolvedCall, shapes: Shapes) -> Program:
+        """A program of a call whose sizes are all static; its guards keep other sizes away.
+
+        Args:
+            call: The call.
+            shapes: Its shapes.
+
+        Raises:
+            TraceRefused: The function cannot be traced.
+        """
+        static = tuple((STATIC,) * len(shape) for shape in shapes)
+        program = trace(self.fn, self.in_tree, self._leaves(static, shapes), {})
+        guards = tuple(Guard(v, "==", str(n)) for v, n in call.sizes.items())
+        return replace(program, guards=guards, lower=dict(call.sizes))
 
     def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
         known = self.at(tokens, shapes).tracer()

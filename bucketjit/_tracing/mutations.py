@@ -202,8 +202,12 @@ def _changes(before: _Node, after: _Node, holder: Any) -> Iterator[_Change]:
             yield _Change(holder, before.path or after.path, after.value)
         return
     holder = before.value if same else holder
-    for key in [*before.children, *(k for k in after.children if k not in before.children)]:
-        was, now = before.children.get(key), after.children.get(key)
+    olds, news = before.children, after.children
+    keys = [*olds, *(k for k in news if k not in olds)]
+    pairs: list[tuple[_Node | None, _Node | None]] = [(olds.get(k), news.get(k)) for k in keys]
+    if len(olds) == len(news):  # a child that was empty has another key
+        pairs = list(zip(olds.values(), news.values(), strict=True))
+    for was, now in pairs:
         if was is not None and now is not None:
             yield from _changes(was, now, holder)
         elif not _is_plain(holder):
@@ -211,8 +215,7 @@ def _changes(before: _Node, after: _Node, holder: Any) -> Iterator[_Change]:
                 yield _Change(holder, leaf.path, leaf.value, "added")
             for leaf in () if was is None else was.leaves():
                 yield _Change(holder, leaf.path, None, "removed")
-    has_same_keys = before.children.keys() == after.children.keys()
-    if has_same_keys and not _is_plain(holder) and before.kind[1] != after.kind[1]:
+    if olds.keys() == news.keys() and not _is_plain(holder) and before.kind[1] != after.kind[1]:
         yield _Change(holder, before.path or after.path, None, "static data")
 
 

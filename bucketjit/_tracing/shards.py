@@ -29,7 +29,12 @@ def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., An
     def of_one_shard(*args: Any, **kwargs: Any) -> Any:
         shards = _shards_of(axis, jax.tree_util.tree_leaves((args, kwargs)))
         with uneven_shards(), tracing_for(shards), named_axis(axis, count):
-            return fn(*args, **kwargs)
+            try:
+                return fn(*args, **kwargs)
+            except NameError as error:
+                if "axis name" in str(error):
+                    error.add_note(f"with_processes: a function of one shard has the axis {axis!r}")
+                raise
 
     return of_one_shard
 

@@ -30,6 +30,8 @@ _SAME = (
     "wait_for_compiles",
 )
 
+_WRITES = ("save", "export_dynamic", "export_bounded")  # no file has the objects of a library
+
 
 class Wrapped(Generic[P, R]):
     """A function of a library's objects, which a bucketed function runs on their arrays.
@@ -76,7 +78,12 @@ class Wrapped(Generic[P, R]):
             return getattr(self.executor, name)
         if not name.startswith("with_") or not hasattr(BucketedExec, name):
             wanted = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_") and hasattr(BucketedExec, name):
+            if name in _WRITES:
+                wanted += (
+                    ": no file holds modules. Make them a part of a function whose arguments are "
+                    f"arrays: bucketjit.jit(lambda x: fn.__wrapped__(model, x)).{name}(...)"
+                )
+            elif not name.startswith("_") and hasattr(BucketedExec, name):
                 wanted += f"; its executor has: .executor.{name}"
             raise AttributeError(wanted)
         build = getattr(self.executor, name)

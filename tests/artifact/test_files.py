@@ -375,6 +375,8 @@ def test_a_killed_save_leaves_the_old_file(whole: bytes, tmp_path: Path) -> None
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert path.read_bytes() == whole
+    save(path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:

@@ -370,3 +370,12 @@ def test_the_module_of_all_sizes_of_a_saved_function(tmp_path: Path) -> None:
         bucketjit.refine(path.read_bytes()[:500], {"n": 3})
     with pytest.raises(ExportError, match="no .bkt file"):
         bucketjit.refine(b"PK\3\4" + bytes(50), {"n": 3})
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: jax.lax.top_k(x.T, 2), lambda x: jnp.cumsum(jnp.tan(x), 0)]
+)
+def test_nothing_is_printed(fn: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    raw = BucketedExec(fn, dynamic_axes="n, _").export_dynamic(struct(5, 4)).serialize()
+    assert bucketjit.refine(raw, {"n": 6})
+    assert capfd.readouterr() == ("", "")

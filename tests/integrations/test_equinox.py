@@ -255,3 +255,12 @@ def test_equinox_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "equinox", None)
     with pytest.raises(MissingExtraError, match=r"bucketjit\[equinox\]"):
         filter_jit(lambda x: x)(np.ones(3))
+
+
+def test_the_error_of_save_names_a_way_that_works(tmp_path: Any) -> None:
+    model, (x, _) = mlp(), batch(5)
+    fn = filter_jit(lambda model, x: jax.vmap(model)(x))
+    with pytest.raises(AttributeError, match=r"jit\(lambda x: fn.__wrapped__\(model, x\)\).save\("):
+        fn.save(tmp_path / "f.bkt", model, x)
+    bucketjit.jit(lambda x: fn.__wrapped__(model, x)).save(tmp_path / "f.bkt", x)  # type: ignore[attr-defined]
+    assert_close(bucketjit.load(tmp_path / "f.bkt")(x[:3]), fn(model, x[:3]))

@@ -154,6 +154,18 @@ def test_static_values_that_vary_are_named() -> None:
     assert "has compiled 20 executables" in text  # 16 above the buckets 1, 2 and 4
 
 
+def test_the_argument_of_a_static_number_is_named() -> None:
+    def scaled(x: Any, scale: Any) -> Any:
+        return x * (scale["by"] if isinstance(scale, dict) else scale)
+
+    by_position = BucketedExec(scaled, static_argnums=1, warn_after=2).with_pow2()
+    (text,) = told(lambda: [by_position(ones(3), 0.5 * i) for i in range(4)])
+    assert "the static argument scale had 3 values: 0.0, 0.5, 1.0" in text
+    trees = BucketedExec(scaled, warn_after=2).with_pow2()
+    (text,) = told(lambda: [trees(ones(3), {"by": 2.0, str(i): 1.0}) for i in range(4)])
+    assert "static values in scale (3)" in text
+
+
 def test_an_axis_of_size_0_is_told_of() -> None:
     def both(x: Any, y: Any) -> Any:
         return x.sum() + y.sum()

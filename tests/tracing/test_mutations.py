@@ -138,14 +138,15 @@ def habits(batch: dict[str, Any], m: Model) -> Any:
     batch["more"].append(labels)
     batch["model"] = Model(labels, {}, [])
     m.extras["b"] = m.extras.pop("a") + 1
+    m.parts.append(labels)  # into a list that was empty
     return batch["x"].sum() + labels.sum() + m.extras["b"] + m.w
 
 
 def test_changes_in_plain_containers_are_left_alone() -> None:
     step = bucketjit.jit(habits, dynamic_axes={"batch": {"x": "n", "labels": "n", "model": None}})
-    batch = {"x": X, "labels": X, "model": model()}
-    assert float(step(batch, model())) == float(habits(dict(batch), model()))
-    assert sorted(batch) == ["labels", "model", "x"]
+    batch, empty = {"x": X, "labels": X, "model": model()}, model(0)
+    assert float(step(batch, empty)) == float(habits(dict(batch), model(0)))
+    assert sorted(batch) == ["labels", "model", "x"] and not empty.parts
     assert step.stats().fallback_calls == 0
 
 
