@@ -199,7 +199,7 @@ def _unsaid(
         and not signer.is_static(name)
         and (
             getattr(value, "ndim", 0) > 0
-            or (isinstance(value, list | tuple) and value and all(map(_is_number, value)))
+            or (type(value) in (list, tuple) and value and all(map(_is_number, value)))
         )
     ]
 
