@@ -104,7 +104,9 @@ def _executable(
     lengths = np.random.default_rng(2).integers(length // 2 + 1, length + 1, rows)
     executor = BucketedExec(one, dynamic_axes=(None, "s, _")).with_pow2()
     w, examples = jnp.asarray(_weights()), _examples(lengths)
-    wanted = np.stack(executor.map(w, examples, token_budget=rows * length, out="numpy"))
+    wanted = np.stack(
+        executor.map(w, examples, in_axes=(None, 0), token_budget=rows * length, out="numpy")
+    )
     ((_, entry),) = executor._engine.cache.items()
     padded = np.zeros((rows, length, D), np.float32)
     for row, example in zip(padded, examples, strict=True):
@@ -156,8 +158,8 @@ def rows(options: Options) -> list[Row]:
     executor = BucketedExec(attention, dynamic_axes=(None, "s, _")).with_pow2(min=16)
     hand = _grouped(jax.jit(attention_by_hand), examples, 16)
     calls: dict[str, Callable[..., Any]] = {
-        "map": lambda: executor.map(w, examples, out="numpy"),
-        "map, arrays of JAX": lambda: executor.map(w, examples),
+        "map": lambda: executor.map(w, examples, in_axes=(None, 0), out="numpy"),
+        "map, arrays of JAX": lambda: executor.map(w, examples, in_axes=(None, 0)),
         "a loop over calls": lambda: [np.asarray(executor(w, x)) for x in examples],
         HAND: lambda: hand(w),
     }

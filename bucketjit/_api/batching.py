@@ -46,11 +46,13 @@ class Batching:
         Args:
             *args: The positional arguments. A mapped one is a list of examples (arrays or trees of
                 arrays), any other sequence or iterator of them, or an array with the examples along
-                axis 0.
+                axis 0. What an iterator gives is copied.
             in_axes: Which arguments are lists: a tuple with 0 (a list of examples) or None (shared)
                 for each positional argument, as in ``jax.vmap``, or a dict by name. By default the
                 arguments with open axes in ``dynamic_axes`` are lists; without ``dynamic_axes``,
-                those that are lists, tuples or iterators.
+                those that are lists, tuples or iterators. Another argument that is an array or a
+                list of numbers, and as long as the lists, may be labels: it is an error not to say
+                what it is.
             reduce: ``"sum"`` or ``"mean"`` for that of all results, in place of a list of them. It
                 is summed while the batches run, so gradients need the memory of one.
             token_budget: The most padded tokens of a batch, where the tokens of an example are the
@@ -65,7 +67,8 @@ class Batching:
 
         Raises:
             ArgumentError: An example is not like the others, or does not fit its declaration; the
-                message names it. Lists are not equally long, or a mapped argument is no list.
+                message names it. Lists are not equally long, or a mapped argument is no list, or an
+                argument is as long as the lists and nothing says whether it is shared.
             SpecError: An option is malformed, or no argument is mapped.
             BucketOverflowError: A size of an example is beyond the largest bucket, and its policy
                 is to raise. Of lists nothing has run then; an iterator is read in parts.

@@ -11,12 +11,12 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import jax
 
 from bucketjit._api.batching import Batching
+from bucketjit._api.bound import BoundMethod
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
@@ -269,11 +269,11 @@ class BucketedExec(
     @overload
     def __get__(
         self: BucketedExec[Concatenate[Any, Q], R], instance: object, owner: object = None
-    ) -> Callable[Q, R]: ...
+    ) -> BoundMethod[Q, R]: ...
 
     def __get__(self, instance: object, owner: object = None) -> Any:
         """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""
-        return self if instance is None else MethodType(self, instance)
+        return self if instance is None else BoundMethod(self, instance)
 
     # --- calls inside transformations ---
 

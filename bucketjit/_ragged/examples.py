@@ -17,6 +17,8 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import copied
+from bucketjit._ragged.stacked import Ragged
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -24,6 +26,9 @@ Name = int | str  # of an argument: its position, or its keyword
 Values = tuple[Any, ...]  # the mapped arguments of one example, in the order of `Examples.mapped`
 
 _MISSING = object()
+
+# What holds its examples, so that nobody writes to one before all are read.
+_KEEPS = (list, tuple, np.ndarray, jax.Array, Ragged)
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,14 @@ class Examples:
         kwargs: The keyword arguments, likewise.
         mapped: The mapped arguments.
         names: How errors name each of them.
+        unsaid: What nobody has called shared, and has so many rows: the name and that number.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     mapped: tuple[Name, ...]
     names: tuple[str, ...]
+    unsaid: Sequence[tuple[Name, str, int]] = ()
 
     def lists(self) -> list[Any]:
         """The mapped arguments."""
@@ -80,14 +87,21 @@ class Examples:
     def __iter__(self) -> Iterator[Values]:
         """The mapped arguments of each example.
 
+        What an iterator or a lazy sequence gives is copied: it may write to the same array for
+        the next example.
+
         Raises:
-            ArgumentError: An iterator ends before another one.
+            ArgumentError: An iterator ends before another one, or a shared argument may be a list.
         """
-        lists = [iter(values) for values in self.lists()]
+        lists = [
+            iter(values) if isinstance(values, _KEEPS) else map(_copied, values)
+            for values in self.lists()
+        ]
         for index in itertools.count():
             row = tuple(next(one, _MISSING) for one in lists)
             ended = [value is _MISSING for value in row]
             if all(ended):
+                self.refuse_unsaid(index)
                 return
             if any(ended):
                 short, long = ended.index(True), ended.index(False)
@@ -95,6 +109,33 @@ class Examples:
                     self.names[short], str(index), self.names[long], f"at least {index + 1}"
                 )
             yield row
+
+    def refuse_unsaid(self, count: int | None) -> None:
+        """Refuse an argument that may be shared or a list, as it is as long as the lists.
+
+        Args:
+            count: How many examples there are; None if that is not known yet.
+
+        Raises:
+            ArgumentError: There is such an argument.
+        """
+        for name, words, length in self.unsaid:
+            if length == count:
+                raise ArgumentError(
+                    f"map: {words} has {length} rows and there are {length} examples, so it may be "
+                    f"a list of examples or shared by all; say {self._said(name, 0)} if each "
+                    f"example has its own, or {self._said(name, None)} if all share it"
+                )
+
+    def _said(self, name: Name, axis: int | None) -> str:
+        """The ``in_axes`` that say what an argument is."""
+        chosen = {n: 0 for n in self.mapped} | {name: axis}
+        if all(isinstance(n, int) for n in chosen):
+            return f"in_axes={tuple(chosen.get(i) for i in range(len(self.args)))}"
+        words = dict(zip(self.mapped, self.names, strict=True))
+        words |= {n: word for n, word, _ in self.unsaid}
+        named = {words[n]: axis for n, axis in chosen.items()}
+        return f"in_axes={named}"
 
 
 def examples_of(
@@ -136,9 +177,39 @@ def examples_of(
         {k: rows.get(k, value) for k, value in kwargs.items()},
         chosen,
         tuple(words.values()),
+        () if isinstance(in_axes, Mapping) else _unsaid(signer, args, kwargs, mapped, in_axes),
     )
-    _ = examples.count  # raises if lists are not equally long
+    examples.refuse_unsaid(examples.count)  # also raises if lists are not equally long
     return examples
+
+
+def _unsaid(
+    signer: Signer,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    mapped: Set[Name],
+    in_axes: object,
+) -> list[tuple[Name, str, int]]:
+    """The arguments that are arrays or lists of numbers, and of which nobody says what they are."""
+    every: list[tuple[Name, Any]] = [*(enumerate(args) if in_axes is None else ()), *kwargs.items()]
+    return [
+        (name, signer.name(name) if isinstance(name, int) else name, len(value))
+        for name, value in every
+        if name not in mapped
+        and not signer.is_static(name)
+        and (
+            getattr(value, "ndim", 0) > 0
+            or (type(value) in (list, tuple) and value and all(map(_is_number, value)))
+        )
+    ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | complex | np.generic) or getattr(value, "ndim", 1) == 0
+
+
+def _copied(example: Any) -> Any:
+    return jax.tree_util.tree_map(copied, example)
 
 
 def mapped_leaves(
@@ -215,24 +286,7 @@ def _mapped_by_user(
     Raises:
         SpecError: ``in_axes`` is malformed.
     """
-    entries: dict[Name, Any]
-    if isinstance(in_axes, Mapping):
-        positions: dict[str, Name] = {signer.name(i): i for i in range(len(args))}
-        if unknown := [k for k in in_axes if k not in positions and k not in kwargs]:
-            raise SpecError(
-                f"map: in_axes names {unknown[0]!r}, which is no argument of this call; it has "
-                f"{[*positions, *kwargs]}"
-            )
-        entries = {positions.get(str(k), str(k)): entry for k, entry in in_axes.items()}
-    elif isinstance(in_axes, tuple | list):
-        if len(in_axes) != len(args):
-            raise SpecError(
-                f"map: in_axes has {len(in_axes)} entries for {len(args)} positional arguments; "
-                "give one for each: 0 for a list of examples, None for what all share"
-            )
-        entries = dict(enumerate(in_axes))
-    else:
-        entries = dict.fromkeys(range(len(args)), in_axes)
+    entries = _entries(signer, args, kwargs, in_axes)
     for name, entry in entries.items():
         what = signer.name(name) if isinstance(name, int) else name
         if entry is not None and (isinstance(entry, bool) or entry != 0):
@@ -246,6 +300,34 @@ def _mapped_by_user(
     if kwargs and not isinstance(in_axes, Mapping):
         mapped |= _mapped_by_default(signer, args, kwargs) & kwargs.keys()
     return mapped
+
+
+def _entries(
+    signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: object
+) -> dict[Name, Any]:
+    """What ``in_axes`` says of each argument that it names; nothing if it is None.
+
+    Raises:
+        SpecError: ``in_axes`` is malformed.
+    """
+    if in_axes is None:
+        return {}
+    if isinstance(in_axes, Mapping):
+        positions: dict[str, Name] = {signer.name(i): i for i in range(len(args))}
+        if unknown := [k for k in in_axes if k not in positions and k not in kwargs]:
+            raise SpecError(
+                f"map: in_axes names {unknown[0]!r}, which is no argument of this call; it has "
+                f"{[*positions, *kwargs]}"
+            )
+        return {positions.get(str(k), str(k)): entry for k, entry in in_axes.items()}
+    if isinstance(in_axes, tuple | list):
+        if len(in_axes) != len(args):
+            raise SpecError(
+                f"map: in_axes has {len(in_axes)} entries for {len(args)} positional arguments; "
+                "give one for each: 0 for a list of examples, None for what all share"
+            )
+        return dict(enumerate(in_axes))
+    return dict.fromkeys(range(len(args)), in_axes)
 
 
 def _rows_of(values: Any, name: str) -> Any:
@@ -262,6 +344,8 @@ def _rows_of(values: Any, name: str) -> Any:
             )
         if isinstance(values, np.ndarray):
             return values if values.dtype != object else list(values)
+        if isinstance(values, jax.core.Tracer):
+            return [values[i] for i in range(len(values))]
         is_key = jax.dtypes.issubdtype(values.dtype, jax.dtypes.extended)
         return list(values) if is_key or not values.is_fully_addressable else np.asarray(values)
     is_text = isinstance(values, str | bytes | bytearray)

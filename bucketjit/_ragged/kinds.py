@@ -243,7 +243,9 @@ class Kinds:
             else:
                 own, of = jax.tree_util.tree_flatten(value)
             if of != tree:
-                raise ArgumentError(f"example {index}, {name}: {_other_tree(tree, of)}")
+                raise ArgumentError(
+                    f"example {index}, {name}: {_other_tree(tree, of)}{_cure(value)}"
+                )
             leaves += own
         return leaves
 
@@ -278,8 +280,14 @@ class Kinds:
                 found, shape = wanted, (int(leaf),)
             elif found.dtype != wanted.dtype or found.rank != wanted.rank:
                 others = _shown(wanted, self._tokens(place, wanted.rank))
+                cure = (
+                    f"convert it by .astype({str(wanted.dtype)!r})"
+                    if found.rank == wanted.rank
+                    else "reshape it, or map examples of another rank by themselves"
+                )
                 raise ArgumentError(
-                    f"example {index}, {path}: {_shown(found, shape)}, the others are {others}"
+                    f"example {index}, {path}: {_shown(found, shape)}, the others are {others}; "
+                    f"{cure}"
                 )
             types.append(found)
             shapes.append(shape)
@@ -410,6 +418,15 @@ def _other_tree(wanted: Any, got: Any) -> str:
     if words[0] == words[1]:
         words = [str(got), str(wanted)]
     return f"{words[0]}, the others are {words[1]}"
+
+
+def _cure(value: Any) -> str:
+    """What to do about an example of another structure."""
+    if isinstance(value, list | tuple) and all(
+        isinstance(x, int | float | complex) for x in jax.tree_util.tree_leaves(value)
+    ):
+        return "; a list of numbers is a tree of scalars: pass np.asarray(...) for an array"
+    return "; give all examples the same structure"
 
 
 class _Star:

@@ -31,8 +31,8 @@ from bucketjit._ragged.options import Options
 from bucketjit._ragged.plan import Group, batches, default_budget
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.open_outputs import open_axes
 from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._tracing.interface import Interface
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
@@ -79,18 +79,15 @@ class MapCall:
         self._examples = examples
         self._options = options
         self.kinds = Kinds(engine, examples)
-        self._programs: dict[Interface, None] = {}
+        self._opened: dict[Any, Sequence[Sequence[int]] | None] = {}
 
     @property
-    def open_axes(self) -> list[tuple[int, ...]]:
-        """The axes of each result that are open in one of the programs that ran."""
-        every = [program.out_shapes for program in self._programs]
-        most = max(map(len, every), default=0)
-        return [
-            tuple({i for shapes in every for i, d in enumerate(shapes[leaf]) if is_symbolic(d)})
-            for leaf in range(most)
-            if all(leaf < len(shapes) for shapes in every)
-        ]
+    def open_axes(self) -> list[frozenset[int]] | None:
+        """The axes of each result that are open for one of the examples; None if all may be."""
+        every = list(self._opened.values())
+        if None in every:
+            return None
+        return [frozenset().union(*axes) for axes in zip(*every, strict=False)]
 
     def results(self) -> Iterator[Any]:
         """The results of the examples, in their order.
@@ -176,11 +173,28 @@ class MapCall:
                         asked.add((owner, tuple(bucket)))
         return found, asked
 
+    def _note_open_axes(self, row: Row) -> None:
+        """Note which axes of the results of an example are open, by its program if it has one."""
+        program = row.kind.call.program
+        key = row.like.signature if program is None else program
+        if key not in self._opened:
+            self._opened[key] = (
+                open_axes(self.kinds.call_of(row))
+                if program is None
+                else [
+                    [i for i, size in enumerate(shape) if is_symbolic(size)]
+                    for shape in program.out_shapes
+                ]
+            )
+
     # --- running ---
 
     def _run(self, window: Sequence[Row]) -> list[Any]:
         """The results of the examples of a window."""
         results: list[Any] = [None] * len(window)
+        if self._options.is_stacked:
+            for row in {row.kind: row for row in window}.values():
+                self._note_open_axes(row)
         shared = SharedArguments(self.mapped)
         under_way: deque[tuple[Sequence[int], Callable[[], list[Any]]]] = deque()
 
@@ -212,7 +226,6 @@ class MapCall:
             A function that waits for the results of its examples.
         """
         engine = self._engine
-        self._programs[way.program] = None
         found = self.executable(way, self.kinds.rows(count), rows[0])
         if isinstance(found, Alone):
             return lambda: self.run_alone(rows, found.why)
@@ -256,7 +269,15 @@ class MapCall:
             )
         except MaskingError as error:
             return Alone(self._note_refusal(way, error))
+        if source == "compile" and self._is_first(way):
+            engine.recompiles.note(self.kinds.call_of(like), kind.call.sizes)
         return entry, source == "compile"
+
+    def _is_first(self, way: Batched) -> bool:
+        """Whether a bucket has an executable for one number of rows: others are no new sizes."""
+        bucket, keys = tuple(way.bucket.values()), (key for key, _ in self._engine.cache.items())
+        own = [k for k in keys if k[0] is way.program and k[1][-len(bucket) :] == bucket]
+        return len(own) == 1
 
     @property
     def mapped(self) -> tuple[int, ...]:

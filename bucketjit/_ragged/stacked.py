@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import jax
@@ -68,6 +68,8 @@ class Ragged(Sequence[Any]):
                     f"Ragged: values of shape {np.shape(value)} and lengths of shape {n.shape}; "
                     "expected a length for each row"
                 )
+        for value, n, ragged in zip(leaves, self._lengths, self._axes, strict=True):
+            _check_lengths(value, n, ragged)
         self.values, self.lengths = values, lengths
 
     def __len__(self) -> int:
@@ -138,12 +140,12 @@ class Ragged(Sequence[Any]):
         return self._tree.unflatten(masks)
 
 
-def stacked(results: Sequence[Any], opened: Sequence[tuple[int, ...]], to_jax: bool) -> Ragged:
+def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: bool) -> Ragged:
     """Stack the results of examples.
 
     Args:
         results: The results, at least one, as trees of host arrays.
-        opened: The axes of each leaf that may differ between examples, by the program.
+        opened: The axes of each leaf that may differ between examples; None if all may.
         to_jax: Whether the values become arrays of JAX.
 
     Raises:
@@ -163,8 +165,7 @@ def stacked(results: Sequence[Any], opened: Sequence[tuple[int, ...]], to_jax: b
     assert tree is not None
     values, lengths, axes = [], [], []
     for place, column in enumerate(zip(*columns, strict=True)):
-        ragged = opened[place] if place < len(opened) else ()
-        for_leaf = _stack(column, ragged)
+        for_leaf = _stack(column, None if opened is None else opened[place])
         values.append(on_default_device(for_leaf[0]) if to_jax else for_leaf[0])
         lengths.append(for_leaf[1])
         axes.append(for_leaf[2])
@@ -172,7 +173,7 @@ def stacked(results: Sequence[Any], opened: Sequence[tuple[int, ...]], to_jax: b
 
 
 def _stack(
-    column: Sequence[Any], opened: Sequence[int]
+    column: Sequence[Any], opened: Set[int] | None
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """One array of the values of all examples, their lengths, and the ragged axes."""
     hosts = [_on_host(leaf) for leaf in column]
@@ -186,13 +187,37 @@ def _stack(
             )
     shapes = np.array([host.shape for host in hosts], np.int32).reshape(len(hosts), first.ndim)
     most = shapes.max(axis=0, initial=0)
-    ragged = [i for i in range(first.ndim) if i in opened or (shapes[:, i] != most[i]).any()]
+    ragged = [
+        i
+        for i in range(first.ndim)
+        if opened is None or i in opened or (shapes[:, i] != most[i]).any()
+    ]
     values = np.zeros((len(hosts), *most), first.dtype)
     for r, host in enumerate(hosts):
         inside: Any = (r, *map(slice, host.shape))
         values[inside] = host
     lengths = shapes[:, ragged]
     return values, lengths[:, 0] if len(ragged) == 1 else lengths, tuple(i + 1 for i in ragged)
+
+
+def _check_lengths(value: Any, lengths: np.ndarray, axes: Sequence[int]) -> None:
+    """Refuse lengths that are no whole numbers, or not within the values."""
+    shape = np.shape(value)
+    if lengths.size and not np.issubdtype(lengths.dtype, np.integer):
+        raise ArgumentError(f"Ragged: lengths must be whole numbers, got {lengths.dtype}")
+    columns = lengths.reshape(len(lengths), -1)
+    if columns.shape[1] != len(axes) or not all(0 < axis < len(shape) for axis in axes):
+        raise ArgumentError(
+            f"Ragged: lengths of shape {lengths.shape} for the axes {tuple(axes)} of values of "
+            f"shape {shape}; expected a length for each ragged axis"
+        )
+    for column, axis in zip(columns.T, axes, strict=True):
+        wrong = np.flatnonzero((column < 0) | (column > shape[axis]))
+        if wrong.size:
+            raise ArgumentError(
+                f"Ragged: row {wrong[0]} has length {column[wrong[0]]} along axis {axis}; expected "
+                f"0 to {shape[axis]}, the size of the values there"
+            )
 
 
 def _row(value: Any, index: int, axes: Sequence[int], lengths: np.ndarray) -> Any:

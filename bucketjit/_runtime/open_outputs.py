@@ -38,11 +38,17 @@ def open_outs(entry: Executable, signed: SignedCall) -> Sequence[int]:
         Exception: An error of the machine, such as exhausted memory; see `is_of_machine`.
     """
     if entry.open_outs is None:
-        entry.open_outs = tuple(_found(entry.out_tree.num_leaves, signed))
+        axes = open_axes(signed)
+        every = range(entry.out_tree.num_leaves)
+        entry.open_outs = tuple(i for i in every if axes is None or axes[i])
     return entry.open_outs
 
 
-def _found(count: int, signed: SignedCall) -> Sequence[int]:
+def open_axes(signed: SignedCall) -> list[list[int]] | None:
+    """The axes of each result that change with the sizes of the arguments; None if all may.
+
+    Raises an error of the machine, such as exhausted memory; see `is_of_machine`.
+    """
     signature = signed.signature
     tokens = signature.guessed_tokens(signed.shapes)
     sizes = bind_sizes(tokens, signed.shapes, signature.paths)
@@ -55,8 +61,14 @@ def _found(count: int, signed: SignedCall) -> Sequence[int]:
     except Exception as error:  # from the user's function, at sizes it was never called with
         if is_of_machine(error):
             raise
-        return range(count)
+        return None
     if len(set(map(jax.tree_util.tree_structure, found))) > 1:
-        return range(count)
+        return None
     results = zip(*map(jax.tree_util.tree_leaves, found), strict=True)
-    return [i for i, types in enumerate(results) if len({t.shape for t in types}) > 1]
+    shapes = [[t.shape for t in types] for types in results]
+    if any(len(set(map(len, every))) > 1 for every in shapes):
+        return None
+    return [
+        [axis for axis, sizes in enumerate(zip(*every, strict=True)) if len(set(sizes)) > 1]
+        for every in shapes
+    ]

@@ -6,9 +6,9 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from bucketjit._api.bound import BoundMethod
 from bucketjit._api.executor import BucketedExec
 from bucketjit._precompile.manifest import Manifest
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
@@ -59,11 +59,11 @@ class Wrapped(Generic[P, R]):
     @overload
     def __get__(
         self: Wrapped[Concatenate[Any, Q], R], instance: object, owner: object = None
-    ) -> Callable[Q, R]: ...
+    ) -> BoundMethod[Q, R]: ...
 
     def __get__(self, instance: object, owner: object = None) -> Any:
         """Bind to an instance if the function is a method of a class."""
-        return self if instance is None else MethodType(self, instance)
+        return self if instance is None else BoundMethod(self, instance)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} of {self.executor!r}>"

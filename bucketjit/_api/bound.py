@@ -1,0 +1,77 @@
+"""A bucketed function as a method of an object."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Methods that take the arguments of a call.
+_OF_CALLS = ("explain", "export_bounded", "export_dynamic", "lower", "trace", "warmup")
+
+
+class BoundMethod(Generic[P, R]):
+    """A bucketed function with the object it is a method of, which is the first argument.
+
+    ``obj.method.map``, ``explain``, ``lower`` and the like have it, too, unlike those of a
+    ``types.MethodType``, which hands on the attributes of its function as they are.
+    """
+
+    __slots__ = ("__func__", "__self__")
+
+    def __init__(self, function: Callable[..., R], instance: object) -> None:
+        self.__func__: Any = function
+        self.__self__ = instance
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function; see `BucketedExec.__call__`."""
+        result: R = self.__func__(self.__self__, *args, **kwargs)
+        return result
+
+    def map(self, /, *args: Any, in_axes: Any = None, **kwargs: Any) -> Any:
+        """Run the function for many examples, which share the object; see `BucketedExec.map`."""
+        return self._mapping("map", args, in_axes, kwargs)
+
+    def explain_map(self, /, *args: Any, in_axes: Any = None, **kwargs: Any) -> Any:
+        """Explain what `map` would do; see `BucketedExec.explain_map`."""
+        return self._mapping("explain_map", args, in_axes, kwargs)
+
+    def _mapping(
+        self, name: str, args: tuple[Any, ...], in_axes: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        """A call of ``map``; ``in_axes`` does not speak of the object."""
+        if not isinstance(in_axes, Mapping | None):
+            of_args = in_axes if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
+            in_axes = (None, *of_args)
+        return getattr(self.__func__, name)(self.__self__, *args, in_axes=in_axes, **kwargs)
+
+    def save(self, path: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Write the function to a file; see `BucketedExec.save`."""
+        return self.__func__.save(path, self.__self__, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.__func__, name)
+        if name in _OF_CALLS:
+            return functools.partial(found, self.__self__)
+        if not name.startswith("with_"):
+            return found
+
+        @functools.wraps(found)
+        def builder(*args: Any, **kwargs: Any) -> Any:
+            return type(self)(found(*args, **kwargs), self.__self__)
+
+        return builder
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BoundMethod):
+            return NotImplemented
+        return self.__func__ is other.__func__ and self.__self__ is other.__self__
+
+    def __hash__(self) -> int:
+        return hash((id(self.__func__), id(self.__self__)))
+
+    def __repr__(self) -> str:
+        return f"<bound method {self.__func__!r} of {self.__self__!r}>"
