@@ -167,12 +167,10 @@ class Background:
         workers: Number of threads that compile.
         queue: The most compiles that wait for a thread. If it is full, a later call of the bucket
             asks again.
-        process: Whether another process compiles for CPU, on systems where there can be one.
     """
 
     workers: int = 1
     queue: int = 64
-    process: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,55 +230,6 @@ class Persistent:
     directory: str | None = None
     max_bytes: int | None = None
     share: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class WholeCalls:
-    """How calls that are cut into chunks would be served whole, and what both ways cost.
-
-    Costs are of padded sizes, in a unit of their own.
-
-    Attributes:
-        dims: The variables whose buckets were fitted.
-        strategies: The strategy of each variable if calls are whole and there is no plan.
-        plan: The joint plan if calls are whole; None without one.
-        chunk_strategies: The strategies by variable if calls are cut.
-        chunk_plan: The joint plan if calls are cut; None without one.
-        cost: The cost of one run, of the padded size of each of ``dims``.
-        usual_cost: The mean cost of the logged calls at their logical sizes.
-        chunks_cost: The cost of all logged calls in chunks.
-        whole_cost: The cost of all logged calls whole.
-    """
-
-    dims: frozenset[str]
-    strategies: Mapping[str, Strategy]
-    plan: Any
-    chunk_strategies: Mapping[str, Strategy]
-    chunk_plan: Any
-    cost: Callable[[Mapping[str, int]], float]
-    usual_cost: float
-    chunks_cost: float
-    whole_cost: float
-
-    def of(self, config: Config) -> Config:
-        """A configuration changed to serve calls whole."""
-        return dataclasses.replace(
-            config,
-            per_dim={**config.per_dim, **self.strategies},
-            plan=self.plan,
-            overflow_per_dim={
-                **config.overflow_per_dim,
-                **dict.fromkeys(self.dims, Overflow.EXTEND),
-            },
-            chunked={},
-            whole=None,
-        )
-
-    def is_alternative_to(self, config: Config) -> bool:
-        """Whether a configuration still has the buckets that were fitted to chunks."""
-        return config.plan is self.chunk_plan and all(
-            config.per_dim.get(dim) is strategy for dim, strategy in self.chunk_strategies.items()
-        )
 
 
 def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -373,7 +322,6 @@ class Config:
             of buckets, 0 for no warning.
         chunked: Variables whose buckets are planned for chunks that run at the same time, each with
             their number.
-        whole: How calls would be served whole, if that is to be measured; None if not.
         agreed: How several processes agree on buckets; None if they do not.
         sharded: The shards that calls give the rows of; None if the function is not one of a shard.
     """
@@ -405,7 +353,6 @@ class Config:
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warn_after: int | None = None
-    whole: WholeCalls | None = None
     agreed: Agreed | None = None
     sharded: Sharded | None = None
 

@@ -15,7 +15,6 @@ from bucketjit._api.chunked_log import chunked_log
 from bucketjit._api.options import DynamicAxes, OverflowName, checked_dim, checked_strategy, member
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._api.source_builders import SourceBuilders
-from bucketjit._api.whole_calls import whole_calls
 from bucketjit._config import Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit.errors import SpecError, StrategyContractError
@@ -288,7 +287,6 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         cost: Callable[..., float] | None = None,
         split: str | Mapping[str, int] | None = None,
         ahead: bool = False,
-        measure: bool = True,
     ) -> Self:
         """Fit the buckets to a stream of calls whose sizes are known from a log or a data set.
 
@@ -363,12 +361,11 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             >>> [dict(bucket.sizes) for bucket in by_rows.stats().buckets]
             [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
         """
-        for name, flag in (("ahead", ahead), ("measure", measure)):
-            if not isinstance(flag, bool):
-                raise SpecError(f"{name} must be True or False, got {flag!r}")
+        if not isinstance(ahead, bool):
+            raise SpecError(f"ahead must be True or False, got {ahead!r}")
         # Plans are fitted to chunks, not to calls, and the split variable is no part of them.
         log = chunked_log(sizes, split)
-        planned = self.with_background_compile(process=False)._with(chunked=log.together)
+        planned = self.with_background_compile()._with(chunked=log.together)
         if ahead:
             planned = planned.with_ahead_compile()
         for dim, chunk in log.chunks.items():
@@ -379,6 +376,4 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             if len(log.sizes) == 1:
                 planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
             planned = planned.with_overflow(Overflow.EXTEND, dim)
-        if log.chunks and measure:
-            planned = planned._with(whole=whole_calls(planned._config, log, k, cost))
         return planned

@@ -23,13 +23,11 @@ class ChunkedLog(NamedTuple):
         chunks: Size of the chunks of each variable that is cut.
         together: For each variable that is cut, the number of chunks of a call, averaged over all
             chunks: what a chunk has on average beside it, itself included.
-        calls: If something is cut, sizes of the calls by variable, without empty calls.
     """
 
     sizes: Mapping[str, Any]
     chunks: Mapping[str, int]
     together: Mapping[str, float]
-    calls: Mapping[str, list[int]]
 
 
 def chunked_log(sizes: Mapping[str, Sizes], split: str | Mapping[str, int] | None) -> ChunkedLog:
@@ -63,12 +61,12 @@ def chunked_log(sizes: Mapping[str, Sizes], split: str | Mapping[str, int] | Non
         raise SpecError(f"with_fitted_plan: {error}") from None
     chunks = _chunks_of(split)
     if not chunks:
-        return ChunkedLog(left, {}, {}, {})
-    calls = left = _calls_to_cut(left, chunks)
+        return ChunkedLog(left, {}, {})
+    left = _calls_to_cut(left, chunks)
     together = {dim: _chunks_together(left[dim], chunk) for dim, chunk in chunks.items()}
     for dim, chunk in chunks.items():
         left = _in_chunks(left, dim, chunk)
-    return ChunkedLog(left, chunks, together, calls)
+    return ChunkedLog(left, chunks, together)
 
 
 def _chunks_of(split: str | Mapping[str, int] | None) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from bucketjit import strategies
 from bucketjit._config import (
+    DEFAULT_MAXSIZE,
     NOT_CHOSEN,
     Check,
     CompileBudget,
@@ -61,6 +62,28 @@ class Options(TypedDict, total=False):
     out_shardings: None
 
 
+DEFAULTS: Options = {
+    "dynamic_axes": None,
+    "buckets": None,
+    "overflow": "error",
+    "constraints": (),
+    "static_argnums": None,
+    "static_argnames": None,
+    "donate_argnums": None,
+    "donate_argnames": None,
+    "fallback": "exact",
+    "check": "off",
+    "out": "jax",
+    "copy_inputs": False,
+    "maxsize": DEFAULT_MAXSIZE,
+    "compile_budget": None,
+    "compiler_options": None,
+    "warn_after": None,
+    "in_shardings": None,
+    "out_shardings": None,
+}
+
+
 _NAMED: Mapping[str, Callable[[], Strategy]] = {
     "pow2": strategies.Pow2,
     "exact": strategies.Exact,
@@ -75,7 +98,7 @@ _SHARDINGS = {
 E = TypeVar("E", bound=enum.Enum)
 
 
-def config_of(fn: Callable[..., Any], options: Options) -> Config:
+def config_of(fn: Callable[..., Any], given: Options) -> Config:
     """Check the options of a bucketed function.
 
     Args:
@@ -91,6 +114,9 @@ def config_of(fn: Callable[..., Any], options: Options) -> Config:
         StrategyContractError: What is to be a strategy has no ``bucket`` method.
         ValueError: A list of buckets is empty, or not positive and strictly increasing.
     """
+    if unknown := given.keys() - DEFAULTS.keys():
+        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(DEFAULTS)}")
+    options: Any = {**DEFAULTS, **given}
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     for name, instead in _SHARDINGS.items():

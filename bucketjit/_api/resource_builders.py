@@ -110,7 +110,7 @@ class ResourceBuilders:
         )
 
     def with_background_compile(
-        self, workers: int = 1, *, queue: int = 64, process: bool = True
+        self, workers: int = 1, *, queue: int = 64
     ) -> Self:
         """Compile in the background if a larger bucket is compiled that can serve meanwhile.
 
@@ -157,6 +157,4 @@ class ResourceBuilders:
         for name, number in (("workers", workers), ("queue", queue)):
             if not is_positive_int(number):
                 raise SpecError(f"{name} must be a positive int, got {number!r}")
-        if not isinstance(process, bool):
-            raise SpecError(f"process must be True or False, got {process!r}")
-        return self._with(background=Background(int(workers), int(queue), process))
+        return self._with(background=Background(int(workers), int(queue)))

@@ -18,7 +18,6 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from bucketjit._compile.process.pool import end_pool
 from bucketjit._config import Background
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._jax.devices import is_started
@@ -262,7 +261,6 @@ def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
         if running is not None and running.is_alive():
             with _deaf_to_interrupts():
                 jobs.stop()
-                end_pool()  # a compile in another process need not be waited for
                 running.join()
 
     atexit.register(end)

@@ -40,7 +40,7 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Together, Trial
+from bucketjit._runtime.observers import CallObserver, Preparer, Together
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
@@ -83,7 +83,6 @@ class Engine:
             because the function that is traced may call its own bucketed function.
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
-        trial: Measures whether calls are faster in chunks or whole.
         together: Runs calls in the bucket that all processes of a job agree on, or None.
     """
 
@@ -109,7 +108,6 @@ class Engine:
         self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
-        self.trial: Trial = NoTrial()
         self.together: Together | None = None
 
     def clear(self) -> None:
@@ -203,7 +201,7 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
-        if self.preparer is not None and not self.trial.is_waiting:
+        if self.preparer is not None:
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
@@ -241,7 +239,6 @@ class Engine:
             )
         if self.config.check is not Check.OFF:
             return result
-        self.trial.see(self, signed, call, entry)
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
@@ -464,7 +461,6 @@ class Engine:
         if handler is not None and given is not None:
             opened = signed.signature.open_leaves(call.tokens)
             self.memory.add_chunked(signed, given, opened, handler)
-            self.trial.hold(self, signed, call, given, handler, out)
         if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
             check_joined(self.name, signed, result, self.run_unpadded(signed, call))
         # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.

@@ -145,7 +145,7 @@ def check_max_bytes() -> str:
 def check_background() -> str:
     """Compiles in the background, and stand-ins, from several threads, end and are right."""
     executor = BucketedExec(lambda x: (jnp.sort(x, 0), x.sum(0)), dynamic_axes="n, _").with_pow2()
-    executor = executor.with_background_compile(2, process=False)
+    executor = executor.with_background_compile(2)
     errors: list[BaseException] = []
 
     def call(n: int) -> None:
@@ -183,7 +183,7 @@ def check_background() -> str:
 
 
 def check_pool() -> str:
-    """Without ``process=False``: other processes compile for CPUs only, so threads do here."""
+    """Without ````: other processes compile for CPUs only, so threads do here."""
     if is_cpu():
         raise NotShown("on CPU other processes compile, as other tests show")
     executor = BucketedExec(functools.partial(jnp.cumsum, axis=0), dynamic_axes="n, _").with_pow2()

@@ -132,7 +132,7 @@ def _split(executor: BucketedExec) -> BucketedExec:
 
 
 CONFIGURED: dict[str, Callable[[BucketedExec], BucketedExec]] = {
-    "background": lambda e: e.with_background_compile(process=False),
+    "background": lambda e: e.with_background_compile(),
     "adaptive": _adaptive,
     "split": _split,
     "hysteresis": lambda e: e.with_maxsize(2, eviction=Eviction(hysteresis=4)),

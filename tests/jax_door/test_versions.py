@@ -253,7 +253,6 @@ import tempfile
 import jax.numpy as jnp, numpy as np
 from jax import lax
 from bucketjit import BucketedExec
-from bucketjit._jax.cpu_client import single_threaded_device
 warnings.simplefilter("ignore")
 key = np.zeros(2, np.uint32)
 image = np.ones((3, 3, 1, 1), np.float32)
@@ -305,7 +304,6 @@ try:
     bucketjit.refine(b"", {})
 except bucketjit.errors.ExportError as error:
     found["EXPORT"] = [str(error)]
-found["SINGLE_THREADED"] = single_threaded_device() is None
 print(json.dumps(found))
 """
 
@@ -336,7 +334,6 @@ def test_without_all_names_that_it_can_do_without_results_are_right() -> None:
         for reason in found[feature.name]:
             assert f"without which {feature}" in reason and "a defect" not in reason
     assert all("has no jax._src" in found[name][0] for name in ("FILES", "ELSEWHERE", "EXPORT"))
-    assert found["SINGLE_THREADED"]
 
 
 def test_a_name_that_is_missing_at_run_time_is_no_defect_of_a_rule(

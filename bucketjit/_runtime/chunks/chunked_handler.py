@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +20,7 @@ import numpy as np
 from bucketjit._arrays.padding import part, plain
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._cores.helper_threads import run_together
+from bucketjit._jax.config import ThreadConfig
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import changed
 from bucketjit._runtime.fast_path.dispatch import CallArguments
@@ -112,10 +114,7 @@ class ChunkedHandler:
     Attributes:
         next: The handler to try if this one does not fit the call; None if it is the last.
         slots: The slots of the executables in the cache.
-        bind: None. A chunk that is itself split, along another axis, prepares its own arguments.
     """
-
-    bind = None
 
     __slots__ = (
         *("_block", "_cut", "_cuts", "_helped", "_join", "_padded", "_sizes", "_handlers"),
@@ -142,27 +141,12 @@ class ChunkedHandler:
         # Helper threads must wait for their results, or they would only queue work. Executables
         # that wait themselves need no `block_until_ready`.
         self._helped = _wants_help([self._handlers[n] for n in sizes])
-        entries = [slot.entry for slot in self.slots]
-        self._block = self._helped and not all(e is not None and e.waits for e in entries)
+        self._block = self._helped
 
     @property
     def lines(self) -> tuple[CallCounter, ...]:
         """The call counters of the chunks, which belong to their handlers."""
         return tuple(line for handler in self._handlers.values() for line in handler.lines)
-
-    @property
-    def runs(self) -> tuple[tuple[Slot[Executable], int], ...]:
-        """The slots of its executables, each with how many chunks it serves."""
-        return tuple(
-            (slot, count * self._sizes.count(size))
-            for size, handler in self._handlers.items()
-            for slot, count in handler.runs
-        )
-
-    def take_back(self, calls: int) -> None:
-        """Take calls that were served out of the counters of the chunks."""
-        for size, handler in self._handlers.items():
-            handler.take_back(calls * self._sizes.count(size))
 
     @property
     def is_alive(self) -> bool:
@@ -213,19 +197,16 @@ class ChunkedHandler:
         }
         ends = spans(self._sizes)
         jobs = [functools.partial(chunk_of[self._sizes[i]], *ends[i]) for i in which]
-        return run_together(jobs) if self._helped else [job() for job in jobs]
+        if not self._helped:
+            return [job() for job in jobs]
+        config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
+        return list(_threads().map(config.run, jobs))
 
     def _chunk_of(
         self, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[int, int], Any]:
         """A function that serves the chunks of one handler; takes their start and stop."""
-        part = None
-        if handler.bind is not None:
-            part = handler.bind(args, kwargs, [piece.leaf for piece in self._cut])
-        if part is None:
-            return functools.partial(self._serve, handler, args, kwargs)
-        cut, serve = [(piece, part.leaves[piece.leaf]) for piece in self._cut], part.serve
-        return lambda start, stop: serve([(p.leaf, p.of(x, start, stop)) for p, x in cut])
+        return functools.partial(self._serve, handler, args, kwargs)
 
     def _serve(
         self,
@@ -240,6 +221,12 @@ class ChunkedHandler:
         )
         result = handler.serve(values, named)
         return jax.block_until_ready(result) if self._block else result
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """The threads that run chunks."""
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="bucketjit-chunk")
 
 
 def _wants_help(handlers: Sequence[Handler]) -> bool:

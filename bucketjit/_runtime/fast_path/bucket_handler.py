@@ -20,7 +20,6 @@ import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
@@ -28,11 +27,8 @@ from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.handler import (
     After,
-    Bind,
     Evicted,
     Handler,
-    Own,
-    Part,
     Prepare,
     Prepared,
     Serve,
@@ -51,21 +47,19 @@ class BucketHandler:
         slot: The slot of the executable in the cache.
         line: Counts the calls.
         serve: Serves a call; made by `serving`.
-        bind: Prepares the chunks of a call; made by `binding`.
 
     Attributes:
         next: The handler to try if this one does not fit the call; None if it is the last.
     """
 
-    __slots__ = ("bind", "next", "line", "serve", "slot")
+    __slots__ = ("next", "line", "serve", "slot")
 
     def __init__(
-        self, slot: Slot[Executable], line: CallCounter, serve: Serve, bind: Bind | None = None
+        self, slot: Slot[Executable], line: CallCounter, serve: Serve
     ) -> None:
         self.slot = slot
         self.line = line
         self.serve = serve
-        self.bind = bind
         self.next: Handler | None = None
 
     @property
@@ -82,16 +76,6 @@ class BucketHandler:
     def lines(self) -> tuple[CallCounter, ...]:
         """Its call counter."""
         return (self.line,)
-
-    @property
-    def runs(self) -> tuple[tuple[Slot[Executable], int], ...]:
-        """The slot of its executable, which a call runs once."""
-        return ((self.slot, 1),)
-
-    def take_back(self, calls: int) -> None:
-        """Take calls that were served out of the counters."""
-        self.line.calls.take_back(calls)
-        self.slot.uses.take_back(calls)
 
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
@@ -115,7 +99,6 @@ def serving(
     prepare: Prepare | None,
     after: After | None,
     finish: Change | None,
-    joined: bool = False,
     is_checked: bool = False,
 ) -> Serve:
     """A function that serves a call; see `Handler.serve`.
@@ -129,7 +112,6 @@ def serving(
             the same.
         after: Called with the arguments of the call when the executable has run, or None.
         finish: Makes the result of the call from that of the executable, or None.
-        joined: Whether the call is a chunk, whose result is joined with others on the host.
         is_checked: Whether ``finish`` may find that the results are to be dropped. Such a run is
             no call.
 
@@ -143,7 +125,7 @@ def serving(
         if entry is None:
             raise Evicted
         values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
-        function = entry.to_host if joined else entry.function
+        function = entry.function
         try:
             result = function(*lead, *values, **named) if named else function(*lead, *values)
         except Exception as error:
@@ -162,66 +144,6 @@ def serving(
         return result if finish is None or is_checked else finish(result)
 
     return serve
-
-
-def binding(
-    slot: Slot[Executable],
-    counted: Callable[[], None],
-    sizes: object,
-    hosts: Sequence[Where],
-    without_statics: Prepare | None,
-    note: Callable[[], None] | None,
-    finish: Change | None,
-) -> Bind:
-    """A function that prepares a call for its chunks; see `Handler.bind`.
-
-    Args:
-        slot: See `serving`.
-        counted: See `serving`.
-        sizes: See `serving`.
-        hosts: See `preparing`.
-        without_statics: See `preparing`.
-        note: Called for each chunk, or None.
-        finish: See `serving`.
-
-    Returns:
-        The function. It returns None if the executable cannot be bound.
-    """
-
-    def bind(args: Sequence[Any], kwargs: Mapping[str, Any], cut: Sequence[int]) -> Part | None:
-        entry = slot.entry
-        if entry is None:
-            raise Evicted
-        if entry.bind is None:  # only executables of the chunks' own CPU client have it
-            return None
-        if hosts:
-            _check_hosts(hosts, args, kwargs)
-        if without_statics is not None:
-            args, kwargs = without_statics(args, kwargs)
-        shapes = dict(entry.pads)
-        common = {i: shape for i, shape in entry.pads if i not in cut}
-        bound = entry.bind(sizes, args, kwargs, common)
-        if bound is None:
-            return None
-
-        def serve(own: Own) -> Any:
-            values = [(i, pad(x, shapes[i]) if i in shapes else x) for i, x in own]
-            try:
-                result = bound.run(values)
-            except Exception as error:
-                if failed_running(error):
-                    counted()
-                raise
-            if entry.count_signatures() != entry.signatures:
-                entry.note_compiles(*bound.arguments)
-            counted()
-            if note is not None:
-                note()
-            return result if finish is None else finish(result)
-
-        return Part(bound.leaves, serve)
-
-    return bind
 
 
 def preparing(

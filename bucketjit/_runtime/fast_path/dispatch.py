@@ -20,7 +20,6 @@ from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
     BucketHandler,
     afterwards,
-    binding,
     counting,
     preparing,
     serving,
@@ -271,7 +270,6 @@ def make_handler(
     line: CallCounter,
     note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
-    joined: bool = False,
 ) -> BucketHandler:
     """The handler for calls like one that was just served.
 
@@ -284,7 +282,6 @@ def make_handler(
         line: Counts the calls.
         note: Called for each call, or None.
         hosts: See `host_arguments`.
-        joined: Whether the calls are chunks; see `serving`.
 
     Returns:
         The handler.
@@ -311,8 +308,5 @@ def make_handler(
     counted = counting(slot, line)
     is_checked = entry is not None and entry.is_checked_after_runs
     after = afterwards(gives, note)
-    serve = serving(slot, counted, sizes, prepare, after, finish, joined, is_checked)
-    bind = None
-    if joined and entry is not None and entry.bind is not None:
-        bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)
-    return BucketHandler(slot, line, serve, bind)
+    serve = serving(slot, counted, sizes, prepare, after, finish, is_checked)
+    return BucketHandler(slot, line, serve)

@@ -152,7 +152,6 @@ class RememberedCalls:
             self._counters.open(served.line)
             # A handler in a fast path of chunks serves them; their results are joined on the host.
             table, gone = given.fast_path.of(layout)
-            joined = given.fast_path is not self.fast_path
             handler = make_handler(
                 layout,
                 slot,
@@ -162,7 +161,6 @@ class RememberedCalls:
                 served.line,
                 served.note,
                 hosts,
-                joined,
             )
             self._keep(given, table, gone, handler)
         return handler

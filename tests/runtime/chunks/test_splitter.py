@@ -16,18 +16,15 @@ import pytest
 
 from bucketjit import BucketedExec, Padded
 from bucketjit._arrays import padding
-from bucketjit._cores import helper_threads
 from bucketjit._runtime.chunks import chunked_handler
 from bucketjit.errors import SpecError, SplitError
 from tests.comparison import assert_like_jit, assert_same, ramp
-from tests.runtime.chunks.test_helper_threads import the_helpers
 from tests.runtime.test_buckets import SPLITS, buckets, floats, mlp, rows
 
 
 @pytest.fixture(autouse=True)
 def helped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads help whatever this machine has, and however small the chunks are."""
-    monkeypatch.setattr(helper_threads, "_helpers", lambda process: the_helpers())
     monkeypatch.setattr(chunked_handler, "_WORTH_HELP", 0.0)
 
 
