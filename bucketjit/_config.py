@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -80,15 +79,11 @@ class Overflow(enum.Enum):
             twice the largest bucket, four times, and so on.
         EXACT: Give that variable its exact size in this call, which costs a compile for each such
             size. The call is counted in ``stats().fallback_calls``, without a warning.
-        SPLIT: Cut the call into chunks of the largest bucket along that variable, and concatenate
-            their results. Raise `SplitError` unless the program shows that its outputs are
-            independent along it.
     """
 
     ERROR = "error"
     EXTEND = "extend"
     EXACT = "exact"
-    SPLIT = "split"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,8 +315,6 @@ class Config:
         compiler_options: Options of XLA.
         warn_after: How many executables are compiled before a warning; None for 16 above the number
             of buckets, 0 for no warning.
-        chunked: Variables whose buckets are planned for chunks that run at the same time, each with
-            their number.
         agreed: How several processes agree on buckets; None if they do not.
         sharded: The shards that calls give the rows of; None if the function is not one of a shard.
     """
@@ -351,7 +344,6 @@ class Config:
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if one is in use
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warn_after: int | None = None
     agreed: Agreed | None = None
     sharded: Sharded | None = None
@@ -377,19 +369,6 @@ class Config:
     def has_no_strategy(self) -> bool:
         """Whether the user chose no strategy, not even `Exact`."""
         return self.default is NOT_CHOSEN and not self.per_dim and self.plan is None
-
-    @property
-    def chunks(self) -> float:
-        """How many chunks of a call run at the same time, if the buckets are planned for chunks.
-
-        0 if they are planned for whole calls.
-        """
-        counts = [
-            count
-            for dim, count in self.chunked.items()
-            if self.overflow_per_dim.get(dim) is Overflow.SPLIT
-        ]
-        return math.prod(counts) if counts else 0
 
     @property
     def planned(self) -> tuple[str, ...]:

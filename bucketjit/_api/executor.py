@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
@@ -98,7 +98,7 @@ class BucketedExec(
             ``"exact"``, a list of sizes, or a strategy. The ``with_...`` methods are the same. By
             default every size gets an executable of its own.
         overflow: What happens to sizes beyond the largest bucket, or a dict of that by variable:
-            ``"error"``, ``"extend"``, ``"exact"`` or ``"split"``; see `Overflow`.
+            ``"error"``, ``"extend"`` or ``"exact"``; see `Overflow`.
         constraints: Conditions that the sizes of every call satisfy, as in ``jax.export``:
             ``"s >= 4"``, ``"mod(s, 2) == 0"``.
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.

@@ -34,7 +34,7 @@ Buckets: TypeAlias = Literal["pow2", "exact"] | Sequence[int] | Strategy
 
 FallbackName: TypeAlias = Literal["exact", "error"]
 CheckName: TypeAlias = Literal["off", "poison", "exact", "exact always"]
-OverflowName: TypeAlias = Literal["error", "extend", "exact", "split"]
+OverflowName: TypeAlias = Literal["error", "extend", "exact"]
 OutName: TypeAlias = Literal["jax", "numpy", "padded"]
 ShareName: TypeAlias = Literal["first"]
 
@@ -103,7 +103,7 @@ def config_of(fn: Callable[..., Any], given: Options) -> Config:
 
     Args:
         fn: The function.
-        options: All options.
+        given: The options that the user gave; the others have their defaults.
 
     Returns:
         The configuration.
@@ -120,7 +120,7 @@ def config_of(fn: Callable[..., Any], given: Options) -> Config:
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     for name, instead in _SHARDINGS.items():
-        if options[name] is not None:  # type: ignore[literal-required]
+        if options[name] is not None:
             raise SpecError(f"{name} is not an option of bucketjit; {instead}")
     if not isinstance(options["copy_inputs"], bool):
         raise SpecError(f"copy_inputs must be True or False, got {options['copy_inputs']!r}")
@@ -250,12 +250,21 @@ def _strategies(buckets: object) -> tuple[Strategy, Mapping[str, Strategy]]:
     return NOT_CHOSEN, MappingProxyType(per_dim)
 
 
+def overflow_policy(name: str, given: object) -> Overflow:
+    """The overflow policy that an option names; see `member`."""
+    if isinstance(given, str) and given == "split":
+        raise SpecError(
+            f"{name} cannot be 'split'; use the method map, which runs rows in batches, or 'extend'"
+        )
+    return member(Overflow, name, given)
+
+
 def _policies(overflow: object) -> tuple[Overflow, Mapping[str, Overflow]]:
     """The overflow policy of all variables, and those of single ones."""
     if not isinstance(overflow, Mapping):
-        return member(Overflow, "overflow", overflow), MappingProxyType({})
+        return overflow_policy("overflow", overflow), MappingProxyType({})
     per_dim = {
-        checked_dim(dim): member(Overflow, f"overflow[{dim!r}]", each)
+        checked_dim(dim): overflow_policy(f"overflow[{dim!r}]", each)
         for dim, each in overflow.items()
     }
     return Overflow.ERROR, MappingProxyType(per_dim)

@@ -13,8 +13,8 @@ from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.argument_types import Expected, abstract, without_values
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._compile.requests import CompileRequest
-from bucketjit._jax.compiler import compile_here
 from bucketjit._jax.arrays import with_type
+from bucketjit._jax.compiler import compile_here
 from bucketjit._signature.signer import SignedCall
 
 Built = Callable[[Callable[[], Executable]], Executable]

@@ -361,8 +361,8 @@ def _check_sizes(place: str, program: SavedProgram, leaves: tuple[Leaf, ...]) ->
             raise _error(place, "rows and extra differ in number")
         if any(len(extra) != len(table.unfitted) for extra in table.extra):
             raise _error(place, "extra does not fit unfitted")
-        own = len(program.variables) - len(program.table.unfitted)
-        if any(len(row) != own for row in program.table.rows):
+        own = len(program.variables) - len(table.unfitted)
+        if any(len(row) != own for row in table.rows):
             raise _error(place, "the rows of the table do not fit the variables")
 
 

@@ -33,7 +33,7 @@ def decoded_as(kind: type[T], value: object, place: str) -> T:
 
 def _decoded(kind: Any, value: Any, at: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = _hints(kind)
         found = {}
         for field in dataclasses.fields(kind):
@@ -41,7 +41,9 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
                 raise ArtifactError(
                     f"{at}: there is no {field.name!r}; the file is damaged or was altered"
                 )
-            found[field.name] = _decoded(hints[field.name], value[field.name], f"{at}: {field.name}")
+            found[field.name] = _decoded(
+                hints[field.name], value[field.name], f"{at}: {field.name}"
+            )
         return kind(**found)
     if origin in (typing.Union, types.UnionType):
         fits = next((one for one in args if _is_like(one, value)), None)
@@ -51,7 +53,10 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
         if args[-1] is Ellipsis:
             return tuple(_decoded(args[0], one, f"{at}[{i}]") for i, one in enumerate(value))
         if len(args) == len(value):
-            return tuple(_decoded(a, one, f"{at}[{i}]") for i, (a, one) in enumerate(zip(args, value, strict=True)))
+            return tuple(
+                _decoded(a, one, f"{at}[{i}]")
+                for i, (a, one) in enumerate(zip(args, value, strict=True))
+            )
     elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
         return {name: _decoded(args[1], one, f"{at}.{name}") for name, one in value.items()}
     elif type(value) is kind and not (kind is int and not 0 <= value < _LARGEST):
@@ -62,7 +67,9 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
     raise ArtifactError(f"{at}: expected {name}, got {shown}; the file is damaged or was altered")
 
 
-_hints = functools.cache(typing.get_type_hints)
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _is_like(kind: Any, value: Any) -> bool:

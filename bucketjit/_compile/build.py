@@ -136,7 +136,7 @@ def masked_function(
         expected=expected,
         at=static,
         call=call,
-        origin=Origin(signed, call.tokens, call.whole or call.sizes),
+        origin=Origin(signed, call.tokens, call.sizes),
         bucket=bucket,
         pads=pads,
         size_constant_shapes=size_constant_shapes,
@@ -290,9 +290,7 @@ def _refusing_defects() -> Iterator[None]:
         ) from error
 
 
-def build_masked(
-    made: Masked, lowered: jax.stages.Lowered | None = None
-) -> Executable:
+def build_masked(made: Masked, lowered: jax.stages.Lowered | None = None) -> Executable:
     """Compile a program for a bucket.
 
     Only the types and the placement of the arguments are used, so the call may have ended.

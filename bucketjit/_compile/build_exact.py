@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import Expected, abstract
-from bucketjit._jax.compiler import compile_here
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._config import Check
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.compiler import compile_here
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._signature.signer import SignedCall
 

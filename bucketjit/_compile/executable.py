@@ -262,8 +262,7 @@ class Origin(NamedTuple):
     Attributes:
         signed: The call, its arrays replaced by their types.
         tokens: A token per axis of each leaf; None if no axes are open.
-        sizes: Its logical sizes, or those of the whole call that it is a part of
-            (`ResolvedCall.whole`).
+        sizes: Its logical sizes.
     """
 
     signed: SignedCall

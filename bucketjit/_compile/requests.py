@@ -180,7 +180,7 @@ class RequestFactory:
 
         def made() -> Masked:
             needed, check = self.needed(program), self._config.check
-            of_xla = self._options(needed.options(False), NO_OPTIONS)
+            of_xla = self._options(needed.options(), NO_OPTIONS)
             given = (known, call, bucket, rows, self.rules, check, of_xla)
             return rows_function(*given, needed.after)
 
@@ -270,9 +270,9 @@ class RequestFactory:
     ) -> Masked:
         """The function of a bucket; ``pads`` has the padded leaves with their padded shapes."""
         assert call.program is not None
-        needed, chunks = self.needed(call.program), self._config.chunks
+        needed = self.needed(call.program)
         given = (known, call, bucket, pads, self.rules, self._config.check)
-        of_xla = self._options(needed.options(bool(chunks)), options)
+        of_xla = self._options(needed.options(), options)
         return masked_function(*given, of_xla, needed.after)
 
     def exact(

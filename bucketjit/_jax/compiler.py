@@ -6,9 +6,6 @@ what.
 
 from __future__ import annotations
 
-import functools
-import io
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +14,7 @@ import jax
 import jaxlib
 
 from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import NotPlain, compilation_cache
-from bucketjit._raised import in_one_line
 
 _config = names.module("config")
 _linalg = names.module("lax.linalg")
@@ -57,7 +52,7 @@ def jaxlib_version() -> str:
 
 
 def compile_here(lowered: jax.stages.Lowered) -> Any:
-    """Compile a lowered program in this process; `compile_elsewhere` is its counterpart.
+    """Compile a lowered program.
 
     JAX may read the executable from its own persistent cache. XLA cannot serialize an executable
     that it has read from bytes, at least on CPU: the result is incomplete. So for the compile a
@@ -91,14 +86,14 @@ def _is_cpu_of_one_host(client: Any) -> bool:
 
 
 def forget_bytes(compiled: object) -> None:
-    """Drop the bytes that `compile_here` or `compile_elsewhere` keep for this executable."""
+    """Drop the bytes that `compile_here` keeps for this executable."""
     client = _client_of(compiled)
     if isinstance(client, _Remembering):
         client.raw = None
 
 
 def has_bytes(compiled: object) -> bool:
-    """Whether `compile_here` or `compile_elsewhere` keep the bytes of this executable."""
+    """Whether `compile_here` keeps the bytes of this executable."""
     client = _client_of(compiled)
     return isinstance(client, _Remembering) and client.raw is not None
 

@@ -147,7 +147,6 @@ USES = (
     Use("lax.lax", "_reduce_jvp", Without.REDUCTIONS),
     Use("lax.lax", "_sort_le_comparator _sort_lt_comparator", Without.SEARCHES),
     Use("lax.utils", "int_dtype_for_dim int_dtype_for_shape"),
-    Use("mesh", "get_concrete_mesh"),
     Use("numpy.fft", "operator", Without.FFT),
     Use("numpy.hijax", "searchsorted", Without.SEARCHES),
     Use(

@@ -70,7 +70,7 @@ class ShardRequests(RequestFactory):
         assert call.program is not None
         needed = self.needed(call.program)
         given = (known, call, bucket, pads, self.rules)
-        of_xla = self._options(needed.options(False), options)
+        of_xla = self._options(needed.options(), options)
         return _function(self._shards, *given, of_xla, needed.after)
 
     def _builder(

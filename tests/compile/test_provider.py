@@ -721,15 +721,7 @@ def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> 
     assert xla_compiles() - before == 1 and executor.stats().compiles == 3
 
 
-def test_warm_up_of_what_is_split() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_buckets([2, 4], overflow="split")
-    report = executor.warmup(ramp(1), sizes={"batch": 11}, progress=False)
-    assert list(map(dict, report.compiled)) == [{"batch": 4}]
-    with executor.forbid_compiles():
-        np.testing.assert_array_equal(executor(ramp(11)), 2 * ramp(11))
-
-
-@pytest.mark.parametrize("policy", ["extend", "exact", "split"])
+@pytest.mark.parametrize("policy", ["extend", "exact"])
 def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
     plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 16}])
     fn = lambda x: jnp.cumsum(x, axis=1)  # noqa: E731
@@ -744,7 +736,6 @@ def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
         == {
             "extend": {(4, 16), (16, 16), (32, 16)},
             "exact": {(4, 16), (9, 16), (20, 16)},
-            "split": {(4, 16), (8, 16)},
         }[policy]
     )
 
@@ -1267,17 +1258,6 @@ def test_a_bucket_of_sizes_at_which_the_function_does_something_else() -> None:
     with executor.forbid_compiles():
         for n in range(17, 33):
             np.testing.assert_allclose(executor(ramp(n)), fn(ramp(n)), rtol=1e-6)
-
-
-def test_a_chunk_that_may_not_be_compiled_names_its_call() -> None:
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
-    executor = executor.with_buckets([2, 4], overflow="split")
-    executor(ramp(4))
-    with executor.forbid_compiles(), pytest.raises(CompileBudgetError) as error:
-        executor(ramp(5))
-    assert "a call with batch=1 needs the bucket batch=2" in str(error.value)
-    assert str(error.value).endswith(" That is a chunk of a call with batch=5.")
-    assert np.array_equal(executor(ramp(5)), ramp(5) * 2)
 
 
 def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:

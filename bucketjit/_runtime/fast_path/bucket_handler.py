@@ -1,4 +1,4 @@
-"""Serves calls with one set of shapes by one executable: the handler of the fast path.
+"""Makes the functions by which a handler of the fast path serves calls with one set of shapes.
 
 A handler is for exact shapes, so it stays right whatever is learnt of the function later.
 Arguments without open axes (400 parameter arrays, say) are checked by the C++ argument check of
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,54 +28,13 @@ from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.handler import (
     After,
     Evicted,
-    Handler,
     Prepare,
     Prepared,
     Serve,
     Where,
 )
 
-X = TypeVar("X")
-
 _now = time.monotonic
-
-
-class BucketHandler:
-    """Serves calls with one set of shapes by one executable; see `Handler`.
-
-    Args:
-        slot: The slot of the executable in the cache.
-        line: Counts the calls.
-        serve: Serves a call; made by `serving`.
-
-    Attributes:
-        next: The handler to try if this one does not fit the call; None if it is the last.
-    """
-
-    __slots__ = ("next", "line", "serve", "slot")
-
-    def __init__(
-        self, slot: Slot[Executable], line: CallCounter, serve: Serve
-    ) -> None:
-        self.slot = slot
-        self.line = line
-        self.serve = serve
-        self.next: Handler | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its executable is in the cache."""
-        return self.slot.entry is not None
-
-    @property
-    def slots(self) -> tuple[Slot[Executable], ...]:
-        """The slot of its executable in the cache."""
-        return (self.slot,)
-
-    @property
-    def lines(self) -> tuple[CallCounter, ...]:
-        """Its call counter."""
-        return (self.line,)
 
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
@@ -101,7 +60,7 @@ def serving(
     finish: Change | None,
     is_checked: bool = False,
 ) -> Serve:
-    """A function that serves a call; see `Handler.serve`.
+    """A function that serves a call; see `Handler`.
 
     Args:
         slot: The slot of the executable. The executable itself is not held, so that its memory is
@@ -182,14 +141,10 @@ def preparing(
         if hosts:
             _check_hosts(hosts, args, kwargs)
         if pads:
-            args, kwargs = changed(args, kwargs, pads, _padded_by)
+            args, kwargs = padded(args, kwargs, pads)
         return (args, kwargs) if without_statics is None else without_statics(args, kwargs)
 
     return prepare
-
-
-def _padded_by(value: object, padder: Change) -> Any:
-    return padder(value)
 
 
 def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -231,34 +186,28 @@ def give_away(values: Sequence[Any]) -> None:
             value.delete()
 
 
-def changed(
+def padded(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    arguments: Sequence[tuple[Where, Any, Sequence[tuple[int, X]]]],
-    change: Callable[[Any, X], Any],
-) -> tuple[list[Any], Mapping[str, Any]]:
-    """The arguments of a call with some leaves changed.
+    pads: Sequence[tuple[Where, Any, Sequence[tuple[int, Change]]]],
+) -> Prepared:
+    """The arguments of a call with some leaves padded; those that came are left alone.
 
     Args:
         args: The positional arguments.
         kwargs: The keyword arguments.
-        arguments: ``(where, tree, ((leaf, what), ...))`` for each argument to change; the tree is
-            None for a bare array.
-        change: Returns the new leaf; takes the leaf and its ``what``.
-
-    Returns:
-        Positional and keyword arguments. Those that came are left alone.
+        pads: See `preparing`.
     """
     values = list(args)
     if kwargs:  # copied: the caller may hold and use the dict
         kwargs = dict(kwargs)
-    for where, tree, leaves in arguments:
+    for where, tree, leaves in pads:
         place: Any = values if type(where) is int else kwargs
         if tree is None:
-            place[where] = change(place[where], leaves[0][1])
+            place[where] = leaves[0][1](place[where])
             continue
         flat = tree.flatten_up_to(place[where])
-        for leaf, what in leaves:
-            flat[leaf] = change(flat[leaf], what)
+        for leaf, padder in leaves:
+            flat[leaf] = padder(flat[leaf])
         place[where] = tree.unflatten(flat)
     return values, kwargs

@@ -18,7 +18,6 @@ from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
-    BucketHandler,
     afterwards,
     counting,
     preparing,
@@ -100,7 +99,7 @@ class DispatchTable:
         key = self.key(args, kwargs)
         kept: list[Handler] = []
         for old in _chain(self.by_key.get(key)):
-            stays = old.is_alive and old.slots != handler.slots
+            stays = old.is_alive and old.slot is not handler.slot
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
         # Other threads follow the chain without a lock: `handler` is complete before it is stored,
         # and at each step of the loop every handler leads to a chain that ends.
@@ -126,7 +125,7 @@ class DispatchTable:
             self.by_key[key] = handler
 
     def _without_executable(self) -> list[Handler]:
-        """Drop the keys none of whose handlers has its executables, and return those handlers."""
+        """Drop the keys none of whose handlers has its executable, and return those handlers."""
         gone: list[Handler] = []
         for key, first in list(self.by_key.items()):
             handlers = list(_chain(first))
@@ -253,12 +252,10 @@ class CallArguments(NamedTuple):
     Attributes:
         args: The positional arguments.
         kwargs: The keyword arguments.
-        fast_path: Where the handler for calls like this one is kept.
     """
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    fast_path: FastPath
 
 
 def make_handler(
@@ -270,7 +267,7 @@ def make_handler(
     line: CallCounter,
     note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
-) -> BucketHandler:
+) -> Handler:
     """The handler for calls like one that was just served.
 
     Args:
@@ -309,4 +306,4 @@ def make_handler(
     is_checked = entry is not None and entry.is_checked_after_runs
     after = afterwards(gives, note)
     serve = serving(slot, counted, sizes, prepare, after, finish, is_checked)
-    return BucketHandler(slot, line, serve)
+    return Handler(slot, line, serve)
