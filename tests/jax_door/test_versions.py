@@ -213,10 +213,10 @@ def told(missing: str) -> str:
 
 
 def test_essential_names_that_are_missing_are_one_error() -> None:
-    missing = {"core": ["eval_trace"], "mesh": ["get_concrete_mesh"], "lax.lax": ["_const"]}
+    missing = {"core": ["eval_trace"], "effects": ["ordered_effects"], "lax.lax": ["_const"]}
     done = run("import bucketjit", missing)
     assert done.returncode == 1
-    expected = told("jax._src.core.eval_trace, jax._src.mesh.get_concrete_mesh")
+    expected = told("jax._src.core.eval_trace, jax._src.effects.ordered_effects")
     assert done.stderr.splitlines()[-1] == f"bucketjit.errors.VersionError: {expected}"
     assert done.stderr.count("VersionError: ") == 1 and "Warning" not in done.stderr
 
