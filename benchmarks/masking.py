@@ -268,7 +268,7 @@ def derived(model: Model) -> Any:
         )
         return program.out_tree.unflatten(outs)
 
-    return jax.jit(run, compiler_options=dict(needed.options(side_by_side=False)))
+    return jax.jit(run, compiler_options=dict(needed.options()))
 
 
 def measure(model: Model, rounds: int) -> Row:

@@ -31,15 +31,14 @@ CALLS, QUICK_CALLS = 1000, 4
 QUICK_GROUPS = ("mlp",)
 LENGTHS = (64, 128)
 ROWS, MLP_WIDTH, MLP_LAYERS = 256, 256, 4
-BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS = (
+BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND = (
     "all called before",
     "all warmed up",
     "all warmed up, `first_run=True`",
     "compiled in the call",
     "compiled in the background",
-    "in the background, `process=False`",
 )
-WAYS = (BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND, SAME_PROCESS)
+WAYS = (BEFORE, WARMED_UP, FIRST_RUN, IN_CALL, BACKGROUND)
 
 
 class Case(NamedTuple):
@@ -138,8 +137,8 @@ GROUPS = {
 def measure(which: str, way: str, calls: int) -> Row:
     """The stream of a group in this process."""
     executor, parameters, largest, every, stream = GROUPS[which].case(calls)
-    if way in (BACKGROUND, SAME_PROCESS):
-        executor = executor.with_background_compile(process=way == BACKGROUND)
+    if way == BACKGROUND:
+        executor = executor.with_background_compile()
     if way in (WARMED_UP, FIRST_RUN):
         executor.warmup(
             parameters, largest, sizes=every, progress=False, first_run=way == FIRST_RUN
@@ -183,9 +182,9 @@ SECTIONS = (
         "with all cores, so a call that runs beside a compile takes longer; how much of the ratio "
         "is the machine's own, the first rows tell. What is compiled ahead still takes longer in "
         "its first run on a CPU, unless that is part of the warm-up. In the background it always "
-        "is. There another process compiles, which stands back for the calls, so that the warm "
-        "bucket serves more of them. *Stolen* is the CPU time that the host of a virtual machine "
-        "gave to others meanwhile, of all that was wanted.",
+        "is. There a thread compiles, and the warm bucket serves the calls meanwhile. *Stolen* is "
+        "the CPU time that the host of a virtual machine gave to others meanwhile, of all that was "
+        "wanted.",
         (
             Column("way", "way"),
             Column("warm_ms", "warm, ms", ".2f"),

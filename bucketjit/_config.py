@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -80,15 +79,11 @@ class Overflow(enum.Enum):
             twice the largest bucket, four times, and so on.
         EXACT: Give that variable its exact size in this call, which costs a compile for each such
             size. The call is counted in ``stats().fallback_calls``, without a warning.
-        SPLIT: Cut the call into chunks of the largest bucket along that variable, and concatenate
-            their results. Raise `SplitError` unless the program shows that its outputs are
-            independent along it.
     """
 
     ERROR = "error"
     EXTEND = "extend"
     EXACT = "exact"
-    SPLIT = "split"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +162,10 @@ class Background:
         workers: Number of threads that compile.
         queue: The most compiles that wait for a thread. If it is full, a later call of the bucket
             asks again.
-        process: Whether another process compiles for CPU, on systems where there can be one.
     """
 
     workers: int = 1
     queue: int = 64
-    process: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,55 +225,6 @@ class Persistent:
     directory: str | None = None
     max_bytes: int | None = None
     share: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class WholeCalls:
-    """How calls that are cut into chunks would be served whole, and what both ways cost.
-
-    Costs are of padded sizes, in a unit of their own.
-
-    Attributes:
-        dims: The variables whose buckets were fitted.
-        strategies: The strategy of each variable if calls are whole and there is no plan.
-        plan: The joint plan if calls are whole; None without one.
-        chunk_strategies: The strategies by variable if calls are cut.
-        chunk_plan: The joint plan if calls are cut; None without one.
-        cost: The cost of one run, of the padded size of each of ``dims``.
-        usual_cost: The mean cost of the logged calls at their logical sizes.
-        chunks_cost: The cost of all logged calls in chunks.
-        whole_cost: The cost of all logged calls whole.
-    """
-
-    dims: frozenset[str]
-    strategies: Mapping[str, Strategy]
-    plan: Any
-    chunk_strategies: Mapping[str, Strategy]
-    chunk_plan: Any
-    cost: Callable[[Mapping[str, int]], float]
-    usual_cost: float
-    chunks_cost: float
-    whole_cost: float
-
-    def of(self, config: Config) -> Config:
-        """A configuration changed to serve calls whole."""
-        return dataclasses.replace(
-            config,
-            per_dim={**config.per_dim, **self.strategies},
-            plan=self.plan,
-            overflow_per_dim={
-                **config.overflow_per_dim,
-                **dict.fromkeys(self.dims, Overflow.EXTEND),
-            },
-            chunked={},
-            whole=None,
-        )
-
-    def is_alternative_to(self, config: Config) -> bool:
-        """Whether a configuration still has the buckets that were fitted to chunks."""
-        return config.plan is self.chunk_plan and all(
-            config.per_dim.get(dim) is strategy for dim, strategy in self.chunk_strategies.items()
-        )
 
 
 def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -371,9 +315,6 @@ class Config:
         compiler_options: Options of XLA.
         warn_after: How many executables are compiled before a warning; None for 16 above the number
             of buckets, 0 for no warning.
-        chunked: Variables whose buckets are planned for chunks that run at the same time, each with
-            their number.
-        whole: How calls would be served whole, if that is to be measured; None if not.
         agreed: How several processes agree on buckets; None if they do not.
         sharded: The shards that calls give the rows of; None if the function is not one of a shard.
     """
@@ -403,9 +344,7 @@ class Config:
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if one is in use
     compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    chunked: Mapping[str, float] = dataclasses.field(default_factory=dict)
     warn_after: int | None = None
-    whole: WholeCalls | None = None
     agreed: Agreed | None = None
     sharded: Sharded | None = None
 
@@ -430,19 +369,6 @@ class Config:
     def has_no_strategy(self) -> bool:
         """Whether the user chose no strategy, not even `Exact`."""
         return self.default is NOT_CHOSEN and not self.per_dim and self.plan is None
-
-    @property
-    def chunks(self) -> float:
-        """How many chunks of a call run at the same time, if the buckets are planned for chunks.
-
-        0 if they are planned for whole calls.
-        """
-        counts = [
-            count
-            for dim, count in self.chunked.items()
-            if self.overflow_per_dim.get(dim) is Overflow.SPLIT
-        ]
-        return math.prod(counts) if counts else 0
 
     @property
     def planned(self) -> tuple[str, ...]:

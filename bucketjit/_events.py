@@ -48,8 +48,7 @@ class Event:
             ``"recompile"`` (a function compiles for each size, or beyond its buckets),
             ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"plan"`` (an adaptive
             strategy changed its buckets), ``"ahead"`` (listed buckets were not compiled with the
-            first call, and why), ``"process"`` (no other process compiles an executable in the
-            background, and why), ``"error"`` (a compile in the background failed), ``"load"`` (an
+            first call, and why), ``"error"`` (a compile in the background failed), ``"load"`` (an
             executable was read from a file), ``"wait"`` (another process compiled meanwhile; see
             ``share`` of `BucketedExec.with_persistence`), ``"stale"`` (a file was made for another
             version, program or machine), ``"damaged"``, ``"distrusted"``, ``"unreadable"`` or

@@ -10,7 +10,6 @@
         │   └── MutationError             the function changes an argument, which would be lost
         ├── StrategyError (ValueError)    a bucket could not be chosen
         │   ├── BucketOverflowError       a size is beyond the largest bucket
-        │   │   └── SplitError            and the call cannot be split into chunks
         │   └── StrategyContractError     a strategy broke ``bucket(n) >= n`` and its like
         ├── AgreementError (RuntimeError)  the processes of a job do not agree on a call
         ├── CompileBudgetError (RuntimeError)  a call needs a compile beyond the budget
@@ -60,7 +59,6 @@ __all__ = [
     "ShapeCheckError",
     "SizeMismatchError",
     "SpecError",
-    "SplitError",
     "StrategyContractError",
     "StrategyError",
     "VersionError",
@@ -138,38 +136,12 @@ class BucketOverflowError(StrategyError):
         what = f"dimension {dim!r}" if dim else "a dimension"
         super().__init__(
             f"{what} has size {size}, beyond the largest bucket {largest}; raise the strategy's "
-            f"max (or add a bucket of at least {size} to the list), or choose overflow='extend', "
-            "'exact' or 'split'"
+            f"max (or add a bucket of at least {size} to the list), or choose overflow='extend' "
+            "or 'exact'"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.size, self.largest, self.dim)
-
-
-class SplitError(BucketOverflowError):
-    """A size is larger than the largest bucket, and the call cannot be split along it.
-
-    Attributes:
-        reason: One line: which equation mixes the chunks, and why.
-        remedy: What the user can do about it, or an empty string.
-    """
-
-    def __init__(
-        self, size: int, largest: int, dim: str | None, reason: str, remedy: str = ""
-    ) -> None:
-        super().__init__(size, largest, dim)
-        self.reason = reason
-        self.remedy = remedy
-        advice = f"{remedy}; or " if remedy else ""
-        # Replaces the message of the base class.
-        self.args = (
-            f"dimension {dim!r} has size {size}, beyond the largest bucket {largest}, and the call "
-            f"cannot be split along it: {reason} ({advice}choose overflow='extend' or "
-            "'exact', or raise the largest bucket)",
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.size, self.largest, self.dim, self.reason, self.remedy)
 
 
 class StrategyContractError(StrategyError):

@@ -215,7 +215,6 @@ def demonstrate(options: argparse.Namespace) -> bool:
                 answers[name] = ask(address, texts, pauses, options.clients, progress)
             if isinstance(function, BucketedExec):
                 counted = requests_counted(address)
-                # Those that other processes compile are no compiles of this one.
                 executables[name] = function.cache_size()
             else:
                 executables[name] = counter.compiles - before

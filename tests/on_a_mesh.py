@@ -224,15 +224,6 @@ def results_that_the_mesh_does_not_divide(mesh: Any) -> None:
 
 
 @case
-def chunks(mesh: Any) -> None:
-    executor = BucketedExec(step_by_row, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR)
-    executor = executor.with_buckets([6], "b", overflow="split")  # in chunks of 4
-    w = weights(mesh)
-    for n in (4, 12, 20, 12):
-        assert_same(executor(w, rows(mesh, n)), jax.jit(step_by_row)(w, rows(mesh, n)))
-
-
-@case
 def warm_up(mesh: Any) -> None:
     executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
     by_rows = NamedSharding(mesh, PartitionSpec("data"))

@@ -24,7 +24,6 @@ from bucketjit.errors import (
     ShapeCheckError,
     SizeMismatchError,
     SpecError,
-    SplitError,
     StrategyContractError,
     StrategyError,
 )
@@ -468,7 +467,6 @@ def test_with_rules_wants_rules_by_primitive() -> None:
         (SizeMismatchError, (ArgumentError,)),
         (StrategyError, (BucketJitError, ValueError)),
         (BucketOverflowError, (StrategyError,)),
-        (SplitError, (BucketOverflowError,)),
         (StrategyContractError, (StrategyError,)),
         (ShapeCheckError, (BucketJitError, TypeError)),
         (MaskingError, (BucketJitError,)),
@@ -500,7 +498,6 @@ def test_errors_survive_pickling() -> None:
 
     for error in (
         BucketOverflowError(5, 4, "b"),
-        SplitError(5, 4, "b", "reason", "remedy"),
         MaskingError("reason", "remedy"),
         FallbackError("reason", "remedy"),
         SizeMismatchError("text"),

@@ -31,7 +31,7 @@ sys.unraisablehook = lambda *_: None
 draw = random.Random(2)
 executor = BucketedExec(jnp.tanh).with_pow2(max=64).with_maxsize(2, eviction=Eviction(hysteresis=8))
 if what == "background":
-    executor = executor.with_background_compile(process=False)
+    executor = executor.with_background_compile()
 every = {n: np.ones((n, 4), np.float32) for n in ((64,) if what == "clock" else range(1, 65))}
 executor(every[64])
 clock = executor._engine.counters._clock

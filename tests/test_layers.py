@@ -37,7 +37,6 @@ PACKAGES = (
     "_masking",
     "_signature",
     "_xla_defects",
-    "_cores",
     "_compile",
     "_runtime",
     "_ragged",

@@ -296,17 +296,6 @@ def at_prim() -> Iterator[list[Moment]]:
 
 
 @an_error
-def test_in_the_proof_that_a_call_can_be_split(
-    make: Callable[[], BaseException], at_prim: list[Moment]
-) -> None:
-    executor = BucketedExec(with_prim).with_pow2(max=4, overflow="split")
-    at_prim.append(Moment(make()))
-    with at_prim[0].raised():
-        executor(rows(9))
-    serves(executor, lambda x: (x + 1) * 2, (9, 3, 11))
-
-
-@an_error
 def test_in_the_look_inside_of_a_primitive(
     make: Callable[[], BaseException], at_prim: list[Moment]
 ) -> None:

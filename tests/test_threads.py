@@ -269,7 +269,7 @@ def test_modules_that_are_imported_while_they_are_looked_through() -> None:
 
 
 def test_dropping_what_waits_leaves_the_mark_that_ends_threads() -> None:
-    workers = Workers(Background(workers=1, queue=4, process=False))
+    workers = Workers(Background(workers=1, queue=4))
     jobs = workers._jobs
     waiting = jobs.waiting
 

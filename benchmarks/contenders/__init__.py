@@ -101,14 +101,6 @@ PLANS = (
         "12 fitted, in the background",
         lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 12),
     ),
-    _bucketjit(
-        "6 fitted lengths, row by row",
-        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 6, split="b"),
-    ),
-    _bucketjit(
-        "6 fitted lengths, row by row, ahead",
-        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 6, split="b", ahead=True),
-    ),
 )
 
 

@@ -50,7 +50,6 @@ class CallPath(Generic[P, R]):
             SpecError: ``dynamic_axes`` does not fit the arguments.
             SizeMismatchError: The sizes of the arguments contradict each other.
             BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-            SplitError: The call would have to be split into chunks, and cannot be.
             FallbackError: The call cannot be masked, and ``fallback`` is to raise.
             CompileBudgetError: A compile is needed that the budget does not allow.
             ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
@@ -118,7 +117,7 @@ class CallPath(Generic[P, R]):
         if engine.together is not None and engine.together.is_active:
             return engine.together.serve(engine, (args, kwargs))
         signed = engine.signer.sign(args, kwargs)
-        return engine.serve(signed, CallArguments(args, kwargs, self._fast_path))
+        return engine.serve(signed, CallArguments(args, kwargs))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation of JAX, or where ``jit`` is disabled."""

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from bucketjit._api.executor import BucketedExec
-from bucketjit._api.options import (
-    Buckets,
-    CheckName,
-    DynamicAxes,
-    FallbackName,
-    Options,
-    OutName,
-    OverflowName,
-)
-from bucketjit._config import DEFAULT_MAXSIZE, Check, CompileBudget, Fallback, Overflow
+from bucketjit._api.options import Options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,28 +23,7 @@ def jit(
 ) -> Callable[[Callable[P, R]], BucketedExec[P, R]]: ...
 
 
-def jit(
-    fn: Callable[..., Any] | None = None,
-    *,
-    dynamic_axes: DynamicAxes = None,
-    buckets: Buckets | Mapping[str, Buckets] | None = "pow2",
-    overflow: Overflow | OverflowName | Mapping[str, Overflow | OverflowName] = "error",
-    constraints: str | Sequence[str] = (),
-    static_argnums: int | Sequence[int] | None = None,
-    static_argnames: str | Sequence[str] | None = None,
-    donate_argnums: int | Sequence[int] | None = None,
-    donate_argnames: str | Sequence[str] | None = None,
-    fallback: Fallback | FallbackName = "exact",
-    check: Check | CheckName = "off",
-    out: OutName = "jax",
-    copy_inputs: bool = False,
-    maxsize: int | None = DEFAULT_MAXSIZE,
-    compile_budget: CompileBudget | int | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
-    warn_after: int | None = None,
-    in_shardings: None = None,
-    out_shardings: None = None,
-) -> Any:
+def jit(fn: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any:
     """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
 
     The parameters are those of `BucketedExec`, which describes them; only the default of
@@ -100,28 +71,7 @@ def jit(
         >>> spread.cache_size(), spread.__doc__
         (2, 'Largest minus smallest.')
     """
-
-    def decorate(fn: Callable[..., Any]) -> BucketedExec[..., Any]:
-        return BucketedExec(
-            fn,
-            dynamic_axes=dynamic_axes,
-            buckets=buckets,
-            overflow=overflow,
-            constraints=constraints,
-            static_argnums=static_argnums,
-            static_argnames=static_argnames,
-            donate_argnums=donate_argnums,
-            donate_argnames=donate_argnames,
-            fallback=fallback,
-            check=check,
-            out=out,
-            copy_inputs=copy_inputs,
-            maxsize=maxsize,
-            compile_budget=compile_budget,
-            compiler_options=compiler_options,
-            warn_after=warn_after,
-            in_shardings=in_shardings,
-            out_shardings=out_shardings,
-        )
-
-    return decorate if fn is None else decorate(fn)
+    options.setdefault("buckets", "pow2")
+    if fn is None:
+        return functools.partial(BucketedExec, **options)
+    return BucketedExec(fn, **options)

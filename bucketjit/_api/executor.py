@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 import jax
 
@@ -22,30 +22,14 @@ from bucketjit._api.cache_control import CacheControl
 from bucketjit._api.call_path import CallPath
 from bucketjit._api.disabled import WHY, PlainJit
 from bucketjit._api.exporting import Exporting
-from bucketjit._api.options import (
-    Buckets,
-    CheckName,
-    DynamicAxes,
-    FallbackName,
-    Options,
-    OutName,
-    OverflowName,
-    config_of,
-)
+from bucketjit._api.options import Options, config_of
 from bucketjit._api.processes import Processes
 from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
 from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._config import (
-    DEFAULT_MAXSIZE,
-    Check,
-    CompileBudget,
-    Config,
-    Fallback,
-    Overflow,
-)
+from bucketjit._config import Config
 from bucketjit._environment import is_disabled, log_as_asked
 from bucketjit._inspect.explain import Explanation, explain
 from bucketjit._inspect.views import Views
@@ -54,7 +38,6 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
-from bucketjit._precompile.trial import trial_of
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
@@ -115,7 +98,7 @@ class BucketedExec(
             ``"exact"``, a list of sizes, or a strategy. The ``with_...`` methods are the same. By
             default every size gets an executable of its own.
         overflow: What happens to sizes beyond the largest bucket, or a dict of that by variable:
-            ``"error"``, ``"extend"``, ``"exact"`` or ``"split"``; see `Overflow`.
+            ``"error"``, ``"extend"`` or ``"exact"``; see `Overflow`.
         constraints: Conditions that the sizes of every call satisfy, as in ``jax.export``:
             ``"s >= 4"``, ``"mod(s, 2) == 0"``.
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.
@@ -170,49 +153,7 @@ class BucketedExec(
         [4.0, 8.0]
     """
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        *,
-        dynamic_axes: DynamicAxes = None,
-        buckets: Buckets | Mapping[str, Buckets] | None = None,
-        overflow: Overflow | OverflowName | Mapping[str, Overflow | OverflowName] = "error",
-        constraints: str | Sequence[str] = (),
-        static_argnums: int | Sequence[int] | None = None,
-        static_argnames: str | Sequence[str] | None = None,
-        donate_argnums: int | Sequence[int] | None = None,
-        donate_argnames: str | Sequence[str] | None = None,
-        fallback: Fallback | FallbackName = "exact",
-        check: Check | CheckName = "off",
-        out: OutName = "jax",
-        copy_inputs: bool = False,
-        maxsize: int | None = DEFAULT_MAXSIZE,
-        compile_budget: CompileBudget | int | None = None,
-        compiler_options: Mapping[str, Any] | None = None,
-        warn_after: int | None = None,
-        in_shardings: None = None,
-        out_shardings: None = None,
-    ) -> None:
-        options: Options = {
-            "dynamic_axes": dynamic_axes,
-            "buckets": buckets,
-            "overflow": overflow,
-            "constraints": constraints,
-            "static_argnums": static_argnums,
-            "static_argnames": static_argnames,
-            "donate_argnums": donate_argnums,
-            "donate_argnames": donate_argnames,
-            "fallback": fallback,
-            "check": check,
-            "out": out,
-            "copy_inputs": copy_inputs,
-            "maxsize": maxsize,
-            "compile_budget": compile_budget,
-            "compiler_options": compiler_options,
-            "warn_after": warn_after,
-            "in_shardings": in_shardings,
-            "out_shardings": out_shardings,
-        }
+    def __init__(self, fn: Callable[P, R], **options: Unpack[Options]) -> None:
         self._setup(config_of(fn, options))
 
     def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
@@ -224,7 +165,6 @@ class BucketedExec(
         self._fast_path = self._engine.memory.fast_path
         self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
-        self._engine.trial = trial_of(config)
         self._engine.together = together(config)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)

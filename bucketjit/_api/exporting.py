@@ -13,7 +13,7 @@ from bucketjit._export.dynamic import export_dynamic
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.together import refuse_apart
-from bucketjit._runtime.decisions import NO_STRATEGY, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import NO_STRATEGY, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -152,11 +152,6 @@ class Exporting:
                 return write_module(bounded_module(lowered, call, bucket, constraints))
             case Exact(_, why):
                 raise ExportError(f"cannot export with bounds: {why}")
-            case Chunked():
-                raise ExportError(
-                    "cannot export with bounds: the call is split into chunks; give arguments of "
-                    "the size of one chunk"
-                )
             case Refused(error):
                 raise error
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from bucketjit import strategies
 from bucketjit._config import (
+    DEFAULT_MAXSIZE,
     NOT_CHOSEN,
     Check,
     CompileBudget,
@@ -33,7 +34,7 @@ Buckets: TypeAlias = Literal["pow2", "exact"] | Sequence[int] | Strategy
 
 FallbackName: TypeAlias = Literal["exact", "error"]
 CheckName: TypeAlias = Literal["off", "poison", "exact", "exact always"]
-OverflowName: TypeAlias = Literal["error", "extend", "exact", "split"]
+OverflowName: TypeAlias = Literal["error", "extend", "exact"]
 OutName: TypeAlias = Literal["jax", "numpy", "padded"]
 ShareName: TypeAlias = Literal["first"]
 
@@ -61,6 +62,28 @@ class Options(TypedDict, total=False):
     out_shardings: None
 
 
+DEFAULTS: Options = {
+    "dynamic_axes": None,
+    "buckets": None,
+    "overflow": "error",
+    "constraints": (),
+    "static_argnums": None,
+    "static_argnames": None,
+    "donate_argnums": None,
+    "donate_argnames": None,
+    "fallback": "exact",
+    "check": "off",
+    "out": "jax",
+    "copy_inputs": False,
+    "maxsize": DEFAULT_MAXSIZE,
+    "compile_budget": None,
+    "compiler_options": None,
+    "warn_after": None,
+    "in_shardings": None,
+    "out_shardings": None,
+}
+
+
 _NAMED: Mapping[str, Callable[[], Strategy]] = {
     "pow2": strategies.Pow2,
     "exact": strategies.Exact,
@@ -75,12 +98,12 @@ _SHARDINGS = {
 E = TypeVar("E", bound=enum.Enum)
 
 
-def config_of(fn: Callable[..., Any], options: Options) -> Config:
+def config_of(fn: Callable[..., Any], given: Options) -> Config:
     """Check the options of a bucketed function.
 
     Args:
         fn: The function.
-        options: All options.
+        given: The options that the user gave; the others have their defaults.
 
     Returns:
         The configuration.
@@ -91,10 +114,13 @@ def config_of(fn: Callable[..., Any], options: Options) -> Config:
         StrategyContractError: What is to be a strategy has no ``bucket`` method.
         ValueError: A list of buckets is empty, or not positive and strictly increasing.
     """
+    if unknown := given.keys() - DEFAULTS.keys():
+        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(DEFAULTS)}")
+    options: Any = {**DEFAULTS, **given}
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     for name, instead in _SHARDINGS.items():
-        if options[name] is not None:  # type: ignore[literal-required]
+        if options[name] is not None:
             raise SpecError(f"{name} is not an option of bucketjit; {instead}")
     if not isinstance(options["copy_inputs"], bool):
         raise SpecError(f"copy_inputs must be True or False, got {options['copy_inputs']!r}")
@@ -224,12 +250,21 @@ def _strategies(buckets: object) -> tuple[Strategy, Mapping[str, Strategy]]:
     return NOT_CHOSEN, MappingProxyType(per_dim)
 
 
+def overflow_policy(name: str, given: object) -> Overflow:
+    """The overflow policy that an option names; see `member`."""
+    if isinstance(given, str) and given == "split":
+        raise SpecError(
+            f"{name} cannot be 'split'; use the method map, which runs rows in batches, or 'extend'"
+        )
+    return member(Overflow, name, given)
+
+
 def _policies(overflow: object) -> tuple[Overflow, Mapping[str, Overflow]]:
     """The overflow policy of all variables, and those of single ones."""
     if not isinstance(overflow, Mapping):
-        return member(Overflow, "overflow", overflow), MappingProxyType({})
+        return overflow_policy("overflow", overflow), MappingProxyType({})
     per_dim = {
-        checked_dim(dim): member(Overflow, f"overflow[{dim!r}]", each)
+        checked_dim(dim): overflow_policy(f"overflow[{dim!r}]", each)
         for dim, each in overflow.items()
     }
     return Overflow.ERROR, MappingProxyType(per_dim)

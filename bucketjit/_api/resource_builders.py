@@ -109,9 +109,7 @@ class ResourceBuilders:
             eviction=how,
         )
 
-    def with_background_compile(
-        self, workers: int = 1, *, queue: int = 64, process: bool = True
-    ) -> Self:
+    def with_background_compile(self, workers: int = 1, *, queue: int = 64) -> Self:
         """Compile in the background if a larger bucket is compiled that can serve meanwhile.
 
         A call whose bucket is not compiled is served at once by the smallest compiled bucket that
@@ -123,40 +121,20 @@ class ResourceBuilders:
         serve calls there, except those that need threads of XLA, which a fork lacks: these hang, as
         under ``jax.jit``.
 
-        XLA compiles for CPU with all cores, and calls beside a compile take several times as long.
-        So on Linux, in processes that have no other device, other processes compile:
-
-        * They take only idle time, and are halted two thirds of the time while this process is
-          working, so that buckets are ready later.
-        * Each takes about 200 MB. There is one for four cores, at most four, for all bucketed
-        functions.
-          They start with the first compile, and end with this process or after two minutes without
-          work.
-        * They are children of this process, so ``os.wait`` may return one of them. What they use
-          counts against a limit on the cores of its group (a container's).
-        * They import the same modules from the same places: the absolute paths of ``sys.path``.
-        * Programs with callbacks or for several devices compile in this process. So does what
-          another process has not compiled in half a minute plus ten times the longest compile of
-          this process, because others use all cores, say. After that, or if it does not start, it
-          gets no work for a while. An event of the kind ``"process"`` reports this.
-
-        While something compiles, threads of Python switch every 0.5 ms instead of 5 ms
-        (``sys.setswitchinterval``), because tracing keeps calls waiting too.
+        On CPU, XLA compiles with all cores. Calls beside a compile share these with it, and take
+        several times as long until it is done.
 
         Args:
             workers: Number of threads that compile. XLA uses several cores for one compile.
             queue: How many compiles may wait; calls beyond that request theirs again later.
-            process: False to compile in this process.
 
         Returns:
             A new bucketed function.
 
         Raises:
-            SpecError: A number is not a positive int, or ``process`` is no bool.
+            SpecError: A number is not a positive int.
         """
         for name, number in (("workers", workers), ("queue", queue)):
             if not is_positive_int(number):
                 raise SpecError(f"{name} must be a positive int, got {number!r}")
-        if not isinstance(process, bool):
-            raise SpecError(f"process must be True or False, got {process!r}")
-        return self._with(background=Background(int(workers), int(queue), process))
+        return self._with(background=Background(int(workers), int(queue)))

@@ -71,7 +71,6 @@ class Staging:
 
         Raises:
             ArgumentError, SpecError, StrategyError: What the call would raise.
-            SplitError: The call would be split into chunks.
             FallbackError: The call cannot be masked, and ``fallback`` is to raise.
             Exception: Whatever the function raises while it is traced.
 

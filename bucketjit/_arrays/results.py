@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, plain, unpad, unpadder
 from bucketjit._config import Out
-from bucketjit._jax.arrays import array_from_host, key_impl, on_default_device
+from bucketjit._jax.arrays import array_from_host, key_impl
 
 Change = Callable[[Any], Any]
 
@@ -60,55 +60,25 @@ def as_numpy(value: Any) -> Any:
     return np.asarray(value)
 
 
-def joined(parts: Sequence[Any], axis: int | None, weak_type: bool, out: Out) -> Any:
-    """Join the results of chunks along an axis.
-
-    The results are joined on the host, so no program is compiled for their number and sizes.
+def joined(parts: Sequence[Padded], weak_type: bool, out: Out) -> Any:
+    """Join results along their leading axis, on the host: nothing is compiled for their number.
 
     Args:
-        parts: The results, at least one, in the form `Out.PADDED`; their arrays may be NumPy's
-            where JAX would put them on its default device.
-        axis: The axis; None if the results of all chunks are equal.
+        parts: The results, at least one.
         weak_type: Whether they are weakly typed.
-        out: The form of results.
-
-    Returns:
-        The joined result in the form ``out``; the first part if ``axis`` is None.
+        out: The form of the joined result.
     """
-    first = parts[0]
-    array = first.array if isinstance(first, Padded) else first
-    if axis is None:
-        is_host = isinstance(array, np.ndarray) and array.dtype != jax.dtypes.float0
-        # The first chunk stands for all. Its array may still be NumPy's; see `parts`.
-        if is_host and out is not Out.NUMPY:
-            array = on_default_device(array, weak_type)
-            first = Padded.of_result(array, first.sizes) if isinstance(first, Padded) else array
-        if out is Out.PADDED or not isinstance(first, Padded):
-            return as_numpy(first) if out is Out.NUMPY else first
-        whole = unpad(first.array, first.sizes, weak_type)
-        return as_numpy(whole) if out is Out.NUMPY else whole
-    is_host = isinstance(array, np.ndarray)
-    if not is_host and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        words = joined([jax.random.key_data(plain(p)) for p in parts], axis, False, Out.JAX)
-        whole = jax.random.wrap_key_data(words, impl=key_impl(array.dtype))
+    array = parts[0].array
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        words = [jax.random.key_data(plain(p)) for p in parts]
+        data = array_from_host(np.concatenate(words), False, words[0])
+        whole = jax.random.wrap_key_data(data, impl=key_impl(array.dtype))
     else:
-        host = np.concatenate([_host(p) for p in parts], axis)
+        host = np.concatenate([cut(np.asarray(p.array), p.sizes) for p in parts])
         if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # JAX has no arrays of float0
             return host
-        if is_host:
-            whole = on_default_device(host, weak_type)
-        else:
-            whole = array_from_host(host, weak_type, array)
+        whole = array_from_host(host, weak_type, array)
     return as_padded(whole) if out is Out.PADDED else whole
-
-
-def _host(value: object) -> np.ndarray:
-    """The logical part of a result as a host array."""
-    return (
-        cut(np.asarray(value.array), value.sizes)
-        if isinstance(value, Padded)
-        else np.asarray(value)
-    )
 
 
 def as_padded(value: Any) -> Any:

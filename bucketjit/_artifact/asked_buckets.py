@@ -13,7 +13,7 @@ import numpy as np
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
 from bucketjit._raised import frames_inside, is_of_machine
-from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -75,11 +75,6 @@ def buckets_of(
                 raise SpecError(f"sizes: a size is at least 1, got {shown(call.sizes)}")
             case Exact(_, why):
                 raise unmasked(why, f" at {shown(call.sizes)}")
-            case Chunked():
-                raise ArtifactError(
-                    f"a call with {shown(call.sizes)} is split into chunks, and chunks cannot be "
-                    "saved: give sizes up to the largest bucket"
-                )
             case Refused(error):
                 raise error
     _add_smaller(engine, signed, first, found)

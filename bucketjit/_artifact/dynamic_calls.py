@@ -11,10 +11,10 @@ import jax
 from bucketjit._artifact.saved_executables import WithConstants
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.argument_types import Expected, abstract, without_values
-from bucketjit._compile.build import Compile
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._jax.arrays import with_type
+from bucketjit._jax.compiler import compile_here
 from bucketjit._signature.signer import SignedCall
 
 Built = Callable[[Callable[[], Executable]], Executable]
@@ -40,8 +40,8 @@ def dynamic_request(
     """
     known = without_values(signed)
 
-    def build(compile: Compile) -> Executable:
-        return built(lambda: _build(known, sizes, program, options, compile))
+    def build() -> Executable:
+        return built(lambda: _build(known, sizes, program, options))
 
     def stand_in() -> Hashable | None:
         return None
@@ -54,7 +54,6 @@ def _build(
     sizes: Mapping[str, int],
     program: LoadedProgram,
     options: Mapping[str, Any],
-    compile: Compile,
 ) -> Executable:
     began = time.perf_counter()
     assert program.record.dynamic is not None
@@ -77,7 +76,7 @@ def _build(
         compiler_options=dict(options),
     )
     function = WithConstants(jitted, program.constants)
-    compiled = compile(function.lower(*args, **kwargs))
+    compiled = compile_here(function.lower(*args, **kwargs))
     seconds = time.perf_counter() - began
     origin = Origin(signed, None, {})
     return Executable(

@@ -13,7 +13,6 @@ from bucketjit._artifact.saved_executables import environment_digest
 from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._compile.files.keys import device_of
 from bucketjit._events import shown
-from bucketjit._jax.compiler import compile_here
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
@@ -99,7 +98,7 @@ def _compiled(
         if not isinstance(decision, Masked) or dict(decision.bucket) != dict(bucket.sizes):
             yield bucket
             continue
-        entry = engine.requests.masked(signed, call, decision.bucket).build(compile_here)
+        entry = engine.requests.masked(signed, call, decision.bucket).build()
         device = device_of(signed.leaves)
         try:
             raw, kept = serialized(entry.compiled, Placement.on(device))

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from bucketjit._artifact.expressions import check_comparison, check_expression
-from bucketjit._artifact.fields import Fields
+from bucketjit._artifact.records import decoded_as
 from bucketjit.errors import ArtifactError
 
 FORMAT = 2
@@ -282,28 +282,22 @@ def decoded(raw: bytes) -> Manifest:
         value = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{NAME}: it is not JSON ({error}); the file is damaged") from None
-    top = Fields(value, NAME)
-    version = top.number("format")
-    if not 1 <= version <= FORMAT:
+    version = value.get("format") if isinstance(value, dict) else None
+    if type(version) is not int or not 1 <= version <= FORMAT:
         raise ArtifactError(
             f"{NAME}: format {version}, and this version of bucketjit reads formats up to "
             f"{FORMAT}; load the file with the version of bucketjit that wrote it, or a later one"
         )
-    found = Manifest(
-        format=version,
-        versions=top.texts_by_name("versions"),
-        calling_convention=top.number("calling_convention"),
-        platforms=top.texts("platforms"),
-        out=top.one_of("out", ("jax", "numpy", "padded")),
-        strategy=top.text("strategy"),
-        config=top.texts_by_name("config"),
-        constants=tuple(map(_constant, top.records("constants"))),
-        functions=tuple(_function(one, version) for one in top.records("functions")),
-        members={
-            name: Member(one.number("size"), one.text("sha256"))
-            for name, one in top.records_by_name("members").items()
-        },
-    )
+    if version == 1:  # it has no sizes that the program computes
+        for function in value.get("functions", ()):
+            for program in function.get("programs", ()):
+                program.update(computed=[], counts=[], presumed=[])
+    found = decoded_as(Manifest, value, NAME)
+    if found.out not in ("jax", "numpy", "padded"):
+        raise _error(NAME, f"out is {found.out!r}, expected one of jax, numpy, padded")
+    for function in found.functions:
+        for program in function.programs:
+            _check_sizes(f"{NAME}: program of {function.name}", program, function.leaves)
     programs = [program for function in found.functions for program in function.programs]
     if not (found.platforms and found.functions and all(f.programs for f in found.functions)):
         raise ArtifactError(f"{NAME}: it names no function, or no platform; the file is damaged")
@@ -317,116 +311,19 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is no number of JSON")
 
 
-def _constant(one: Fields) -> Constant:
-    return Constant(one.text("dtype"), one.numbers("shape"), one.text("member"))
+def _error(place: str, what: str) -> ArtifactError:
+    return ArtifactError(f"{place}: {what}; the file is damaged or was altered")
 
 
-def _function(one: Fields, version: int) -> SavedFunction:
-    leaves = tuple(
-        Leaf(
-            leaf.text("path"),
-            leaf.optional_text("dtype"),
-            leaf.axes("axes"),
-            leaf.flag("weak_type"),
-        )
-        for leaf in one.records("leaves")
-    )
-    statics = one.pair_of_texts_by_name("statics")
-    return SavedFunction(
-        name=one.text("name"),
-        tree=one.text("tree"),
-        arity=one.number("arity"),
-        keywords=one.texts("keywords"),
-        names=one.texts("names"),
-        leaves=leaves,
-        statics=statics,
-        donated=one.numbers("donated"),
-        programs=tuple(_program(program, leaves, version) for program in one.records("programs")),
-    )
-
-
-def _program(one: Fields, leaves: tuple[Leaf, ...], version: int) -> SavedProgram:
-    table = one.optional_record("table")
-    has_computed = version >= 2
-    found = SavedProgram(
-        variables=one.texts("variables"),
-        lower=one.numbers_by_name("lower"),
-        guards=one.texts("guards"),
-        reshapes=tuple((a, b) for a, b in one.pairs_of_axes("reshapes")),
-        inputs=one.lists_of_axes("inputs"),
-        outputs=tuple(
-            Output(out.text("dtype"), out.axes("axes"), out.flag("weak_type"))
-            for out in one.records("outputs")
-        ),
-        constants=one.numbers("constants"),
-        buckets=tuple(map(_bucket, one.records("buckets"))),
-        avoids_reductions=one.flag("avoids_reductions"),
-        table=None if table is None else _table(table),
-        samples=tuple(sample.all_numbers() for sample in one.records("samples")),
-        why=one.text("why"),
-        masked=tuple(
-            MaskedRow(
-                row.text("primitive"),
-                row.texts("sizes"),
-                row.text("how"),
-                row.texts("fills"),
-                row.text("where"),
-            )
-            for row in one.records("masked")
-        ),
-        dynamic=one.optional_text("dynamic"),
-        computed=tuple(map(_computed, one.records("computed"))) if has_computed else (),
-        counts=one.texts("counts") if has_computed else (),
-        presumed=one.texts("presumed") if has_computed else (),
-    )
-    _check_sizes(one, found, leaves)
-    return found
-
-
-def _computed(one: Fields) -> ComputedSize:
-    bound = one.axes("bound")
-    if len(bound) != 1:
-        raise one.error("the bound of a computed size is one size")
-    return ComputedSize(one.text("variable"), bound, one.text("line"), one.flag("is_checked"))
-
-
-def _bucket(one: Fields) -> Bucket:
-    return Bucket(
-        sizes=one.numbers_by_name("sizes"),
-        module=one.text("module"),
-        arguments=one.lists_of_numbers("arguments"),
-        results=one.lists_of_numbers("results"),
-        executables=one.members_with_positions("executables"),
-    )
-
-
-def _table(one: Fields) -> SizeTable:
-    found = SizeTable(
-        axes=one.lists_of_axes("axes"),
-        dtypes=one.texts("dtypes"),
-        unfitted=one.texts("unfitted"),
-        rows=one.lists_of_numbers("rows"),
-        extra=one.lists_of_numbers("extra"),
-        members=one.texts("members"),
-    )
-    if not len(found.axes) == len(found.dtypes) == len(found.members):
-        raise one.error("axes, dtypes and members differ in number")
-    if len(found.extra) != len(found.rows):
-        raise one.error("rows and extra differ in number")
-    if any(len(extra) != len(found.unfitted) for extra in found.extra):
-        raise one.error("extra does not fit unfitted")
-    return found
-
-
-def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -> None:
+def _check_sizes(place: str, program: SavedProgram, leaves: tuple[Leaf, ...]) -> None:
     """Check that every expression is arithmetic on the program's variables, and that all fits."""
     names = frozenset(program.variables)
     for name in names:
         if not name.isidentifier():
-            raise one.error(f"{name!r} is no name of a dimension variable")
+            raise _error(place, f"{name!r} is no name of a dimension variable")
     if set(program.lower) - names or any(n < 0 for n in program.lower.values()):
-        raise one.error("lower does not fit the variables")
-    computed = _check_computed(one, program, names)
+        raise _error(place, "lower does not fit the variables")
+    computed = _check_computed(place, program, names)
     shapes = [
         *program.inputs,
         *(leaf.axes for leaf in leaves),
@@ -435,45 +332,53 @@ def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -
     ]
     for axis in (axis for shape in shapes for axis in shape):
         if isinstance(axis, str):
-            check_expression(axis, names, one.place)
+            check_expression(axis, names, place)
     for axis in (axis for out in program.outputs for axis in out.axes):
         if isinstance(axis, str):
-            check_expression(axis, names | set(program.counts), one.place)
+            check_expression(axis, names | set(program.counts), place)
     for guard in program.guards:
-        check_comparison(guard, names, one.place)
+        check_comparison(guard, names, place)
     for guard in program.presumed:
-        check_comparison(guard, names | computed, one.place)
+        check_comparison(guard, names | computed, place)
     if any(leaf.dtype is None and len(leaf.axes) != 1 for leaf in leaves):
-        raise one.error("an argument that is a size has other than one size")
+        raise _error(place, "an argument that is a size has other than one size")
     arrays = sum(leaf.dtype is not None for leaf in leaves)
     if len(program.inputs) != arrays:
-        raise one.error(f"it takes {len(program.inputs)} arrays, and there are {arrays}")
+        raise _error(place, f"it takes {len(program.inputs)} arrays, and there are {arrays}")
     for bucket in program.buckets:
         if set(bucket.sizes) != names or any(n < 1 for n in bucket.sizes.values()):
-            raise one.error("the sizes of a bucket do not fit the variables")
+            raise _error(place, "the sizes of a bucket do not fit the variables")
         ranks = [len(shape) for shape in bucket.arguments]
         if ranks != [len(shape) for shape in program.inputs]:
-            raise one.error("the arguments of a bucket do not fit the inputs")
+            raise _error(place, "the arguments of a bucket do not fit the inputs")
         ranks = [*(len(out.axes) for out in program.outputs), *(0 for _ in program.counts)]
         if [len(shape) for shape in bucket.results] != ranks:
-            raise one.error("the results of a bucket do not fit the outputs")
-    if program.table is not None:
-        own = len(program.variables) - len(program.table.unfitted)
-        if any(len(row) != own for row in program.table.rows):
-            raise one.error("the rows of the table do not fit the variables")
+            raise _error(place, "the results of a bucket do not fit the outputs")
+    if (table := program.table) is not None:
+        if not len(table.axes) == len(table.dtypes) == len(table.members):
+            raise _error(place, "axes, dtypes and members differ in number")
+        if len(table.extra) != len(table.rows):
+            raise _error(place, "rows and extra differ in number")
+        if any(len(extra) != len(table.unfitted) for extra in table.extra):
+            raise _error(place, "extra does not fit unfitted")
+        own = len(program.variables) - len(table.unfitted)
+        if any(len(row) != own for row in table.rows):
+            raise _error(place, "the rows of the table do not fit the variables")
 
 
-def _check_computed(one: Fields, program: SavedProgram, names: frozenset[str]) -> set[str]:
+def _check_computed(place: str, program: SavedProgram, names: frozenset[str]) -> set[str]:
     """Check the sizes that a program computes, and return their variables."""
     known: set[str] = set()
     for made in program.computed:
+        if len(made.bound) != 1:
+            raise _error(place, "the bound of a computed size is one size")
         if not made.variable.isidentifier() or made.variable in names | known:
-            raise one.error(f"{made.variable!r} is no name of a computed size")
+            raise _error(place, f"{made.variable!r} is no name of a computed size")
         if isinstance(made.bound[0], str):
-            check_expression(made.bound[0], names | known, one.place)
+            check_expression(made.bound[0], names | known, place)
         known.add(made.variable)
     if set(program.counts) - known or len(set(program.counts)) < len(program.counts):
-        raise one.error("counts does not fit computed")
+        raise _error(place, "counts does not fit computed")
     return known
 
 

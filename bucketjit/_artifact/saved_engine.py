@@ -453,7 +453,7 @@ class _Requests(RequestFactory):
             )
         program = signed.signature.resolve(signed.shapes).program
         assert isinstance(program, LoadedProgram)
-        of_xla = self._options(self.needed(program).options(False), options)
+        of_xla = self._options(self.needed(program).options(), options)
         return dynamic_request(signed, sizes, program, self.exact_key(signed), of_xla, self._built)
 
     def _masked_maker(
@@ -470,7 +470,7 @@ class _Requests(RequestFactory):
 
         def made() -> Masked:
             _check_platform(program.source, known)
-            of_xla = self._options(self.needed(program).options(False), options)
+            of_xla = self._options(self.needed(program).options(), options)
             return saved_function(known, call, record, pads, of_xla)
 
         return made
@@ -513,6 +513,6 @@ class _SavedWorkarounds(Workarounds):
     def after(self) -> None:
         """None: what hooks add to a program is in its modules already."""
 
-    def options(self, side_by_side: bool) -> Mapping[str, Any]:
+    def options(self) -> Mapping[str, Any]:
         """The options of XLA for the program."""
-        return library_options(side_by_side, self.avoids_reductions)
+        return library_options(self.avoids_reductions)

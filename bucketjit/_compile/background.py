@@ -1,7 +1,6 @@
 """Threads that compile in the background, and their queue of jobs.
 
-A job is any function with a key; `bucketjit._compile.provider` submits the compiles. The module
-also shortens the turns of Python threads while jobs run, so that calls do not wait for them.
+A job is any function with a key; `bucketjit._compile.provider` submits the compiles.
 """
 
 from __future__ import annotations
@@ -12,20 +11,14 @@ import functools
 import os
 import queue
 import signal
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from typing import NamedTuple
 
-from bucketjit._compile.process.pool import end_pool
 from bucketjit._config import Background
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._jax.devices import is_started
-
-# Switch interval in seconds: how long Python code may run while another thread waits for the lock
-# of the interpreter. CPython's default is 5 ms, which a call may wait each time XLA returns to it.
-_TURN = 0.0005
 
 
 class _Jobs:
@@ -107,7 +100,7 @@ class _Job(NamedTuple):
         The next caller that needs the same does the work itself, and gets the exception.
         """
         failed = True
-        with contextlib.suppress(BaseException), short_turns():
+        with contextlib.suppress(BaseException):
             self.work()
             failed = False
         self.notes.done(self.key, failed)
@@ -197,7 +190,7 @@ class Workers:
             return key in notes.failed
 
     def succeeded(self, key: Hashable) -> None:
-        """Note that the work of a key was done elsewhere, so that a new job of it may be submitted.
+        """Note that the work of a key is done, so that a new job of it may be submitted.
 
         Args:
             key: The key.
@@ -262,7 +255,6 @@ def _end_at_exit(thread: threading.Thread, jobs: _Jobs) -> None:
         if running is not None and running.is_alive():
             with _deaf_to_interrupts():
                 jobs.stop()
-                end_pool()  # a compile in another process need not be waited for
                 running.join()
 
     atexit.register(end)
@@ -294,66 +286,6 @@ def _all_workers() -> weakref.WeakSet[Workers]:
     return found
 
 
-class _Turns:
-    """The switch interval of the interpreter, shortened while background work runs.
-
-    There is one interval for the whole process. The first thread that needs it short sets it, and
-    the last one restores it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._before = self._ours = 0.0
-
-    @contextlib.contextmanager
-    def short(self) -> Iterator[None]:
-        """Keep the interval short, unless it is shorter already.
-
-        An interval that other code sets meanwhile is left as that code has set it.
-        """
-        with self._lock:
-            self._count += 1
-            if self._count == 1:
-                self._before = sys.getswitchinterval()
-                if self._before > _TURN:
-                    sys.setswitchinterval(_TURN)
-                self._ours = sys.getswitchinterval()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
-                if self._count == 0:
-                    self._restore()
-
-    def forget(self) -> None:
-        """Restore the interval in a fork, which does not have the threads that shortened it."""
-        if self._count:
-            self._restore()
-        self.__init__()  # type: ignore[misc]
-
-    def _restore(self) -> None:
-        """Restore the interval, unless somebody else has set another one meanwhile."""
-        if sys.getswitchinterval() == self._ours < self._before:
-            # CPython keeps whole microseconds and rounds down.
-            sys.setswitchinterval(self._before + 0.5e-6)
-
-
 def is_running() -> bool:
     """Whether the interpreter is not ending. At its end, new threads would not be waited for."""
     return threading.main_thread().is_alive()
-
-
-def short_turns() -> contextlib.AbstractContextManager[None]:
-    """A context for work beside calls: no Python thread keeps another one waiting for long."""
-    return _turns().short()
-
-
-@functools.cache
-def _turns() -> _Turns:
-    """The switch interval of this process."""
-    made = _Turns()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=made.forget)
-    return made

@@ -19,11 +19,9 @@ from bucketjit._compile.argument_types import Expected, abstract, to_donate
 from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads, sizes_argument
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Check
-from bucketjit._cores.placement import device_for
-from bucketjit._cores.single_threaded import SingleThreaded, lent_types
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._jax.arrays import with_type
-from bucketjit._jax.compiler import is_defect_of_xla
+from bucketjit._jax.compiler import compile_here, is_defect_of_xla
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import select
@@ -40,8 +38,6 @@ from bucketjit._tracing.program import Program
 from bucketjit._xla_defects.workarounds import hooks
 from bucketjit.errors import MaskingError
 
-Compile = Callable[[Any], Any]  # a lowered function (`jax.stages.Lowered`) -> the compiled one
-
 
 class Masked(NamedTuple):
     """A program as a function of padded arguments, not yet compiled.
@@ -56,7 +52,6 @@ class Masked(NamedTuple):
         bucket, pads, size_constant_shapes, donated_leaves: See `Executable` and `masked_function`.
         donated: Positions of the donated arguments.
         options: Options of XLA.
-        device: The device it runs on if that is none of JAX's own; see `bucketjit._cores`.
         rows: The examples that it takes at once; None if it takes one, not in a batch. See
             `bucketjit._compile.build_rows`.
     """
@@ -75,7 +70,6 @@ class Masked(NamedTuple):
     donated: frozenset[int]
     donated_leaves: frozenset[int]
     options: Mapping[str, Any]
-    device: Any = None
     rows: Rows | None = None
 
 
@@ -87,7 +81,6 @@ def masked_function(
     rules: Callable[[], RuleTable],
     check: Check,
     options: Mapping[str, Any],
-    chunks: float = 0,
     after: Callable[[], Callable[[], Hook] | None] = lambda: None,
 ) -> Masked:
     """The function that `build_masked` compiles. Traces nothing.
@@ -103,8 +96,6 @@ def masked_function(
             executable then takes the index of the poison after the sizes. Checked calls run twice,
             so they donate nothing.
         options: Options of XLA.
-        chunks: How many chunks of a call typically run it at the same time; 0 if it runs whole
-            calls.
         after: Returns what makes the hook of `interpret` that the program needs, or None; called
             when the function is traced.
 
@@ -137,8 +128,6 @@ def masked_function(
         donated, donated_leaves = donated_of(signed, dict(pads), program, static)
     size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
     sizes: Any = sizes_argument(call, size_constant_shapes, 0 if poisoned else None)
-    of_device = _lent(signed, program, static, dict(pads), chunks, sizes, (args, kwargs))
-    sizes, args, kwargs, device = of_device
     return Masked(
         function=_jitted(masked, donated, options),
         sizes=sizes,
@@ -147,38 +136,14 @@ def masked_function(
         expected=expected,
         at=static,
         call=call,
-        origin=Origin(signed, call.tokens, call.whole or call.sizes),
+        origin=Origin(signed, call.tokens, call.sizes),
         bucket=bucket,
         pads=pads,
         size_constant_shapes=size_constant_shapes,
         donated=donated,
         donated_leaves=donated_leaves,
         options=options,
-        device=device,
     )
-
-
-def _lent(
-    signed: SignedCall,
-    program: Program,
-    static: BucketSizes,
-    pads: Mapping[int, tuple[int, ...]],
-    chunks: float,
-    sizes: Any,
-    arguments: tuple[Any, Any],
-) -> tuple[Any, Any, Any, Any]:
-    """The types of the sizes and arguments on the device that runs a program, and the device.
-
-    Arrays are lent to a device of chunks, so their owner must keep them.
-    """
-    if signed.donate or program.counts:
-        return sizes, *arguments, None
-    leaves: list[Any] = jax.tree_util.tree_leaves(arguments)
-    device = device_for(program, static, leaves, chunks)
-    if device is not None:
-        sizes, leaves = lent_types(sizes, leaves, set(pads), device)
-        arguments = signed.tree.unflatten(leaves)
-    return sizes, *arguments, device
 
 
 def _jitted(
@@ -325,16 +290,13 @@ def _refusing_defects() -> Iterator[None]:
         ) from error
 
 
-def build_masked(
-    made: Masked, compile: Compile, lowered: jax.stages.Lowered | None = None
-) -> Executable:
+def build_masked(made: Masked, lowered: jax.stages.Lowered | None = None) -> Executable:
     """Compile a program for a bucket.
 
     Only the types and the placement of the arguments are used, so the call may have ended.
 
     Args:
         made: The function.
-        compile: Compiles the lowered function.
         lowered: The lowered function, if it was lowered before.
 
     Returns:
@@ -348,7 +310,7 @@ def build_masked(
     if lowered is None:
         lowered = lower_masked(made)
     with _refusing_defects():
-        compiled = compile(lowered)
+        compiled = compile_here(lowered)
     padded_outs = [tuple(x.shape) for x in jax.tree_util.tree_leaves(lowered.out_info)]
     return masked_executable(made, made.function, compiled, padded_outs, began)
 
@@ -373,10 +335,6 @@ def masked_executable(
     """
     program = made.call.program
     assert program is not None
-    if made.device is not None:
-        opened = {i for i, _ in made.pads}
-        arguments = made.args, made.kwargs
-        function = SingleThreaded(function, made.function, arguments, opened, made.device)
     variables = (*made.call.variables, *program.counts)
     outs = tuple(
         OpenOut(i, shape_function(shape, variables), padded_outs[i], weak)

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import Expected, abstract
-from bucketjit._compile.build import Compile
 from bucketjit._compile.executable import Executable, Origin
 from bucketjit._config import Check
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.compiler import compile_here
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._signature.signer import SignedCall
 
@@ -151,7 +151,6 @@ def build_exact(
     signed: SignedCall,
     sizes: Mapping[str, int],
     made: Exact,
-    compile: Compile,
     lowered: jax.stages.Lowered | None = None,
 ) -> Executable:
     """Compile the function for one exact shape.
@@ -162,7 +161,6 @@ def build_exact(
         signed: The call that needs the executable.
         sizes: Its sizes, for the statistics.
         made: The function.
-        compile: Compiles the lowered function.
         lowered: The lowered function, if it was lowered before.
 
     Returns:
@@ -174,7 +172,7 @@ def build_exact(
     began = time.perf_counter()
     if lowered is None:
         lowered = lower_exact(made)
-    compiled = compile(lowered)
+    compiled = compile_here(lowered)
     seconds = time.perf_counter() - began
     tree = jax.tree_util.tree_structure(lowered.out_info)
     origin = Origin(signed, None, {})

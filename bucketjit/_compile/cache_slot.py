@@ -31,11 +31,6 @@ class AtomicCount:
             self._reads += 1
             return count
 
-    def take_back(self, number: int) -> None:
-        """Count less by a number: runs that were no calls."""
-        with self._lock:
-            self._reads += number
-
 
 class Slot(Generic[V]):
     """The place of one entry in the cache.

@@ -70,11 +70,6 @@ class Executable:
             see `bucketjit._compile.computed_results`.
         count_signatures: Returns how many argument signatures, placement included, it has now.
         signatures: How many it had when they were last counted.
-        to_host: Like ``function``, but results that are in host memory when it returns, and would
-            go to JAX's default device, may be NumPy arrays.
-        bind: Prepares the arguments that several calls have in common, which ``to_host`` would
-            examine in each call; see `bucketjit._cores.single_threaded.Bound`. None if ``function``
-            cannot do that.
     """
 
     sizes: Mapping[str, int]
@@ -102,8 +97,6 @@ class Executable:
         """Ask the jitted function what it can do."""
         self.count_signatures = signature_counter(self.compiles)
         self.signatures = self.count_signatures()
-        self.to_host: Callable[..., Any] = getattr(self.function, "to_host", self.function)
-        self.bind: Callable[..., Any] | None = getattr(self.function, "bind", None)
         # The placements that were compiled for: at first that of the origin. A loaded executable
         # was compiled for none here, and None equals no placement.
         self._placements: set[Any] = {None}
@@ -146,11 +139,6 @@ class Executable:
         """Whether a device that it runs on is no CPU."""
         devices = self.compiled.runtime_executable().local_devices()
         return any(device.platform != "cpu" for device in devices)
-
-    @property
-    def waits(self) -> bool:
-        """Whether ``to_host`` returns only after the call has finished."""
-        return self.to_host is not self.function
 
     @property
     def is_checked_after_runs(self) -> bool:
@@ -274,8 +262,7 @@ class Origin(NamedTuple):
     Attributes:
         signed: The call, its arrays replaced by their types.
         tokens: A token per axis of each leaf; None if no axes are open.
-        sizes: Its logical sizes, or those of the whole call that it is a part of
-            (`ResolvedCall.whole`).
+        sizes: Its logical sizes.
     """
 
     signed: SignedCall

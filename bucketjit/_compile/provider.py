@@ -20,22 +20,17 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
-
 from bucketjit._compile.background import Workers
 from bucketjit._compile.budget import Allowance, Spending
-from bucketjit._compile.build import Compile
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.cache_store import CLEARED
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.sharing import turn
 from bucketjit._compile.first_run import run_first
-from bucketjit._compile.process.pool import Ended, can_start, pool
 from bucketjit._compile.requests import CompileRequest, Source, key_without_owner
 from bucketjit._config import Background, CompileBudget
 from bucketjit._events import Event, shown
-from bucketjit._jax.compiler import NotElsewhere, compile_elsewhere, compile_here, forget_bytes
-from bucketjit._jax.devices import only_on_cpu
+from bucketjit._jax.compiler import forget_bytes
 from bucketjit._tracing.program import Program
 from bucketjit.errors import CompileBudgetError
 
@@ -43,10 +38,6 @@ from bucketjit.errors import CompileBudgetError
 _GHOSTS, _MOST_PATIENT = 256, 128
 
 _TOLD = 1024  # buckets whose stand-in is remembered, so that each is reported once
-
-# Time limit of a compile in another process: _PATIENCE seconds, plus _PATIENT times the longest
-# compile that this process has done.
-_PATIENCE, _PATIENT = 30.0, 10.0
 
 
 class Provided(NamedTuple):
@@ -111,7 +102,6 @@ class ExecutableProvider:
         self._compiled = compiled
         self._tell = tell
         self.allowance = Allowance(name, budget, cache, tell)
-        self._longest = 0.0  # seconds of a compile in this process
         self._ghosts: OrderedDict[Hashable, _Ghost] = OrderedDict()
         # Marks that were in no file when the budget was spent: no worker looks for them again.
         self._beyond_budget: set[Hashable] = set()
@@ -119,7 +109,6 @@ class ExecutableProvider:
         self._lock = threading.Lock()
         # Its jobs hold this provider by a weak reference, so that they do not keep it alive.
         self.workers = None if background is None else Workers(background)
-        self._may_ask = background is not None and background.process
 
     def get(
         self, key: Hashable, request: Callable[[], CompileRequest], may_stand_in: bool = True
@@ -151,7 +140,6 @@ class ExecutableProvider:
         request: CompileRequest,
         first_run: bool,
         *,
-        beside_calls: bool = False,
         is_asked_for: bool = True,
         may_compile: bool = True,
         epoch: object = None,
@@ -161,8 +149,6 @@ class ExecutableProvider:
         Args:
             request: What to get.
             first_run: Whether to run the executable once before it is stored; see `run_first`.
-            beside_calls: Whether to compile it as in the background: in another process, if there
-                can be one, which yields the cores to calls.
             is_asked_for: Whether the user asked for this executable. Then an exhausted budget is
                 reported, and raises (action "error") or warns and compiles ("warn"); otherwise it
                 raises without a report, whatever the action.
@@ -176,19 +162,13 @@ class ExecutableProvider:
         Raises:
             CompileBudgetError: It may not be compiled.
             Cleared: The request is from before a `clear`.
-            Ended: The interpreter ends while another process compiles.
             Exception: Whatever compiling raised.
         """
         if epoch is not None and epoch is not self.epoch:
             raise Cleared
         if request.key in self._cache:
             return "cache"
-        compile = compile_here
-        if beside_calls and self._asks:
-            compile = functools.partial(self._compile_apart, request)
-        return self._obtain(
-            request, first_run, compile, is_asked_for, may_compile, is_call=False
-        ).source
+        return self._obtain(request, first_run, is_asked_for, may_compile, is_call=False).source
 
     def get_own(self, request: CompileRequest) -> Executable:
         """The executable of a request itself, never a stand-in.
@@ -223,7 +203,6 @@ class ExecutableProvider:
         self,
         request: CompileRequest,
         first_run: bool = False,
-        compile: Compile = compile_here,
         is_asked_for: bool = True,
         may_compile: bool = True,
         is_call: bool = True,
@@ -246,9 +225,7 @@ class ExecutableProvider:
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry, source, _ = self._load_or_build(
-                request, told, compile, is_asked_for, may_compile
-            )
+            entry, source, _ = self._load_or_build(request, told, is_asked_for, may_compile)
             if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             with self._lock:
@@ -306,7 +283,6 @@ class ExecutableProvider:
         self,
         request: CompileRequest,
         told: list[Event],
-        compile: Compile = compile_here,
         is_asked_for: bool = True,
         may_compile: bool = True,
     ) -> Provided:
@@ -327,7 +303,7 @@ class ExecutableProvider:
             with turn(place, functools.partial(self._load, request), tell_wait) as entry:
                 if entry is None:
                     spent = self.allowance.spend(request, is_asked_for)
-                    return Provided(self._build(request, spent, compile, told), "compile")
+                    return Provided(self._build(request, spent, told), "compile")
         told.append(_event("load", self._name, request, entry))
         return Provided(entry, "file")
 
@@ -338,41 +314,18 @@ class ExecutableProvider:
             self._compiled(loaded)
         return loaded
 
-    @property
-    def _asks(self) -> bool:
-        """Whether background compiles are done by another process."""
-        return self._may_ask and can_start() and only_on_cpu()
-
-    def _compile_apart(self, request: CompileRequest, lowered: jax.stages.Lowered) -> Any:
-        """Compile in another process, or in this one if that does not work.
-
-        The time limit is generous: the other process gets only the time that this one leaves.
-        """
-        ask = functools.partial(pool().compile, _PATIENCE + _PATIENT * self._longest)
-        try:
-            return compile_elsewhere(ask, lowered)
-        except NotElsewhere as error:
-            why = f"it compiles in this process: {error}"
-            self._tell(Event("process", self._name, request.sizes, detail=why))
-        return compile_here(lowered)
-
-    def _build(
-        self, request: CompileRequest, spent: Spending, compile: Compile, told: list[Event]
-    ) -> Executable:
+    def _build(self, request: CompileRequest, spent: Spending, told: list[Event]) -> Executable:
         """Compile a request, count it, and save the executable in a file.
 
         Args:
             request: What to compile.
             spent: Where the compile was counted; it is taken off again if it fails, its time is
                 not.
-            compile: Compiles the lowered function.
             told: Takes the events, which are emitted once the executable is stored.
         """
-        if compile is compile_here and self._asks:
-            pool().start()  # ready for the next buckets, for which this one can stand in
         began = time.perf_counter()
         try:
-            built = request.build(compile)
+            built = request.build()
         except BaseException:
             with spent.lock:
                 spent.compiles -= 1  # a failed compile does not count; the seconds it took do
@@ -380,8 +333,6 @@ class ExecutableProvider:
         finally:
             with spent.lock:
                 spent.seconds += time.perf_counter() - began
-        if compile is compile_here:
-            self._longest = max(self._longest, built.compile_seconds)
         try:
             self._compiled(built)
             told.append(_event("compile", self._name, request, built))
@@ -461,17 +412,13 @@ class ExecutableProvider:
     def _prepare_later(self, request: CompileRequest, epoch: object) -> None:
         """What a worker runs for `_compile_later`."""
         try:
-            self.prepare(
-                request, first_run=True, beside_calls=True, is_asked_for=False, epoch=epoch
-            )
+            self.prepare(request, first_run=True, is_asked_for=False, epoch=epoch)
         except Cleared:
             pass
         except CompileBudgetError as error:  # not noted as a failure: the stand-in goes on serving
             self.allowance.tell_refusal(request, str(error))
             with self._lock:
                 self._beyond_budget.add(request.mark)
-        except Ended:  # the interpreter ends: an event would not be read
-            raise
         except BaseException as error:
             self._tell(Event("error", self._name, request.sizes, detail=repr(error)))
             raise

@@ -16,7 +16,6 @@ import jax
 
 from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
 from bucketjit._compile.build import (
-    Compile,
     Masked,
     build_masked,
     lower_masked,
@@ -32,7 +31,6 @@ from bucketjit._compile.files.sharing import SharedPlace
 from bucketjit._compile.files.stored import StoredExact, StoredMasked
 from bucketjit._compile.rows import Rows, rows_key, rows_sizes
 from bucketjit._config import Check, Config
-from bucketjit._cores.placement import device_of_chunks
 from bucketjit._events import emit
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
@@ -125,9 +123,8 @@ class RequestFactory:
         Args:
             signed: The first call of the signature.
         """
-        device_of_chunks(self._config.chunks)  # starts its threads, before loading starts others
         if self._config.check is Check.OFF:
-            self.files.expect(signed, self._config.chunks)
+            self.files.expect(signed)
 
     def masked(
         self,
@@ -183,7 +180,7 @@ class RequestFactory:
 
         def made() -> Masked:
             needed, check = self.needed(program), self._config.check
-            of_xla = self._options(needed.options(False), NO_OPTIONS)
+            of_xla = self._options(needed.options(), NO_OPTIONS)
             given = (known, call, bucket, rows, self.rules, check, of_xla)
             return rows_function(*given, needed.after)
 
@@ -203,23 +200,23 @@ class RequestFactory:
         made: Callable[[], Masked],
         lowering: Lowering[Masked] | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[Compile], Executable]:
+    ) -> Callable[[], Executable]:
         """What compiles the executable of a bucket, or of a batch."""
 
-        def build_once(compile: Compile) -> Executable:
+        def build_once() -> Executable:
             def once() -> Executable:
                 ready = _current(lowering, made())
-                return build_masked(ready.made, compile, ready.lowered)
+                return build_masked(ready.made, ready.lowered)
 
             return self._built(once, options=options)
 
-        def build(compile: Compile) -> Executable:
-            built = build_once(compile)
+        def build() -> Executable:
+            built = build_once()
             needed = self.needed(program)
             if needed.avoids_reductions or not self._must_rebuild(built, options):
                 return built
             needed.avoids_reductions = True  # later buckets of the program are compiled so at once
-            again = build_once(compile)
+            again = build_once()
             again.compile_seconds += built.compile_seconds
             return again
 
@@ -273,10 +270,10 @@ class RequestFactory:
     ) -> Masked:
         """The function of a bucket; ``pads`` has the padded leaves with their padded shapes."""
         assert call.program is not None
-        needed, chunks = self.needed(call.program), self._config.chunks
+        needed = self.needed(call.program)
         given = (known, call, bucket, pads, self.rules, self._config.check)
-        of_xla = self._options(needed.options(bool(chunks)), options)
-        return masked_function(*given, of_xla, chunks, needed.after)
+        of_xla = self._options(needed.options(), options)
+        return masked_function(*given, of_xla, needed.after)
 
     def exact(
         self,
@@ -297,10 +294,10 @@ class RequestFactory:
         known = without_values(signed)
         made = functools.cache(self._exact_maker(known, options))
 
-        def build(compile: Compile) -> Executable:
+        def build() -> Executable:
             def once() -> Executable:
                 ready = _current(lowering, made())
-                return build_exact(known, shown, ready.made, compile, ready.lowered)
+                return build_exact(known, shown, ready.made, ready.lowered)
 
             return self._built(once, made.cache_clear, options)
 
@@ -490,7 +487,7 @@ class CompileRequest(NamedTuple):
     key: tuple[Any, ...]
     sizes: Mapping[str, int]
     logical: Mapping[str, int]
-    build: Callable[[Compile], Executable]
+    build: Callable[[], Executable]
     stand_in: Callable[[], Hashable | None]
     kept: StoredPlace | None = None
     program: Interface | None = None

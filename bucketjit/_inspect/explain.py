@@ -7,7 +7,6 @@ notes whether the rule did anything else than bind the equation unchanged.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,8 +22,7 @@ from bucketjit._jax.jaxprs import struct_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
-from bucketjit._runtime.chunks.splitter import chunk, pieces
-from bucketjit._runtime.decisions import NO_STRATEGY, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import NO_STRATEGY, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -77,8 +75,6 @@ class Explanation:
         masked: The equations that are masked, in the order of the program.
         reason: Why the call runs exact, or an empty string.
         remedy: What to do about that, or an empty string.
-        splits: The variables that are split into chunks, each with the sizes of its chunks. The
-            other attributes, except ``name`` and ``sizes``, then describe the first chunk.
         computed: The sizes that the program computes, each with its bound and the line, and what
             is presumed of them. If a run computes others, the call runs again.
     """
@@ -93,15 +89,11 @@ class Explanation:
     masked: tuple[MaskedEquation, ...] = ()
     reason: str = ""
     remedy: str = ""
-    splits: tuple[tuple[str, tuple[int, ...]], ...] = ()
     computed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         sizes = shown(self.sizes) or "no open axes"
         lines = [f"{self.name} at {sizes}: {self.kind}"]
-        for variable, parts in self.splits:
-            chunks = ", ".join(map(str, parts))
-            lines.append(f"  in {len(parts)} chunks along {variable}: {chunks}")
         if self.kind == "exact":
             if self.reason:
                 lines.append(f"  reason: {self.reason}")
@@ -259,7 +251,6 @@ def explain(
 
     Raises:
         BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-        SplitError: The call would have to be split, and cannot be.
         SizeMismatchError: The sizes of the arguments contradict each other.
         ArgumentError: An argument does not fit its declaration in ``dynamic_axes``.
     """
@@ -286,12 +277,6 @@ def _explained(
             return _explained_masked(engine, signed, call, decision, equations)
         case Exact(_, why):
             return _explained_exact(engine, signed, call.sizes, why)
-        case Chunked(splitting):
-            first = splitting.sizes[0]
-            part = chunk(signed, pieces(signed, call, splitting), 0, first)
-            told = _explained(engine, part, splitting.part(call, first), equations)
-            splits = ((splitting.variable, splitting.sizes), *told.splits)
-            return dataclasses.replace(told, sizes=FrozenDict(call.sizes), splits=splits)
         case Refused(error):
             raise error
 

@@ -6,9 +6,6 @@ what.
 
 from __future__ import annotations
 
-import functools
-import io
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +14,7 @@ import jax
 import jaxlib
 
 from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import NotPlain, compilation_cache
-from bucketjit._raised import in_one_line
 
 _config = names.module("config")
 _linalg = names.module("lax.linalg")
@@ -56,12 +51,8 @@ def jaxlib_version() -> str:
     return str(jaxlib.__version__)
 
 
-class NotElsewhere(Exception):
-    """A program must be compiled in this process, not elsewhere; the message says why."""
-
-
 def compile_here(lowered: jax.stages.Lowered) -> Any:
-    """Compile a lowered program in this process; `compile_elsewhere` is its counterpart.
+    """Compile a lowered program.
 
     JAX may read the executable from its own persistent cache. XLA cannot serialize an executable
     that it has read from bytes, at least on CPU: the result is incomplete. So for the compile a
@@ -94,58 +85,15 @@ def _is_cpu_of_one_host(client: Any) -> bool:
     return getattr(client, "platform", None) == "cpu" and jax.process_count() == 1
 
 
-def compile_elsewhere(
-    compile: Callable[[bytes, bytes, int, int], bytes], lowered: jax.stages.Lowered
-) -> Any:
-    """What ``lowered.compile()`` returns, around an executable that ``compile`` compiles elsewhere.
-
-    JAX still does all it does around a compile: its events, and a look into its persistent cache.
-    Only the client that the program was lowered for is replaced, by one that calls ``compile``
-    (``MeshComputation.compile_args``, since 0.4; no public argument does this).
-
-    XLA cannot serialize an executable that it has read from bytes: the result is incomplete. So
-    JAX's own cache is not written to (its least compile time is set to infinity). The bytes that
-    ``compile`` returned are kept for `serialized`, and `forget_bytes` drops them.
-
-    Args:
-        compile: Called with the program as MLIR bytecode, XLA's options as a protocol buffer, the
-            number of devices of the host, and the position of the device the program is for.
-            Returns the executable's bytes.
-        lowered: The program.
-
-    Returns:
-        The compiled program.
-
-    Raises:
-        NotElsewhere: ``compile`` raised it; or the program is not for one CPU of one host, calls
-            back into Python, or came back as bytes that this process cannot load.
-        Exception: Whatever ``lowered.compile()`` raises before it asks XLA.
-    """
-    if lack := lacking(Without.ELSEWHERE):
-        raise NotElsewhere(lack)
-    arguments = lowered._lowering.compile_args
-    client = arguments.get("backend")
-    if not _is_cpu_of_one_host(client):
-        raise NotElsewhere("it is not for a CPU of one host")
-    arguments["backend"] = _Elsewhere(client, compile)
-    try:
-        # No compile takes that long, so JAX writes nothing to its cache, but still reads from it.
-        with _config.persistent_cache_min_compile_time_secs(math.inf):
-            return lowered.compile()
-    except NotElsewhere:  # so that the caller can compile `lowered` here
-        arguments["backend"] = client
-        raise
-
-
 def forget_bytes(compiled: object) -> None:
-    """Drop the bytes that `compile_here` or `compile_elsewhere` keep for this executable."""
+    """Drop the bytes that `compile_here` keeps for this executable."""
     client = _client_of(compiled)
     if isinstance(client, _Remembering):
         client.raw = None
 
 
 def has_bytes(compiled: object) -> bool:
-    """Whether `compile_here` or `compile_elsewhere` keep the bytes of this executable."""
+    """Whether `compile_here` keeps the bytes of this executable."""
     client = _client_of(compiled)
     return isinstance(client, _Remembering) and client.raw is not None
 
@@ -154,39 +102,6 @@ def _client_of(compiled: Any) -> Any:
     """The client that compiled an executable (``pxla.UnloadedMeshExecutable``, since 0.4.30)."""
     around = getattr(compiled._executable, "_unloaded_executable", None)
     return getattr(around, "backend", None)
-
-
-def compile_to_bytes(module: bytes, options: bytes, devices: int, device: int) -> bytes:
-    """Compile a program for one CPU of a host like this one: the other side of `compile_elsewhere`.
-
-    No public function compiles MLIR bytecode (``xla_client.make_cpu_client``, since 0.4).
-
-    Args:
-        module: The program as MLIR bytecode.
-        options: XLA's options as a protocol buffer.
-        devices: Number of CPU devices of the host.
-        device: Position of the device that the program is for.
-
-    Returns:
-        The bytes of the executable.
-
-    Raises:
-        Exception: Whatever XLA raises for the program.
-    """
-    if b"lapack_" in module:  # lowering would register these calls, and it ran elsewhere
-        _linalg.initialize_lapack()
-    client = _cpu_client(devices)
-    executable = client.compile_and_load(
-        module,
-        executable_devices=_xla_client.DeviceList((client.local_devices()[device],)),
-        compile_options=_xla_client.CompileOptions.ParseFromString(options),
-    )
-    return bytes(client.serialize_executable(executable))
-
-
-@functools.cache
-def _cpu_client(devices: int) -> Any:
-    return _xla_client.make_cpu_client(num_devices=devices)
 
 
 class _Remembering:
@@ -212,33 +127,6 @@ class _Remembering:
         if executable is self._executable and self.raw is not None:
             return self.raw
         return bytes(self._client.serialize_executable(executable))
-
-
-class _Elsewhere(_Remembering):
-    """A client of XLA that has programs compiled by a function, and loads the bytes it returns."""
-
-    def __init__(self, client: Any, compile: Callable[[bytes, bytes, int, int], bytes]) -> None:
-        super().__init__(client)
-        self._compile = compile
-
-    def compile_and_load(
-        self, module: Any, executable_devices: Any, compile_options: Any, **others: Any
-    ) -> Any:
-        devices, known = list(executable_devices), self._client.local_devices()
-        if len(devices) != 1 or devices[0] not in known:
-            raise NotElsewhere("it is not for one device of this host")
-        if others:  # host callbacks
-            raise NotElsewhere("it calls back into Python")
-        written = io.BytesIO()
-        module.operation.write_bytecode(written)
-        where = len(known), known.index(devices[0])
-        raw = self._compile(written.getvalue(), compile_options.SerializeAsString(), *where)
-        if b"lapack_" in raw:
-            _linalg.initialize_lapack()
-        try:
-            return self.deserialize_executable(raw, executable_devices=executable_devices)
-        except Exception as error:
-            raise NotElsewhere(in_one_line(error)) from error
 
 
 def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:

@@ -31,22 +31,6 @@ def trace_context() -> Hashable:
     return _config.trace_context()
 
 
-def thread_config() -> Hashable:
-    """Every configuration state of this thread that changes what a compiled call does.
-
-    A context such as ``jax.debug_nans(True)`` holds for the thread that entered it. No public
-    function returns all of these states (``config``, since 0.4.36).
-    """
-    return (
-        _config.trace_context(),
-        _flags.jax_debug_nans,
-        _flags.jax_debug_infs,
-        _flags.jax_transfer_guard_host_to_device,
-        _flags.jax_transfer_guard_device_to_device,
-        _flags.jax_transfer_guard_device_to_host,
-    )
-
-
 class ThreadConfig:
     """The states that contexts such as ``jax.enable_x64`` and ``jax.set_mesh`` set in this thread.
 

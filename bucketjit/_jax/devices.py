@@ -11,7 +11,6 @@ from jax.extend import backend as jex_backend
 
 from bucketjit._jax import names
 
-_mesh = names.module("mesh")
 _xla_bridge = names.module("xla_bridge")
 
 
@@ -67,19 +66,3 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
 def default_device() -> Any:
     """Where ``jit`` runs uncommitted arguments (``pxla.get_default_device``, since 0.4)."""
     return jex_backend.get_default_device()
-
-
-def sole_device() -> Any | None:
-    """`default_device`; None under ``jax.set_mesh``, where a mesh takes its place.
-
-    The public ``jax.sharding.get_mesh`` raises while a function is traced
-    (``mesh.get_concrete_mesh``).
-    """
-    return default_device() if _mesh.get_concrete_mesh().empty else None
-
-
-def is_place(value: object) -> bool:
-    """Whether a parameter of an equation names a device, a sharding or a mesh that is not empty."""
-    if isinstance(value, jax.sharding.Mesh | jax.sharding.AbstractMesh):
-        return not value.empty
-    return isinstance(value, jax.Device | jax.sharding.Sharding)

@@ -36,7 +36,6 @@ class Without(enum.StrEnum):
     COUNTS = "functions of one shard call jax.lax.psum of a size by that name only"
     CONVOLUTIONS = "convolutions whose padding depends on sizes are traced at each size"
     DECISIONS = "comparisons of sizes may take long"
-    ELSEWHERE = "no other process compiles in the background"
     EXPORT = "functions are not exported or saved, and modules are not refined"
     FFT = "jax.numpy.fft along open axes is traced at each size"
     FFT_GRADIENTS = "gradients of real Fourier transforms compile for even and for odd sizes"
@@ -52,7 +51,6 @@ class Without(enum.StrEnum):
     SEARCHES = "jax.numpy.searchsorted in an open axis is traced at each size"
     SELECTIONS = "selections by a mask, jnp.unique and the like raise, as under jax.jit"
     SHUFFLES = "random permutations of an open axis are traced at each size"
-    SINGLE_THREADED = "each chunk of a call that is split uses all cores"
     TRACEBACKS = "errors show frames of bucketjit and JAX"
 
 
@@ -81,7 +79,6 @@ USES = (
     Use("array", "ArrayImpl"),
     Use("config", "config_ext.Config config_ext.unset config_states trace_context"),
     Use("config", "default_device disable_jit"),
-    Use("config", "persistent_cache_min_compile_time_secs", Without.ELSEWHERE),
     Use("config|mesh", "abstract_mesh_context_manager"),
     Use("core", "JaxprEqnContext current_jaxpr_eqn_context definitely_equal dimension_as_value"),
     Use("core", "eval_trace extend_axis_env_nd top_axis_env trace_ctx trace_state_strong_ref"),
@@ -142,13 +139,6 @@ USES = (
         " xla_client._xla.pjit",
         Without.FILES,
     ),
-    Use("lax.linalg", "initialize_lapack", Without.ELSEWHERE),
-    Use(
-        "lib",
-        "xla_client.CompileOptions xla_client.DeviceList xla_client.make_cpu_client",
-        Without.ELSEWHERE,
-    ),
-    Use("lib", "xla_client.make_cpu_client", Without.SINGLE_THREADED),
     Use("lib", "xla_client.batched_device_put"),
     Use("lax.convolution", "operator", Without.CONVOLUTIONS),
     Use("lax.fft", "_irfft_transpose _rfft_transpose", Without.FFT_GRADIENTS),
@@ -157,7 +147,6 @@ USES = (
     Use("lax.lax", "_reduce_jvp", Without.REDUCTIONS),
     Use("lax.lax", "_sort_le_comparator _sort_lt_comparator", Without.SEARCHES),
     Use("lax.utils", "int_dtype_for_dim int_dtype_for_shape"),
-    Use("mesh", "get_concrete_mesh"),
     Use("numpy.fft", "operator", Without.FFT),
     Use("numpy.hijax", "searchsorted", Without.SEARCHES),
     Use(

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from bucketjit._compile.argument_types import at_sizes, without_values
 from bucketjit._compile.background import Workers
-from bucketjit._compile.process.pool import Ended
 from bucketjit._compile.provider import Cleared
 from bucketjit._config import Background
 from bucketjit._events import Event
@@ -162,7 +161,7 @@ class Adapting:
                 sizes = bucket
                 kind.config.run(_compile, engine, kind, example, bucket, may_compile, epoch)
                 del engine
-        except (Ended, Cleared):  # the interpreter ends, or the cache was cleared
+        except Cleared:
             return False
         except CompileBudgetError:  # other compiles have spent the budget, or no file has a bucket
             return True
@@ -371,7 +370,6 @@ def _compile(
         engine.provider.prepare(
             request,
             first_run=True,
-            beside_calls=True,
             is_asked_for=False,
             may_compile=may_compile,
             epoch=epoch,

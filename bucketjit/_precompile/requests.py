@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bucketjit._compile.argument_types import at_sizes
@@ -13,7 +13,7 @@ from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._ragged.batchable import why_not_batched
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -96,59 +96,36 @@ def requests_for(
             at = at_sizes(signed, tokens, all_sizes)
             call = None if engine.config.always_exact else engine.resolve(at)
             if call is None:
-                requests: Iterable[CompileRequest | Unmasked] = [
-                    engine.requests.exact(at, all_sizes)
-                ]
+                asked: list[CompileRequest] | Unmasked = [engine.requests.exact(at, all_sizes)]
             else:
-                requests = _requests_of(engine, at, call, (at, call), rows)
-            for one in requests:
-                if isinstance(one, CompileRequest):
+                asked = _requests_of(engine, at, call, rows)
+            if isinstance(asked, Unmasked):
+                exact[FrozenDict(chosen or asked.request.sizes)] = asked
+            else:
+                for one in asked:
                     found.setdefault(one.key, one)
-                else:
-                    sizes = chosen if one.call is call else one.call.sizes
-                    exact[FrozenDict(sizes or one.request.sizes)] = one
         except Exception as error:  # often of the function, which does not take these sizes
             failed.append((FrozenDict(chosen), in_one_line(error)))
     return Asked(list(found.values()), exact, failed, list(waiting))
 
 
 def _requests_of(
-    engine: Engine,
-    signed: SignedCall,
-    call: ResolvedCall,
-    whole: tuple[SignedCall, ResolvedCall],
-    rows: Sequence[Rows] = (),
-) -> Iterator[CompileRequest | Unmasked]:
-    """The compile requests for a call: one for its bucket, or one for each size of its chunks.
-
-    Args:
-        engine: Serves the call.
-        signed: The call.
-        call: The same call, resolved.
-        whole: The call that it is a chunk of, or the call itself; signed and resolved.
-        rows: See `requests_for`.
-    """
-    # If such a chunk has to run exact, the engine runs the whole call instead; see `_PartRefused`.
-    own = whole if call.whole is not None else (signed, call)
+    engine: Engine, signed: SignedCall, call: ResolvedCall, rows: Sequence[Rows]
+) -> list[CompileRequest] | Unmasked:
+    """The compile requests for a call: one for its bucket, or one for each of ``rows``."""
     match engine.decide(signed, call):
         case Masked(program, bucket, None) if rows and not why_not_batched(
             engine, program, signed, rows[0].mapped
         ):
-            for each in rows:
-                yield engine.requests.rows(signed, call, bucket, each)
+            return [engine.requests.rows(signed, call, bucket, each) for each in rows]
         case Masked(bucket=bucket):
-            yield engine.requests.masked(signed, call, bucket)
+            return [engine.requests.masked(signed, call, bucket)]
         case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
-        case Exact(Because.UNMASKED | Because.EMPTY, why):
-            request = engine.requests.exact(own[0], own[1].sizes)
-            yield Unmasked(why.reason, request, own[1], own[0].shapes)
-        case Exact():
-            yield engine.requests.exact(own[0], own[1].sizes)
-        case Chunked(splitting):
-            for size in dict.fromkeys(splitting.sizes):
-                part = splitting.part(call, size)
-                at = at_sizes(signed, call.tokens, part.sizes)
-                yield from _requests_of(engine, at, part, whole)
+        case Exact(because, why):
+            request = engine.requests.exact(signed, call.sizes)
+            if because in (Because.UNMASKED, Because.EMPTY):
+                return Unmasked(why.reason, request, call, signed.shapes)
+            return [request]
         case Refused(error):
             raise error

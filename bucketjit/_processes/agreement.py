@@ -33,7 +33,7 @@ from bucketjit._processes.proposal import EQUAL_CALLS, Kind, Proposal, Round
 from bucketjit._processes.recall import Given, Recall
 from bucketjit._processes.split_rows import ShardedCall
 from bucketjit._raised import first_line, in_one_line
-from bucketjit._runtime.decisions import Because, Chunked, Decision, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Decision, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.handler import Evicted
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -319,8 +319,6 @@ class Agreement:
                 why = str(beyond)
             case Exact(why=refusal):
                 why = str(refusal)
-            case Chunked():
-                why = "it is split into chunks"
             case Refused(refused):
                 why, error = in_one_line(refused), refused
         return Considered(signed, call, Proposal(Kind.CANNOT, digest, why=why), error)

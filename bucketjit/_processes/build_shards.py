@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from bucketjit._compile.argument_types import Expected
-from bucketjit._compile.build import Compile, Masked, evaluated
+from bucketjit._compile.build import Masked, evaluated
 from bucketjit._compile.build_exact import Exact
 from bucketjit._compile.executable import Executable, Origin, Pads
 from bucketjit._compile.requests import (
@@ -70,7 +70,7 @@ class ShardRequests(RequestFactory):
         assert call.program is not None
         needed = self.needed(call.program)
         given = (known, call, bucket, pads, self.rules)
-        of_xla = self._options(needed.options(False), options)
+        of_xla = self._options(needed.options(), options)
         return _function(self._shards, *given, of_xla, needed.after)
 
     def _builder(
@@ -79,11 +79,11 @@ class ShardRequests(RequestFactory):
         made: Callable[[], Masked],
         lowering: Lowering[Masked] | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[Compile], Executable]:
+    ) -> Callable[[], Executable]:
         build = super()._builder(program, made, lowering, options)
 
-        def placed(compile: Compile) -> Executable:
-            entry = build(compile)
+        def placed() -> Executable:
+            entry = build()
             entry.expect(made().args)  # its origin is the call of one shard
             return entry
 

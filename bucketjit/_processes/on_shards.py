@@ -36,7 +36,7 @@ from bucketjit._processes.shard_axis import (
 )
 from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded_call
 from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import counted
 from bucketjit._signature.signer import SignedCall
@@ -120,7 +120,7 @@ class OnShards:
             call: The call.
 
         Raises:
-            FallbackError: It would run at its exact shape, or in chunks.
+            FallbackError: It would run at its exact shape.
             BucketOverflowError: A size is beyond the largest bucket.
         """
         match engine.decide(call.signed, call.call):
@@ -135,9 +135,6 @@ class OnShards:
                 _refuse(_NOTHING_OPEN)
             case Exact(why=refusal):
                 _refuse(refusal)
-            case Chunked():
-                remedy = "choose a larger bucket, or overflow='extend'"
-                _refuse(MaskingError("its size is beyond the largest bucket, to be split", remedy))
             case Refused(error):
                 raise error
 
@@ -283,7 +280,7 @@ def _rows(pieces: Sequence[Any], logical: Sequence[Any], weak: bool, out: Out) -
     """The rows of all shards of this process."""
     if len(pieces) > 1:
         parts = [Padded.of_result(x, n) for x, n in zip(pieces, logical, strict=True)]
-        return joined(parts, 0, weak, out)
+        return joined(parts, weak, out)
     if out is Out.PADDED:
         return Padded.of_result(pieces[0], logical[0])
     whole = unpad(pieces[0], logical[0], weak)

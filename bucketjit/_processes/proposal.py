@@ -17,7 +17,7 @@ class Kind(enum.Enum):
 
     BUCKET = "bucket"  # the call is padded to a bucket
     EXACT = "exact"  # no axis of the call is open
-    CANNOT = "cannot"  # the call must run at its exact shape, in chunks, or not at all
+    CANNOT = "cannot"  # the call must run at its exact shape, or not at all
     RAISED = "raised"  # the call has raised, or what makes its arguments
     ENDED = "ended"  # the process has ended
     LATER = "later"  # the call says it, when it comes

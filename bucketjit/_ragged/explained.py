@@ -12,7 +12,7 @@ from bucketjit._ragged.examples import Examples
 from bucketjit._ragged.kinds import Alone, Row
 from bucketjit._ragged.options import Options
 from bucketjit._ragged.run import MapCall
-from bucketjit._runtime.decisions import Chunked, Exact
+from bucketjit._runtime.decisions import Exact
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict, share
 
@@ -148,7 +148,5 @@ def _reason(engine: Engine, call: MapCall, row: Row) -> str:
     match engine.decide(call.kinds.call_of(row), kind.call):
         case Exact(_, why):
             return why.reason
-        case Chunked():
-            return "it is split into chunks"
         case decision:
             return getattr(decision, "beyond", None) or "a call of its own serves it"

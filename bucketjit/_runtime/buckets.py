@@ -1,7 +1,7 @@
 """Chooses the bucket of a call, and handles sizes beyond the largest bucket.
 
-Per variable such a size raises, is extended to further buckets, runs at its exact size, or is
-split into chunks; see `Overflow`. `bucketjit._runtime.decisions` turns the result into a decision.
+Per variable such a size raises, is extended to further buckets, or runs at its exact size; see
+`Overflow`. `bucketjit._runtime.decisions` turns the result into a decision.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
         Padded size of each variable, in the order of ``sizes``.
 
     Raises:
-        BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise or
-            to split.
+        BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
     """
     planned, _ = _planned(config, sizes)
     return {v: planned[v] if v in planned else padded_size(config, v, n) for v, n in sizes.items()}
@@ -90,8 +89,7 @@ def padded_size(config: Config, variable: str, n: int) -> int:
         The padded size; ``n`` if it is beyond the largest bucket and stays exact.
 
     Raises:
-        BucketOverflowError: The size is beyond the largest bucket, and its policy is to raise or
-            to split.
+        BucketOverflowError: The size is beyond the largest bucket, and its policy is to raise.
     """
     strategy = config.strategy_of(variable)
     try:
@@ -198,8 +196,7 @@ class Buckets:
             Padded sizes by variable.
 
         Raises:
-            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise or
-                to split.
+            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
         """
         bucket = self.chosen(program, call.sizes)
         if not program.unfitted:

@@ -73,9 +73,7 @@ class CheckedCall(NamedTuple):
             result = run()
         # `Check.EXACT` compares the first call of each executable only.
         is_known = self.entry.checked and self.check is not Check.EXACT_ALWAYS
-        # A chunk is not compared: at its size the function may trace to another program. The
-        # joined results are compared instead, by `check_joined`.
-        if self.call.whole is None and not is_known:
+        if not is_known:
             self._compare(result, run_exact(), "the unpadded run", False)
         return result
 
@@ -96,23 +94,6 @@ class CheckedCall(NamedTuple):
             )
             raise failed(self.name, problem, blamed)
         self.entry.checked = True
-
-
-def check_joined(name: str, signed: SignedCall, result: object, other: object) -> None:
-    """Compare the joined results of chunks with those of a run in one piece.
-
-    Args:
-        name: Name of the function in messages.
-        signed: The whole call.
-        result: The joined results.
-        other: The results of the run in one piece.
-
-    Raises:
-        MaskingError: The results differ.
-    """
-    problem = compare(result, other, "the run in one piece", False)
-    if problem and not is_of_jit(name, problem, signed, result):
-        raise failed(name, problem, "")
 
 
 def is_of_jit(name: str, problem: str, signed: SignedCall, result: object) -> bool:

@@ -25,7 +25,6 @@ from bucketjit._runtime.statistics import (
     Stats,
     share,
 )
-from bucketjit._runtime.summary import SHAPES_KEPT
 from bucketjit._runtime.timeline import Clock, Reading
 from bucketjit._tracing.interface import Interface
 
@@ -62,9 +61,6 @@ class Counters:
             self._retired.clear()
             self._warned = Reasons()
             self._alone = Reasons()
-            # Calls in chunks are noted when they are cut for the first time only, so a reset keeps
-            # their shapes.
-            self._split: set[int] = set()
             self._has_inlined = False
         self.reset()
 
@@ -111,16 +107,6 @@ class Counters:
             self._missed += compiled
         self._tick()
 
-    def split(self, key: int | None) -> None:
-        """Note the shapes of a call that is served in chunks, each of which is counted as a call.
-
-        Args:
-            key: `SignedCall.shape_key`.
-        """
-        with self._lock:
-            if key is not None and len(self._split) < SHAPES_KEPT:
-                self._split.add(key)
-
     def _tick(self) -> None:
         now = time.monotonic()
         if now >= self._clock.due:
@@ -157,11 +143,6 @@ class Counters:
         with self._lock:
             line.clock = self._clock
             self._lines[id(line)] = line
-
-    def counts(self, lines: Iterable[CallCounter]) -> bool:
-        """Whether all of these call counters are open."""
-        with self._lock:
-            return all(id(line) in self._lines for line in lines)
 
     def close(self, line: CallCounter) -> None:
         """Retire the call counter of a handler that was dropped.
@@ -284,7 +265,6 @@ class Counters:
             sums = self._sums.copy()
             for line in self._every_line():
                 sums.add(line, line.count())
-            shapes = len(sums.shapes | self._split)
             missed, compiles, seconds = self._missed, self._compiles, self._compile_seconds
             loads, load_seconds = self._loads, self._load_seconds
             dropped_runs, inlined = self._dropped_runs, self._inlined
@@ -316,6 +296,6 @@ class Counters:
             since=self._since,
             rows=sums.rows,
             rows_alone=FrozenDict(sums.alone),
-            shapes=min(shapes, SHAPES_KEPT),
+            shapes=len(sums.shapes),
             inlined_calls=inlined,
         )

@@ -1,4 +1,4 @@
-"""Decides what a call does: masked in a bucket, at its exact shape, in chunks, or refused.
+"""Decides what a call does: masked in a bucket, at its exact shape, or refused.
 
 The engine, `explain` and warm-up all match on the `Decision`, so they cannot disagree. Deciding
 compiles and runs nothing. So building the executable may still find that the program cannot be
@@ -13,13 +13,12 @@ from dataclasses import dataclass
 
 from bucketjit._compile.requests import RequestFactory
 from bucketjit._runtime.buckets import Buckets
-from bucketjit._runtime.chunks.splitter import Splitter, Splitting
 from bucketjit._runtime.global_arrays import refusal_of_global
 from bucketjit._runtime.refusals import Refusals
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import ArgumentError, BucketOverflowError, MaskingError, SplitError
+from bucketjit.errors import ArgumentError, BucketOverflowError, MaskingError
 
 
 @dataclass(frozen=True)
@@ -65,17 +64,6 @@ class Exact:
 
 
 @dataclass(frozen=True)
-class Chunked:
-    """The call is split along an axis, and a decision is made for each chunk.
-
-    Attributes:
-        splitting: The axis and the sizes of the chunks.
-    """
-
-    splitting: Splitting
-
-
-@dataclass(frozen=True)
 class Refused:
     """The call raises an error.
 
@@ -83,10 +71,10 @@ class Refused:
         error: The error.
     """
 
-    error: ArgumentError | BucketOverflowError | SplitError
+    error: ArgumentError | BucketOverflowError
 
 
-Decision = Masked | Exact | Chunked | Refused
+Decision = Masked | Exact | Refused
 
 NO_STRATEGY = MaskingError(
     "there is no strategy: every size has an executable of its own", "add .with_pow2()"
@@ -100,13 +88,11 @@ class Decisions:
 
     Args:
         buckets: Chooses buckets.
-        splitter: Splits calls into chunks.
         refusals: The programs that could not be masked when they were built.
     """
 
-    def __init__(self, buckets: Buckets, splitter: Splitter, refusals: Refusals) -> None:
+    def __init__(self, buckets: Buckets, refusals: Refusals) -> None:
         self._buckets = buckets
-        self._splitter = splitter
         self._refusals = refusals
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
@@ -118,8 +104,7 @@ class Decisions:
                 decides calls: all run exact, for the reason `NO_STRATEGY`.
 
         Returns:
-            One of the kinds of `Decision`. A chunk of another call is decided in the same manner;
-            if it has `ResolvedCall.whole`, the caller must not run it at its exact shape.
+            One of the kinds of `Decision`.
 
         Raises:
             ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
@@ -139,10 +124,7 @@ class Decisions:
         try:
             bucket = self._buckets.of(program, call)
         except BucketOverflowError as error:
-            try:
-                return Chunked(self._splitter.splitting(call, error))
-            except BucketOverflowError as refused:
-                return Refused(refused)
+            return Refused(error)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
         # is all of them, there is nothing to mask.
         beyond = self._buckets.beyond(program, call.sizes)

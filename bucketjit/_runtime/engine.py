@@ -19,36 +19,25 @@ from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
-from bucketjit._events import Event, emit, shown
+from bucketjit._events import Event, emit
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.checked_calls import CheckedCall, check_joined
-from bucketjit._runtime.chunks.splitter import Splitter, Splitting
+from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.decisions import (
-    Because,
-    Chunked,
-    Decision,
-    Decisions,
-    Exact,
-    Masked,
-    Refused,
-)
+from bucketjit._runtime.decisions import Because, Decision, Decisions, Exact, Masked, Refused
 from bucketjit._runtime.engine_parts import TRACED, Parts
-from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
-from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Together, Trial
+from bucketjit._runtime.observers import CallObserver, Preparer, Together
 from bucketjit._runtime.recompiles import Recompiles
-from bucketjit._runtime.refusals import PartRefused, Refusals, warn_of_fallback
+from bucketjit._runtime.refusals import Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import CompileBudgetError, FallbackError, MaskingError
+from bucketjit.errors import FallbackError, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
@@ -76,14 +65,12 @@ class Engine:
         memory: The calls that the fast path serves.
         memories_apart: The calls that compiled stages serve; cleared together with ``memory``.
         buckets: Chooses buckets.
-        splitter: Splits calls that are beyond the largest bucket into chunks.
         refusals: Programs that cannot be masked, and why.
         decisions: Decides what a call does.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
             because the function that is traced may call its own bucketed function.
         observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
-        trial: Measures whether calls are faster in chunks or whole.
         together: Runs calls in the bucket that all processes of a job agree on, or None.
     """
 
@@ -105,11 +92,9 @@ class Engine:
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock)
         self.refusals = Refusals()
-        self.splitter = Splitter(config, self.lock)
-        self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
+        self.decisions = Decisions(self.buckets, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
-        self.trial: Trial = NoTrial()
         self.together: Together | None = None
 
     def clear(self) -> None:
@@ -122,7 +107,6 @@ class Engine:
                 memory.clear()
             self.refusals.clear()
             self.recompiles.clear()
-            self.splitter.clear()
             self.buckets.clear()
 
     @property
@@ -141,7 +125,7 @@ class Engine:
         signed: SignedCall,
         given: CallArguments | None = None,
         out: Out | None = None,
-        part: ResolvedCall | None = None,
+        call: ResolvedCall | None = None,
     ) -> Any:
         """Run a call.
 
@@ -150,14 +134,13 @@ class Engine:
             given: The arguments as they came, to remember the call for the fast path; None to
                 not remember it.
             out: The form of the results; by default the configured one.
-            part: The same call, resolved, if it is a chunk of another call.
+            call: The same call, resolved; by default it is resolved here.
 
         Returns:
             What the function returns, with open axes cut to their logical sizes.
 
         Raises:
             BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-            SplitError: The call would have to be split, and cannot be.
             FallbackError: The call cannot be masked, and the policy is to raise.
             CompileBudgetError: A compile is needed that the budget does not allow.
             SizeMismatchError: The sizes of the arguments contradict each other.
@@ -168,7 +151,7 @@ class Engine:
         if self.config.always_exact:
             sizes = signed.signature.declared_sizes(signed.shapes)
             return self._run_exact(signed, sizes, out, given)
-        call = part or self.resolve(signed)
+        call = call or self.resolve(signed)
         decision = self.decide(signed, call)
         match decision:
             case Masked():
@@ -183,13 +166,9 @@ class Engine:
                 return result
             case Exact(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
-                if call.whole is not None:
-                    raise PartRefused(why, is_chosen=True)
                 return self._run_exact(signed, call.sizes, out, given, call.program, why.reason)
             case Exact():
                 return self._run_exact(signed, call.sizes, out, given)
-            case Chunked(splitting):
-                return self._run_split(signed, call, splitting, out, given)
             case Refused(error):
                 raise error
 
@@ -203,7 +182,7 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
-        if self.preparer is not None and not self.trial.is_waiting:
+        if self.preparer is not None:
             self.preparer.prepare(self, signed, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
@@ -241,7 +220,6 @@ class Engine:
             )
         if self.config.check is not Check.OFF:
             return result
-        self.trial.see(self, signed, call, entry)
         if self.observer is not None:
             self.observer.learn(signed, call)
             self.observer.note(call.sizes)
@@ -307,37 +285,6 @@ class Engine:
         """Log that sizes beyond the largest bucket stay exact, once for each reason."""
         if self.counters.fallback(reason):
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
-
-    def find_handler(
-        self, signed: SignedCall, call: ResolvedCall, given: CallArguments
-    ) -> Handler | None:
-        """The handler for chunks like this one, if their executable is in the cache.
-
-        Nothing is run, compiled or loaded.
-
-        Args:
-            signed: A chunk.
-            call: The same chunk, resolved; it has a program.
-            given: The arguments of the chunk, in the form in which the call got them.
-
-        Returns:
-            The handler, which is remembered; None if the slow path has to serve the chunk.
-        """
-        # Checked calls take the slow path, chunk by chunk. Without strategies nothing is split.
-        if self.config.always_exact or self.config.check is not Check.OFF:
-            return None
-        decision = self.decide(signed, call)
-        if not isinstance(decision, Masked) or decision.beyond is not None:
-            return None
-        slot = self.cache.slot(decision.key)
-        entry = None if slot is None else slot.entry
-        if entry is None:
-            return None
-        served = self.served(decision.key, entry, signed, call, Out.PADDED)
-        handler = self.memory.add_masked(signed, given, call, served)
-        if handler is not None and self.observer is not None:
-            self.observer.learn(signed, call)
-        return handler
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
         """Decide what a call does; see `Decisions.decide`.
@@ -431,47 +378,6 @@ class Engine:
             self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))
         return result
 
-    def _run_split(
-        self,
-        signed: SignedCall,
-        call: ResolvedCall,
-        splitting: Splitting,
-        out: Out,
-        given: CallArguments | None,
-    ) -> Any:
-        def serve(chunk: SignedCall, part: ResolvedCall, chunk_given: CallArguments | None) -> Any:
-            return self.serve(chunk, chunk_given, Out.PADDED, part)
-
-        assert call.program is not None
-        fast_path = self.memory.of_chunks(call.program)
-        given = given if self.config.check is Check.OFF else None
-        self.counters.split(signed.shape_key)
-        try:
-            result, handler = self.splitter.run(
-                serve, self.find_handler, signed, call, splitting, out, given, fast_path
-            )
-        except PartRefused as refused:
-            # This call may itself be a chunk, split along another axis, that must not run exact.
-            if call.whole is not None:
-                raise
-            why = refused.refusal
-            if refused.is_chosen:
-                return self._run_exact(signed, call.sizes, out, given, call.program, why.reason)
-            return self._fall_back(why.without_frames(), signed, call, out, given)
-        except CompileBudgetError as refused:
-            of = shown(call.sizes)
-            raise CompileBudgetError(f"{refused} That is a chunk of a call with {of}.") from None
-        if handler is not None and given is not None:
-            opened = signed.signature.open_leaves(call.tokens)
-            self.memory.add_chunked(signed, given, opened, handler)
-            self.trial.hold(self, signed, call, given, handler, out)
-        if self.config.check in (Check.EXACT, Check.EXACT_ALWAYS) and call.whole is None:
-            check_joined(self.name, signed, result, self.run_unpadded(signed, call))
-        # Chunks were given copies of donated arguments (see `chunk`), so delete the originals here.
-        args, _ = signed.tree.unflatten(signed.leaves)
-        give_away([args[i] for i in signed.donate])
-        return result
-
     # --- falling back ---
 
     def _fall_back(
@@ -482,8 +388,6 @@ class Engine:
         out: Out,
         given: CallArguments | None,
     ) -> Any:
-        if call.whole is not None:
-            raise PartRefused(refusal)
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
         is_eager = self.refusals.eager.is_eager(signed.signature)

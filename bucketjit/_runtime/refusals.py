@@ -13,22 +13,6 @@ from bucketjit._tracing.interface import Interface
 from bucketjit.errors import FallbackWarning, MaskingError
 
 
-class PartRefused(Exception):
-    """A chunk cannot be served by the program of the whole call.
-
-    At the size of the chunk the function may trace to another program, so the chunk must not run
-    exact either. `Engine._run_split` catches this and runs the whole call in one piece.
-
-    Attributes:
-        refusal: Why the chunk cannot be served.
-        is_chosen: Whether the user wants such sizes to run exact (`Overflow.EXACT`).
-    """
-
-    def __init__(self, refusal: MaskingError, is_chosen: bool = False) -> None:
-        super().__init__(refusal.reason)
-        self.refusal, self.is_chosen = refusal, is_chosen
-
-
 class Refusals:
     """The refusals found when executables were built.
 

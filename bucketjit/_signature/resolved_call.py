@@ -23,9 +23,6 @@ class ResolvedCall:
         refusal: Why the function was not traced; None if there is a program, or if nothing was
             tried (an empty array, no open axis).
         size_constants: What the program needs besides the sizes.
-        whole: For a chunk, the sizes of the call that it is a part of, if the function may do
-            something else at the size of the chunk. Only the program may serve it then, never the
-            function itself. None otherwise.
         presumed: Computed sizes that an earlier run of this call has returned; None in the first.
     """
 
@@ -34,7 +31,6 @@ class ResolvedCall:
     program: Interface | None
     refusal: TraceRefused | None = None
     size_constants: SizeConstants = NO_SIZE_CONSTANTS
-    whole: Mapping[str, int] | None = None
     presumed: Mapping[str, int] | None = None
 
     @property

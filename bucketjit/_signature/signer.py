@@ -48,7 +48,6 @@ class SignedCall:
         statics: The static arguments.
         dynamic: Positions, among all positional arguments, of the dynamic ones.
         donate: Positions, among the dynamic arguments, of the donated ones.
-        is_chunk: Whether it is a chunk of a call.
     """
 
     signature: Signature
@@ -58,16 +57,10 @@ class SignedCall:
     statics: Statics
     dynamic: list[int]
     donate: list[int]
-    is_chunk: bool = False
 
     @property
-    def shape_key(self) -> int | None:
-        """A hash of what `jax.jit` compiles for: shapes, types, static arguments.
-
-        None of a chunk: the call that it belongs to has one.
-        """
-        if self.is_chunk:
-            return None
+    def shape_key(self) -> int:
+        """A hash of what `jax.jit` compiles for: shapes, types, static arguments."""
         return hash((self.tree, self.signature.types, *self.shapes, self.statics))
 
     def with_leaves(self, leaves: list[Any]) -> SignedCall:

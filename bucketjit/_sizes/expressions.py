@@ -221,38 +221,6 @@ def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
     return {unknown[0]: size} if size >= 0 else {}
 
 
-@functools.lru_cache(maxsize=4096)
-def is_multiple(text: str, variable: str) -> bool:
-    """Whether a size is the variable times something that does not depend on it.
-
-    >>> [is_multiple(text, "b") for text in ("b", "2*b*s + b", "b + 1", "b^2", "floordiv(b, 2)")]
-    [True, True, False, False, False]
-    """
-    return all(
-        sum(isinstance(f, ast.Name) and f.id == variable for f in _factors(term)) == 1
-        and sum(variable in variables_of(ast.unparse(f)) for f in _factors(term)) == 1
-        for term in _terms(parsed(text))
-    )
-
-
-def _terms(node: ast.expr) -> list[ast.expr]:
-    match node:
-        case ast.BinOp(left=left, op=ast.Add() | ast.Sub(), right=right):
-            return [*_terms(left), *_terms(right)]
-        case ast.UnaryOp(operand=operand):
-            return _terms(operand)
-    return [node]
-
-
-def _factors(node: ast.expr) -> list[ast.expr]:
-    match node:
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return [*_factors(left), *_factors(right)]
-        case ast.UnaryOp(operand=operand):
-            return _factors(operand)
-    return [node]
-
-
 def bind_unique_names(wanted: str, taken: Iterable[str]) -> str:
     """The name ``wanted``, or the first free one of ``wanted_1``, ``wanted_2``, ... if it is taken.
 

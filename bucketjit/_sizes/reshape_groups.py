@@ -3,7 +3,7 @@
     before   (b, s, 12) -> (b*s, 3, 4)
     after    (b, s) -> (b*s,)   and   (12,) -> (3, 4)
 
-Masking rules, chunks and the tracing of merged axes treat each group alone.
+Masking rules and the tracing of merged axes treat each group alone.
 """
 
 from __future__ import annotations

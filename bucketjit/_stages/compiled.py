@@ -191,7 +191,7 @@ class Compiled(Stage):
                 raise failed
             finally:
                 failed = None  # its traceback refers to this frame
-        given = CallArguments(args, kwargs, self._fast_path)
+        given = CallArguments(args, kwargs)
         try:
             if self.exact:
                 return self._run_exact(signed, given)

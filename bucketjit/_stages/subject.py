@@ -12,13 +12,13 @@ from bucketjit._compile.argument_types import without_values
 from bucketjit._config import is_int_from
 from bucketjit._events import shown
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
-from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._signature.structs import sign_like
 from bucketjit._tracing.program import Program
-from bucketjit.errors import MaskingError, SpecError, SplitError
+from bucketjit.errors import MaskingError, SpecError
 
 Inside = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -162,13 +162,5 @@ def subject_of(
             if because is Because.UNMASKED:
                 engine.note_fallback(why, counted=True)
             return Subject(engine, inside, signed, call, dict(call.sizes), True, epoch)
-        case Chunked(splitting):
-            raise SplitError(
-                call.sizes[splitting.variable],
-                splitting.largest,
-                splitting.variable,
-                "one executable serves one chunk of it",
-                f"lower a call of size {splitting.largest} at most",
-            )
         case Refused(error):
             raise error

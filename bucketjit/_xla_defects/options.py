@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_WITHOUT_REDUCTIONS = (
+    "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
+)
 
-def library_options(side_by_side: bool, without_reductions: bool) -> Mapping[str, Any]:
+
+def library_options(without_reductions: bool) -> Mapping[str, Any]:
     """The options of XLA that select what its CPU backend leaves to its library.
 
     By default the library (YNN) computes reductions, matrix products and convolutions, each in one
@@ -14,9 +18,6 @@ def library_options(side_by_side: bool, without_reductions: bool) -> Mapping[str
     finds it, the compile is repeated without it.
 
     Args:
-        side_by_side: Whether several executables run at the same time. The library then gets no
-            matrix products and convolutions: its products took up to 1.3 times as long for two side
-            by side (transformers, jaxlib 0.10 and 0.12).
         without_reductions: Whether the library would get reductions of the program wrong. XLA then
             compiles kernels for them, and the compile takes 1.1 to 1.5 times as long (transformers;
             20 ms more for an MLP).
@@ -24,9 +25,6 @@ def library_options(side_by_side: bool, without_reductions: bool) -> Mapping[str
     Returns:
         The options; empty for XLA's defaults.
     """
-    reductions = () if without_reductions else ("REDUCE",)
-    others = () if side_by_side else ("INDIVIDUAL_DOT", "INDIVIDUAL_CONVOLUTION")
-    if reductions and others:
+    if not without_reductions:
         return {}
-    kinds = ",".join(f"LIBRARY_FUSION_TYPE_{kind}" for kind in (*reductions, *others))
-    return {"xla_cpu_experimental_ynn_fusion_type": kinds}
+    return {"xla_cpu_experimental_ynn_fusion_type": _WITHOUT_REDUCTIONS}

@@ -20,7 +20,7 @@ from bucketjit._xla_defects.nan_reductions import may_lose_nan
 from bucketjit._xla_defects.options import library_options
 from bucketjit._xla_defects.recomputed_values import recomputed_values
 
-OPTIONS = frozenset(library_options(True, True))
+OPTIONS = frozenset(library_options(True))
 """Names of the compiler options that `Workarounds` may set."""
 
 
@@ -52,16 +52,9 @@ class Workarounds:
         """Makes hooks, for the argument ``after`` of `interpret`; None if none are needed."""
         return computing_once(self._once) if self._once else None
 
-    def options(self, side_by_side: bool) -> Mapping[str, Any]:
-        """The options of XLA for the program.
-
-        Args:
-            side_by_side: Whether several executables run at the same time.
-
-        Returns:
-            The options, by name.
-        """
-        return library_options(side_by_side, self.avoids_reductions)
+    def options(self) -> Mapping[str, Any]:
+        """The options of XLA for the program, by name."""
+        return library_options(self.avoids_reductions)
 
 
 def workarounds(jaxpr: Jaxpr, consts: Sequence[Any]) -> Workarounds:
@@ -87,7 +80,7 @@ def exact_options(is_reference: bool) -> Mapping[str, Any]:
     Returns:
         The options, by name.
     """
-    return library_options(False, is_reference)
+    return library_options(is_reference)
 
 
 def must_rebuild(compiled: jax.stages.Compiled) -> bool:

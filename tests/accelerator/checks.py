@@ -33,7 +33,6 @@ CHECKS = (
     Check("transfers: padded results", arrays.check_padded),
     Check("memory by max_bytes", resources.check_max_bytes),
     Check("background compiles", resources.check_background),
-    Check("background compiles by default", resources.check_pool),
     Check("an encoder", core.check_encoder),
     Check("a CNN, trained", core.check_cnn),
     *(Check(f"core: {family}", run) for family, run in core.families()),

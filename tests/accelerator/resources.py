@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import subprocess
@@ -145,7 +144,7 @@ def check_max_bytes() -> str:
 def check_background() -> str:
     """Compiles in the background, and stand-ins, from several threads, end and are right."""
     executor = BucketedExec(lambda x: (jnp.sort(x, 0), x.sum(0)), dynamic_axes="n, _").with_pow2()
-    executor = executor.with_background_compile(2, process=False)
+    executor = executor.with_background_compile(2)
     errors: list[BaseException] = []
 
     def call(n: int) -> None:
@@ -180,15 +179,3 @@ def check_background() -> str:
             raise errors[0]
     assert executor.stats().compiles == before, "a bucket was compiled twice"
     return f"{before} buckets, 4 threads"
-
-
-def check_pool() -> str:
-    """Without ``process=False``: other processes compile for CPUs only, so threads do here."""
-    if is_cpu():
-        raise NotShown("on CPU other processes compile, as other tests show")
-    executor = BucketedExec(functools.partial(jnp.cumsum, axis=0), dynamic_axes="n, _").with_pow2()
-    executor = executor.with_background_compile()
-    for n in (32, 5):
-        same(executor(placed(contents((n, 8)))), np.cumsum(contents((n, 8)), 0), 1e-4)
-    assert executor.wait_for_compiles(60), "a compile hangs"
-    return f"{executor.stats().compiles} buckets"

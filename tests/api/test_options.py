@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import jax
@@ -12,19 +11,15 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback, Overflow
-from bucketjit._api.options import Options
+from bucketjit._api.options import DEFAULTS, Options
 from bucketjit.errors import BucketOverflowError, FallbackError, SpecError, StrategyContractError
 
 
-def test_both_entries_have_the_same_parameters() -> None:
-    of_class, of_jit = (inspect.signature(f).parameters for f in (BucketedExec, bucketjit.jit))
-    assert list(of_class) == list(of_jit)
-    assert list(Options.__annotations__) == list(of_class)[1:]
-    differ = {n for n in of_class if of_class[n].default != of_jit[n].default}
-    assert differ == {"fn", "buckets"}
-    assert {n: p.annotation for n, p in of_class.items() if n != "fn"} == {
-        n: p.annotation for n, p in of_jit.items() if n != "fn"
-    }
+@pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
+def test_an_option_that_there_is_not(make: Any) -> None:
+    with pytest.raises(TypeError, match="there is no option 'bukets'; there are dynamic_axes"):
+        make(jnp.sum, bukets="pow2")
+    assert list(DEFAULTS) == list(Options.__annotations__)
 
 
 @pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
@@ -33,7 +28,7 @@ def test_each_option_reaches_both(make: Any) -> None:
         lambda x, k: x.sum(axis=1) * k,
         dynamic_axes=("b, s", None),
         buckets={"b": [2, 4], "s": "pow2"},
-        overflow={"b": "split"},
+        overflow={"b": "extend"},
         donate_argnames="x",
         static_argnums=1,
         maxsize=3,
@@ -44,7 +39,7 @@ def test_each_option_reaches_both(make: Any) -> None:
     got = rows(np.ones((7, 3), np.float32), 2)
     assert isinstance(got, np.ndarray)
     np.testing.assert_array_equal(got, np.full(7, 6.0, np.float32))
-    assert {b.sizes["b"] for b in rows.stats().buckets} == {4}
+    assert {b.sizes["b"] for b in rows.stats().buckets} == {8}
     assert rows.cache_info().maxsize == 3
     with pytest.raises(BucketOverflowError):
         make(jnp.sum, buckets=[4])(np.ones(5, np.float32))
@@ -69,7 +64,7 @@ def test_a_text_is_the_member_of_the_enum() -> None:
         ({"fallback": "raise"}, "fallback must be one of 'exact', 'error', got 'raise'"),
         ({"check": True}, "check must be one of 'off', 'poison', 'exact', 'exact always', got"),
         ({"out": "np"}, "out must be one of 'jax', 'numpy', 'padded', got 'np'"),
-        ({"overflow": "grow"}, "overflow must be one of 'error', 'extend', 'exact', 'split', got"),
+        ({"overflow": "grow"}, "overflow must be one of 'error', 'extend', 'exact', got"),
         ({"overflow": {"b": "grow"}}, r"overflow\['b'\] must be one of 'error', 'extend'"),
         ({"buckets": "pow3"}, r"buckets='pow3': expected one of \['exact', 'pow2'\], a list"),
         ({"buckets": {3: "pow2"}}, "dim must be the name of a dimension variable, got 3"),

@@ -94,20 +94,6 @@ def test_a_part_of_the_rows(dtype: str) -> None:
     assert not device.can_view_from(jnp.zeros((4, 0)), 0)
 
 
-def test_a_call_in_chunks_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(padding, "_in_host_memory", lambda sharding: False)
-
-    def fn(x: Any, y: Any) -> Any:
-        return jnp.sort(x, axis=1), y * 2, x.T
-
-    executor = BucketedExec(fn, dynamic_axes=("b, s", "b")).with_pow2(max=8, overflow="split")
-    for b, s in ((9, 4), (17, 3), (16, 8), (20, 5)):
-        x, y = jnp.asarray(contents((b, s), "float32")), jnp.asarray(contents((b,), "float32"))
-        for a, e in zip(executor(x, y), jax.jit(fn)(x, y), strict=True):
-            np.testing.assert_array_equal(a, e)
-            assert (a.weak_type, a.committed) == (e.weak_type, e.committed)
-
-
 @pytest.mark.parametrize("out", ["jax", "padded"])
 def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays stay where they are: nothing asks for their contents on the host."""

@@ -721,15 +721,7 @@ def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> 
     assert xla_compiles() - before == 1 and executor.stats().compiles == 3
 
 
-def test_warm_up_of_what_is_split() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_buckets([2, 4], overflow="split")
-    report = executor.warmup(ramp(1), sizes={"batch": 11}, progress=False)
-    assert list(map(dict, report.compiled)) == [{"batch": 4}]
-    with executor.forbid_compiles():
-        np.testing.assert_array_equal(executor(ramp(11)), 2 * ramp(11))
-
-
-@pytest.mark.parametrize("policy", ["extend", "exact", "split"])
+@pytest.mark.parametrize("policy", ["extend", "exact"])
 def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
     plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 16}])
     fn = lambda x: jnp.cumsum(x, axis=1)  # noqa: E731
@@ -744,7 +736,6 @@ def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
         == {
             "extend": {(4, 16), (16, 16), (32, 16)},
             "exact": {(4, 16), (9, 16), (20, 16)},
-            "split": {(4, 16), (8, 16)},
         }[policy]
     )
 
@@ -868,7 +859,7 @@ def test_an_error_in_the_background_surfaces(caplog: pytest.LogCaptureFixture) -
 
 def test_many_threads_one_compile_each(xla_compiles: Callable[[], int]) -> None:
     fn = lambda x: (jnp.sin(x), x.sum())  # noqa: E731
-    executor = BucketedExec(fn).with_pow2().with_background_compile(2, process=False)
+    executor = BucketedExec(fn).with_pow2().with_background_compile(2)
     executor(ramp(100))
     before = xla_compiles()
     barrier = threading.Barrier(16)
@@ -913,7 +904,7 @@ import atexit, threading
 import numpy as np
 from bucketjit import BucketedExec
 
-executor = BucketedExec(lambda x: x.sum(0)).with_pow2().with_background_compile(process=False)
+executor = BucketedExec(lambda x: x.sum(0)).with_pow2().with_background_compile()
 executor(np.ones((64, 2), np.float32))
 
 def call():
@@ -956,7 +947,7 @@ def slow(ctx, x):
         time.sleep(1)
     return ctx.bind(x)
 executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: slow})
-executor = executor.with_background_compile(process=False)
+executor = executor.with_background_compile()
 for n in (64, 3):
     executor(np.ones(n, np.float32))
 begun.wait()
@@ -1036,7 +1027,7 @@ _WAITS_AT_EXIT = """
 import atexit
 import numpy as np
 from bucketjit import BucketedExec
-executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile(process=False)
+executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile()
 atexit.register(lambda: print(executor.wait_for_compiles(), flush=True))
 for n in (64, 1, 2, 4, 8, 16, 32):
     executor(np.ones(n, np.float32))
@@ -1066,7 +1057,7 @@ import os, sys, warnings
 import numpy as np
 from bucketjit import BucketedExec
 warnings.simplefilter("ignore")
-executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile(process=False)
+executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile()
 if sys.argv[1] == "used":
     executor(np.ones(64, np.float32))
     executor(np.ones(32, np.float32))
@@ -1115,7 +1106,7 @@ def test_a_thread_outlives_what_ends_others() -> None:
         if event.kind == "compile" and threading.current_thread() is not main:
             raise asyncio.CancelledError("stop")
 
-    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile(process=False)
+    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile()
     executor = executor.with_on_event(listen)
     for n in (64, 8, 3):
         assert_same(executor(ramp(n)), jnp.exp(ramp(n)))
@@ -1164,7 +1155,7 @@ def test_for_an_executor_that_is_gone_nothing_is_begun(
         for n in range(1, 65):
             executor(ramp(n))
     else:
-        executor = executor.with_linear(4).with_background_compile(process=False)
+        executor = executor.with_linear(4).with_background_compile()
         for n in (64, 4, 8, 12, 16, 20):
             executor(ramp(n))
     assert begun.acquire(timeout=60)
@@ -1269,17 +1260,6 @@ def test_a_bucket_of_sizes_at_which_the_function_does_something_else() -> None:
             np.testing.assert_allclose(executor(ramp(n)), fn(ramp(n)), rtol=1e-6)
 
 
-def test_a_chunk_that_may_not_be_compiled_names_its_call() -> None:
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
-    executor = executor.with_buckets([2, 4], overflow="split")
-    executor(ramp(4))
-    with executor.forbid_compiles(), pytest.raises(CompileBudgetError) as error:
-        executor(ramp(5))
-    assert "a call with batch=1 needs the bucket batch=2" in str(error.value)
-    assert str(error.value).endswith(" That is a chunk of a call with batch=5.")
-    assert np.array_equal(executor(ramp(5)), ramp(5) * 2)
-
-
 def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
     executor = BucketedExec(lambda x: x.sum(), check=Check.EXACT_ALWAYS).with_pow2()
     executor(ramp(3))
@@ -1293,7 +1273,7 @@ def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
 def test_a_compile_that_waits_and_may_not_be_done_has_not_failed() -> None:
     go = threading.Event()
     executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: slow_rule(go)})
-    executor = executor.with_background_compile(process=False)
+    executor = executor.with_background_compile()
     go.set()
     executor(ramp(60))
     go.clear()
@@ -1319,7 +1299,7 @@ def test_what_failed_once_compiles_in_the_background_again() -> None:
         return ctx.bind(x)
 
     executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: rule})
-    executor = executor.with_background_compile(process=False).with_maxsize(2)
+    executor = executor.with_background_compile().with_maxsize(2)
     executor(ramp(60))
     executor(ramp(3))
     assert executor.wait_for_compiles(60)
@@ -1360,7 +1340,7 @@ def test_a_budget_that_warns_is_not_exceeded_in_the_background() -> None:
     go, told = threading.Event(), list[Event]()
     budget = CompileBudget(2, action="warn")
     executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2().with_on_event(told.append)
-    executor = executor.with_background_compile(process=False)
+    executor = executor.with_background_compile()
     executor = executor.with_rules({jax.lax.tanh_p: slow_rule(go)})
     go.set()
     executor(ramp(64))
@@ -1504,7 +1484,7 @@ def test_buckets_that_alternate_do_not_thrash_in_the_background() -> None:
         .with_pow2()
         .with_maxsize(maxsize=2, eviction=Eviction(hysteresis=8))
     )
-    executor = executor.with_background_compile(process=False)
+    executor = executor.with_background_compile()
     executor(ramp(60))
     executor.pin(batch=64)
     for n in (3, 9) * 8:

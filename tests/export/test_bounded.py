@@ -190,11 +190,6 @@ def test_it_is_written_for_the_oldest_version() -> None:  # check 7
             (struct(6),),
             "calls back into Python",
         ),
-        (
-            BucketedExec(jnp.tanh, dynamic_axes="n").with_pow2(max=8, overflow="split"),
-            (struct(20),),
-            "split into chunks",
-        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")

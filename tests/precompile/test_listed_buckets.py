@@ -20,7 +20,6 @@ from bucketjit.errors import (
     CompileBudgetWarning,
     FallbackWarning,
     SpecError,
-    SplitError,
 )
 from bucketjit.strategies import Adaptive, Joint, Linear, Optimal
 from bucketjit.types import Event, Eviction
@@ -97,11 +96,8 @@ def test_a_joint_plan_of_ones_own_lists_nothing(executor: BucketedExec) -> None:
     assert buckets(executor) == [{"b": 8, "s": 8}]
 
 
-@pytest.mark.parametrize("split", [None, "b", {"b": 2}])
-def test_fitted_plans(split: Any) -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(
-        LOG, 2, split=split, ahead=True
-    )
+def test_fitted_plans() -> None:
+    executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(LOG, 2, ahead=True)
     assert_like_jit(executor, rows, floats(1, 9))
     compiled = executor.stats().compiles
     assert compiled == 2
@@ -346,12 +342,6 @@ def test_calls_that_fail_compile_nothing(executor: BucketedExec) -> None:
     with pytest.raises(BucketOverflowError):
         executor(floats(9, 4))
     assert executor.stats().compiles == 0
-    running = BucketedExec(lambda x: jnp.cumsum(x, 0), dynamic_axes="b, s").with_fitted_plan(
-        LOG, 2, split="b", ahead=True
-    )
-    with pytest.raises(SplitError):
-        running(floats(3, 9))
-    assert running.stats().compiles == 0
 
 
 def test_an_executor_goes_with_its_last_reference() -> None:

@@ -82,7 +82,7 @@ def local_choices(rank: int) -> dict[str, Any]:
     variants = {
         "evicting": total().with_maxsize(2),
         "patient": total().with_maxsize(2, eviction=bucketjit.types.Eviction("lfu", 2)),
-        "in the background": total().with_background_compile(process=False),
+        "in the background": total().with_background_compile(),
         "adaptive": total(buckets=bucketjit.strategies.Adaptive(bucketjit.strategies.Pow2())),
         "several axes": total(dynamic_axes="b, s"),
     }

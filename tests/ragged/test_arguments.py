@@ -314,7 +314,7 @@ def test_beyond_the_largest_bucket() -> None:
     with pytest.raises(BucketOverflowError, match="^example 1: dimension 'n' has size 9") as caught:
         executor.map(examples)
     assert caught.value.size == 9 and executor.stats().compiles == 0
-    for policy in (Overflow.EXTEND, Overflow.EXACT, Overflow.SPLIT):
+    for policy in (Overflow.EXTEND, Overflow.EXACT):
         other = executor.with_overflow(policy)
         got = other.map(examples)
         assert [x.tolist() for x in got] == [[2] * 3, [2] * 9, [2] * 2]

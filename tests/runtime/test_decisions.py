@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Fallback, Overflow, strategies
-from bucketjit._runtime.decisions import Because, Chunked, Decision, Exact, Masked, Refused
-from bucketjit.errors import BucketOverflowError, FallbackError, SplitError
+from bucketjit._runtime.decisions import Because, Decision, Exact, Masked, Refused
+from bucketjit.errors import BucketOverflowError, FallbackError
 
 pytestmark = pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 
@@ -109,12 +109,6 @@ CASES = {
         "exact",
         FallbackError,
     ),
-    "in chunks": Case(
-        lambda: up_to(4, Overflow.SPLIT, doubled), (rows(9, 2),), Chunked, None, "masked"
-    ),
-    "chunks that depend on each other": Case(
-        lambda: up_to(4, Overflow.SPLIT, centered), (rows(9, 2),), Refused, None, None, SplitError
-    ),
     "beyond the largest bucket": Case(
         lambda: up_to(4, Overflow.ERROR, centered),
         (rows(9, 2),),
@@ -152,9 +146,6 @@ def test_the_call_does_what_is_decided(case: Case) -> None:
             assert decision.because is case.because
             assert len(entries) == (case.error is None)
             assert all(type(key[0]).__name__ != "Program" for key in entries)
-        case Chunked():
-            assert sum(decision.splitting.sizes) == len(case.args[0])
-            assert {b.sizes["batch"] for b in executor.stats().buckets} <= {1, 2, 4}
         case Refused():
             assert type(decision.error) is case.error and entries == []
 
@@ -171,7 +162,6 @@ def test_explain_shows_what_is_decided(case: Case) -> None:
         executor(*case.args)
     after = executor.explain(*case.args)
     assert before.kind == after.kind == case.shown
-    assert bool(after.splits) == (case.kind is Chunked)
     decision = decided(executor, case.args)
     if isinstance(decision, Masked) and case.kind is Masked:
         assert dict(after.bucket) == dict(decision.bucket)

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Fallback, Manifest, metrics, strategies
-from bucketjit.errors import FallbackError, SplitError
+from bucketjit.errors import BucketOverflowError, FallbackError
 from tests.comparison import ramp
 
 Method = Callable[[Any], Any]
@@ -66,8 +66,8 @@ def pow2(executor: BucketedExec) -> BucketedExec:
     return executor.with_pow2()
 
 
-def _in_background(process: bool) -> Configure:
-    return lambda e: e.with_pow2().with_background_compile(process=process)
+def in_background(executor: BucketedExec) -> BucketedExec:
+    return executor.with_pow2().with_background_compile()
 
 
 def call(model: Model, tmp_path: Path) -> None:
@@ -134,10 +134,9 @@ def scrape(model: Model, tmp_path: Path) -> None:
         pytest.param(exact, pow2, call_exact, id="fallback"),
         pytest.param(masked, lambda e: e, call, id="exact"),
         pytest.param(fails, pow2, fail, id="error"),
-        pytest.param(masked, _in_background(False), call, id="background"),
-        pytest.param(paired, _in_background(False), call, id="background-paired"),
-        pytest.param(exact, _in_background(False), call_exact, id="background-fallback"),
-        pytest.param(paired, _in_background(True), call, id="background-process"),
+        pytest.param(masked, in_background, call, id="background"),
+        pytest.param(paired, in_background, call, id="background-paired"),
+        pytest.param(exact, in_background, call_exact, id="background-fallback"),
         pytest.param(loss, pow2, differentiate, id="derivatives"),
         pytest.param(masked, pow2, transform, id="transformed"),
         pytest.param(masked, pow2, explain, id="explained"),
@@ -152,7 +151,6 @@ def scrape(model: Model, tmp_path: Path) -> None:
             call,
             id="ahead",
         ),
-        pytest.param(masked, lambda e: e.with_pow2(max=4, overflow="split"), call, id="split"),
         pytest.param(
             paired,
             lambda e: e.with_strategy(strategies.Adaptive(strategies.Pow2(), k=4)),
@@ -190,8 +188,8 @@ class Refused(NamedTuple):
 
 
 REFUSED = {
-    "split": Refused(jnp.mean, lambda e, x: e(x)),
-    "split, explained": Refused(jnp.mean, lambda e, x: e.explain(x)),
+    "beyond": Refused(jnp.mean, lambda e, x: e(x)),
+    "beyond, explained": Refused(jnp.mean, lambda e, x: e.explain(x)),
     "exact": Refused(lambda x: sum(x[i] for i in range(x.shape[0])).sum(), lambda e, x: e(x)),
     "masking": Refused(lambda x: jnp.linalg.eigh(x @ x.T)[1], lambda e, x: e(x)),
     "error": Refused(lambda x: jnp.linalg.eigh(x @ x.T)[1], lambda e, x: e(x), Fallback.ERROR),
@@ -206,15 +204,12 @@ REFUSED = {
 def test_what_is_refused_lets_go_of_its_arguments(name: str) -> None:
     refused = REFUSED[name]
     executor = BucketedExec(refused.fn, fallback=refused.fallback)
-    if name.startswith("split"):
-        executor = executor.with_pow2(max=4, overflow="split")
-    else:
-        executor = executor.with_pow2()
+    executor = executor.with_pow2(max=4 if name.startswith("beyond") else None)
     given = []
     for n in (5, 6, 7, 5, 6):
         x = jnp.asarray(ramp(n, 3))
         given.append(weakref.ref(x))
-        with contextlib.suppress(SplitError, FallbackError):
+        with contextlib.suppress(BucketOverflowError, FallbackError):
             refused.ask(executor, x)
         del x
     gc.collect()
@@ -222,10 +217,10 @@ def test_what_is_refused_lets_go_of_its_arguments(name: str) -> None:
 
 
 def test_no_refusal_is_slower_than_the_one_before() -> None:
-    executor = BucketedExec(jnp.mean).with_pow2(max=4, overflow="split")
+    executor = BucketedExec(jnp.mean).with_pow2(max=4)
     lengths = []
     for _ in range(3):
-        with pytest.raises(SplitError) as raised:
+        with pytest.raises(BucketOverflowError) as raised:
             executor(ramp(5))
         error: BaseException | None = raised.value
         lengths.append(0)

@@ -246,18 +246,6 @@ def test_what_no_output_can_reuse_is_kept() -> None:
             assert not x.is_deleted() and y.is_deleted()
 
 
-def test_what_is_split_is_donated_too() -> None:
-    fn = lambda w, x: (w * 2, x @ w)  # noqa: E731
-    executor = BucketedExec(fn, donate_argnums=(0, 1), dynamic_axes=(None, "b, _"))
-    executor = executor.with_pow2(max=4, overflow="split")
-    for n in (3, 5, 9):
-        w, x = jnp.ones((3, 3)), jnp.asarray(ramp(n, 3))
-        doubled, product = executor(w, x)
-        assert w.is_deleted() and x.is_deleted()
-        np.testing.assert_array_equal(doubled, np.full((3, 3), 2))
-        np.testing.assert_allclose(product, ramp(n, 3) @ np.ones((3, 3)))
-
-
 def test_host_arrays_can_be_donated() -> None:
     executor = BucketedExec(lambda x: x * 2, donate_argnums=0).with_pow2()
     for n in (3, 4, 3, 4):

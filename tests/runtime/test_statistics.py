@@ -408,13 +408,6 @@ def test_a_checked_call_is_one_call(check: Check) -> None:
     assert stats.flop_waste > 0
 
 
-def test_a_checked_call_in_chunks_is_counted_once() -> None:
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b", check=Check.EXACT)
-    executor = executor.with_buckets([4], overflow="split")
-    executor(ones(7))
-    assert executor.stats().calls == 2  # its chunks
-
-
 @pytest.mark.parametrize("way", ["no strategy", "exact", "not traced", "empty first"])
 def test_sizes_are_counted_where_nothing_is_traced(way: str) -> None:
     def rows(x: Any) -> Any:

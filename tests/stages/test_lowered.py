@@ -21,7 +21,6 @@ from bucketjit.errors import (
     FallbackError,
     FallbackWarning,
     SpecError,
-    SplitError,
 )
 from bucketjit.stages import Compiled, Lowered, Traced
 from tests.comparison import assert_same, ramp, unrolled
@@ -416,9 +415,6 @@ def test_13_sizes_beyond_the_largest_bucket() -> None:
     small = BucketedExec(score, dynamic_axes=(None, "b, _")).with_buckets([4, 8])
     with pytest.raises(BucketOverflowError, match="beyond the largest bucket 8"):
         small.lower(PARAMS, rows(9))
-    split = BucketedExec(lambda x: jnp.sin(x), dynamic_axes="b, _").with_buckets([4, 8])
-    with pytest.raises(SplitError, match="lower a call of size 8 at most"):
-        split.with_overflow("split").lower(rows(20))
 
 
 # --- check 15: options of the compiler ---

@@ -121,15 +121,6 @@ def test_in_every_form_and_checked(out: str, check: Check) -> None:
         assert (got.size, got.data.shape) == (n, (n, 4))
 
 
-def test_in_chunks() -> None:
-    executor = BucketedExec(FORMS["size"], dynamic_axes="n, _").with_buckets([3], "n")
-    executor = executor.with_overflow("split", "n")
-    for n in (7, 6, 7, 6):
-        got = executor(ramp(n, 2))
-        assert got.size == n
-        np.testing.assert_array_equal(got.data, 2 * ramp(n, 2))
-
-
 def test_differentiated() -> None:
     def fn(w: Any, x: Any) -> Any:
         return (x @ w).sum(), Sized(x * w, x.shape)

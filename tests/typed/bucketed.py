@@ -69,7 +69,7 @@ Model().apply(x, train="yes")  # type: ignore[arg-type]  # pyright: ignore[repor
 # --- texts and axes ---
 
 axes: DynamicAxes = ({"ids": "b, s", "mask": ("b", None)}, [0, 1], None, {0: "b"})
-BucketedExec(loss, fallback="error", check="poison", out="numpy", overflow="split")
+BucketedExec(loss, fallback="error", check="poison", out="numpy", overflow="extend")
 BucketedExec(loss, fallback="never")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 BucketedExec(loss, out="list")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 BucketedExec(loss, buckets="pow3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -127,11 +127,10 @@ def test_who_asks_for_the_library_gets_it() -> None:
 
 
 @on_cpu
-@pytest.mark.parametrize("process", [True, False])
-def test_so_is_what_compiles_in_the_background(process: bool) -> None:
+def test_so_is_what_compiles_in_the_background() -> None:
     fn = WRONG["layers"]
     executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2(min=16)
-    executor = executor.with_background_compile(process=process)
+    executor = executor.with_background_compile()
     executor(ramp(60, WIDTH))
     x = np.random.default_rng(0).standard_normal((10, WIDTH)).astype(np.float32)
     for _ in range(2):

@@ -16,7 +16,6 @@ from bucketjit._compile.argument_types import without_values
 from bucketjit._compile.files.keys import OWN_PRIMITIVES, device_of, digest_of, kind_of
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._config import Persistent
-from bucketjit._cores.placement import device_of_chunks
 from bucketjit._events import Event
 from bucketjit._jax.config import looks_for_nans
 from bucketjit._jax.names import Without, lacking
@@ -105,12 +104,11 @@ class ExecutableFiles:
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
 
-    def expect(self, signed: SignedCall, chunks: float) -> None:
+    def expect(self, signed: SignedCall) -> None:
         """Begin to load the files that the calls of a signature may need, before it is traced.
 
         Args:
             signed: A call of the signature.
-            chunks: How many chunks of a call typically run at the same time; 0 for whole calls.
         """
         store = self.store()
         if store is None or looks_for_nans() or lacking(Without.FILES):
@@ -119,7 +117,6 @@ class ExecutableFiles:
             return  # inside a transformation: a derivative will run, under another kind
         try:
             device = device_of(without_values(signed).leaves)
-            device = device_of_chunks(chunks) or device
             kind = kind_of(signed, device)
             around = functools.partial(environment, device)
             self.preloading.expect(store, kind, device, around)

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from bucketjit._compile.background import is_running, short_turns
+from bucketjit._compile.background import is_running
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._jax.serialization import Placement, deserialized
 from bucketjit._persistence.file_format import Header
@@ -174,21 +174,20 @@ class _Preloads:
 
 def _work(todo: deque[tuple[_Load, Future[_Found | None]]]) -> None:
     """What a thread runs: load one file after the other until none is left."""
-    with short_turns():
-        while is_running():
-            try:
-                load, future = todo.popleft()
-            except IndexError:
-                return
-            if not future.set_running_or_notify_cancel():
-                continue
-            found = None
-            try:
-                # The request reads the file again and reports it.
-                with contextlib.suppress(Exception):
-                    found = load()
-            finally:
-                future.set_result(found)
+    while is_running():
+        try:
+            load, future = todo.popleft()
+        except IndexError:
+            return
+        if not future.set_running_or_notify_cancel():
+            continue
+        found = None
+        try:
+            # The request reads the file again and reports it.
+            with contextlib.suppress(Exception):
+                found = load()
+        finally:
+            future.set_result(found)
 
 
 def _load(

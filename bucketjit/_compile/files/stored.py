@@ -301,7 +301,6 @@ class StoredMasked(Stored):
             made.size_constant_shapes,
             sorted(made.donated),
             made.pads,
-            made.device is not None,
             program.counts,
             [str(guard) for guard in program.presumed],
             None if made.rows is None else (made.rows.count, sorted(made.rows.mapped)),

@@ -1,4 +1,4 @@
-"""Serves calls with one set of shapes by one executable: the handler of the fast path.
+"""Makes the functions by which a handler of the fast path serves calls with one set of shapes.
 
 A handler is for exact shapes, so it stays right whatever is learnt of the function later.
 Arguments without open axes (400 parameter arrays, say) are checked by the C++ argument check of
@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
@@ -28,70 +27,14 @@ from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.handler import (
     After,
-    Bind,
     Evicted,
-    Handler,
-    Own,
-    Part,
     Prepare,
     Prepared,
     Serve,
     Where,
 )
 
-X = TypeVar("X")
-
 _now = time.monotonic
-
-
-class BucketHandler:
-    """Serves calls with one set of shapes by one executable; see `Handler`.
-
-    Args:
-        slot: The slot of the executable in the cache.
-        line: Counts the calls.
-        serve: Serves a call; made by `serving`.
-        bind: Prepares the chunks of a call; made by `binding`.
-
-    Attributes:
-        next: The handler to try if this one does not fit the call; None if it is the last.
-    """
-
-    __slots__ = ("bind", "next", "line", "serve", "slot")
-
-    def __init__(
-        self, slot: Slot[Executable], line: CallCounter, serve: Serve, bind: Bind | None = None
-    ) -> None:
-        self.slot = slot
-        self.line = line
-        self.serve = serve
-        self.bind = bind
-        self.next: Handler | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its executable is in the cache."""
-        return self.slot.entry is not None
-
-    @property
-    def slots(self) -> tuple[Slot[Executable], ...]:
-        """The slot of its executable in the cache."""
-        return (self.slot,)
-
-    @property
-    def lines(self) -> tuple[CallCounter, ...]:
-        """Its call counter."""
-        return (self.line,)
-
-    @property
-    def runs(self) -> tuple[tuple[Slot[Executable], int], ...]:
-        """The slot of its executable, which a call runs once."""
-        return ((self.slot, 1),)
-
-    def take_back(self, calls: int) -> None:
-        """Take calls that were served out of the counters."""
-        self.line.calls.take_back(calls)
-        self.slot.uses.take_back(calls)
 
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
@@ -115,10 +58,9 @@ def serving(
     prepare: Prepare | None,
     after: After | None,
     finish: Change | None,
-    joined: bool = False,
     is_checked: bool = False,
 ) -> Serve:
-    """A function that serves a call; see `Handler.serve`.
+    """A function that serves a call; see `Handler`.
 
     Args:
         slot: The slot of the executable. The executable itself is not held, so that its memory is
@@ -129,7 +71,6 @@ def serving(
             the same.
         after: Called with the arguments of the call when the executable has run, or None.
         finish: Makes the result of the call from that of the executable, or None.
-        joined: Whether the call is a chunk, whose result is joined with others on the host.
         is_checked: Whether ``finish`` may find that the results are to be dropped. Such a run is
             no call.
 
@@ -143,7 +84,7 @@ def serving(
         if entry is None:
             raise Evicted
         values, named = (args, kwargs) if prepare is None else prepare(args, kwargs)
-        function = entry.to_host if joined else entry.function
+        function = entry.function
         try:
             result = function(*lead, *values, **named) if named else function(*lead, *values)
         except Exception as error:
@@ -162,66 +103,6 @@ def serving(
         return result if finish is None or is_checked else finish(result)
 
     return serve
-
-
-def binding(
-    slot: Slot[Executable],
-    counted: Callable[[], None],
-    sizes: object,
-    hosts: Sequence[Where],
-    without_statics: Prepare | None,
-    note: Callable[[], None] | None,
-    finish: Change | None,
-) -> Bind:
-    """A function that prepares a call for its chunks; see `Handler.bind`.
-
-    Args:
-        slot: See `serving`.
-        counted: See `serving`.
-        sizes: See `serving`.
-        hosts: See `preparing`.
-        without_statics: See `preparing`.
-        note: Called for each chunk, or None.
-        finish: See `serving`.
-
-    Returns:
-        The function. It returns None if the executable cannot be bound.
-    """
-
-    def bind(args: Sequence[Any], kwargs: Mapping[str, Any], cut: Sequence[int]) -> Part | None:
-        entry = slot.entry
-        if entry is None:
-            raise Evicted
-        if entry.bind is None:  # only executables of the chunks' own CPU client have it
-            return None
-        if hosts:
-            _check_hosts(hosts, args, kwargs)
-        if without_statics is not None:
-            args, kwargs = without_statics(args, kwargs)
-        shapes = dict(entry.pads)
-        common = {i: shape for i, shape in entry.pads if i not in cut}
-        bound = entry.bind(sizes, args, kwargs, common)
-        if bound is None:
-            return None
-
-        def serve(own: Own) -> Any:
-            values = [(i, pad(x, shapes[i]) if i in shapes else x) for i, x in own]
-            try:
-                result = bound.run(values)
-            except Exception as error:
-                if failed_running(error):
-                    counted()
-                raise
-            if entry.count_signatures() != entry.signatures:
-                entry.note_compiles(*bound.arguments)
-            counted()
-            if note is not None:
-                note()
-            return result if finish is None else finish(result)
-
-        return Part(bound.leaves, serve)
-
-    return bind
 
 
 def preparing(
@@ -260,14 +141,10 @@ def preparing(
         if hosts:
             _check_hosts(hosts, args, kwargs)
         if pads:
-            args, kwargs = changed(args, kwargs, pads, _padded_by)
+            args, kwargs = padded(args, kwargs, pads)
         return (args, kwargs) if without_statics is None else without_statics(args, kwargs)
 
     return prepare
-
-
-def _padded_by(value: object, padder: Change) -> Any:
-    return padder(value)
 
 
 def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -309,34 +186,28 @@ def give_away(values: Sequence[Any]) -> None:
             value.delete()
 
 
-def changed(
+def padded(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    arguments: Sequence[tuple[Where, Any, Sequence[tuple[int, X]]]],
-    change: Callable[[Any, X], Any],
-) -> tuple[list[Any], Mapping[str, Any]]:
-    """The arguments of a call with some leaves changed.
+    pads: Sequence[tuple[Where, Any, Sequence[tuple[int, Change]]]],
+) -> Prepared:
+    """The arguments of a call with some leaves padded; those that came are left alone.
 
     Args:
         args: The positional arguments.
         kwargs: The keyword arguments.
-        arguments: ``(where, tree, ((leaf, what), ...))`` for each argument to change; the tree is
-            None for a bare array.
-        change: Returns the new leaf; takes the leaf and its ``what``.
-
-    Returns:
-        Positional and keyword arguments. Those that came are left alone.
+        pads: See `preparing`.
     """
     values = list(args)
     if kwargs:  # copied: the caller may hold and use the dict
         kwargs = dict(kwargs)
-    for where, tree, leaves in arguments:
+    for where, tree, leaves in pads:
         place: Any = values if type(where) is int else kwargs
         if tree is None:
-            place[where] = change(place[where], leaves[0][1])
+            place[where] = leaves[0][1](place[where])
             continue
         flat = tree.flatten_up_to(place[where])
-        for leaf, what in leaves:
-            flat[leaf] = change(flat[leaf], what)
+        for leaf, padder in leaves:
+            flat[leaf] = padder(flat[leaf])
         place[where] = tree.unflatten(flat)
     return values, kwargs

@@ -18,9 +18,7 @@ from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
-    BucketHandler,
     afterwards,
-    binding,
     counting,
     preparing,
     serving,
@@ -101,7 +99,7 @@ class DispatchTable:
         key = self.key(args, kwargs)
         kept: list[Handler] = []
         for old in _chain(self.by_key.get(key)):
-            stays = old.is_alive and old.slots != handler.slots
+            stays = old.is_alive and old.slot is not handler.slot
             (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
         # Other threads follow the chain without a lock: `handler` is complete before it is stored,
         # and at each step of the loop every handler leads to a chain that ends.
@@ -127,7 +125,7 @@ class DispatchTable:
             self.by_key[key] = handler
 
     def _without_executable(self) -> list[Handler]:
-        """Drop the keys none of whose handlers has its executables, and return those handlers."""
+        """Drop the keys none of whose handlers has its executable, and return those handlers."""
         gone: list[Handler] = []
         for key, first in list(self.by_key.items()):
             handlers = list(_chain(first))
@@ -254,12 +252,10 @@ class CallArguments(NamedTuple):
     Attributes:
         args: The positional arguments.
         kwargs: The keyword arguments.
-        fast_path: Where the handler for calls like this one is kept.
     """
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    fast_path: FastPath
 
 
 def make_handler(
@@ -271,8 +267,7 @@ def make_handler(
     line: CallCounter,
     note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
-    joined: bool = False,
-) -> BucketHandler:
+) -> Handler:
     """The handler for calls like one that was just served.
 
     Args:
@@ -284,7 +279,6 @@ def make_handler(
         line: Counts the calls.
         note: Called for each call, or None.
         hosts: See `host_arguments`.
-        joined: Whether the calls are chunks; see `serving`.
 
     Returns:
         The handler.
@@ -311,8 +305,5 @@ def make_handler(
     counted = counting(slot, line)
     is_checked = entry is not None and entry.is_checked_after_runs
     after = afterwards(gives, note)
-    serve = serving(slot, counted, sizes, prepare, after, finish, joined, is_checked)
-    bind = None
-    if joined and entry is not None and entry.bind is not None:
-        bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)
-    return BucketHandler(slot, line, serve, bind)
+    serve = serving(slot, counted, sizes, prepare, after, finish, is_checked)
+    return Handler(slot, line, serve)

@@ -1,12 +1,9 @@
-"""The types of the fast path: `Handler`, which serves calls of one set of shapes, and its parts.
-
-`BucketHandler` serves in one bucket, `ChunkedHandler` (`bucketjit._runtime.chunks`) in chunks.
-"""
+"""The types of the fast path: `Handler`, which serves calls of one set of shapes, and its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
@@ -22,65 +19,34 @@ After = Callable[[Sequence[Any], Mapping[str, Any]], None]  # called when the ex
 
 Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]  # from arguments to the result
 
-Own = Sequence[tuple[int, Any]]  # the leaves that only one chunk has: (position in the call, value)
-
 
 class Evicted(Exception):
     """The executable of a handler has left the cache; the call takes the slow path."""
 
 
-class Part(NamedTuple):
-    """Serves the chunks of one call, whose common arguments were prepared once.
+class Handler:
+    """Serves calls with one set of shapes by one executable.
 
-    Attributes:
-        leaves: The leaves of the call; those with open axes are in host memory.
-        serve: Serves a chunk; takes the leaves that differ from chunk to chunk.
-    """
-
-    leaves: Sequence[Any]
-    serve: Callable[[Own], Any]
-
-
-# Takes the arguments of a whole call, and the positions of the leaves that are cut.
-Bind = Callable[[Sequence[Any], Mapping[str, Any], Sequence[int]], Part | None]
-
-
-class Handler(Protocol):
-    """Serves calls with one set of shapes, in one bucket or in chunks.
+    Args:
+        slot: The slot of the executable in the cache.
+        line: Counts the calls.
+        serve: Serves a call. Raises `Evicted` if the executable has left the cache, and
+            `SignatureChanged` if an argument without open axes differs from what the executable
+            was built for. Raises `NotPlaced` if a padded array cannot be placed on the devices.
 
     Attributes:
         next: The handler to try if this one does not fit the call; None if it is the last.
-        is_alive: Whether all its executables are in the cache.
-        slots: The slots of its executables in the cache.
-        lines: The call counters.
-        runs: The slots of the executables, each with how often a call runs it.
-        serve: Serves a call. Raises `Evicted` if an executable has left the cache, and
-            `SignatureChanged` if an argument without open axes differs from what the executable
-            was built for. Raises `NotPlaced` if a padded array cannot be placed on the devices.
-        bind: Prepares the arguments that the chunks of a call have in common, once for all chunks.
-            None, or a function that may return None, if each chunk has to be served by ``serve``.
-            Raises what ``serve`` raises.
     """
 
-    next: Handler | None
+    __slots__ = ("line", "next", "serve", "slot")
+
+    def __init__(self, slot: Slot[Executable], line: CallCounter, serve: Serve) -> None:
+        self.slot = slot
+        self.line = line
+        self.serve = serve
+        self.next: Handler | None = None
 
     @property
-    def is_alive(self) -> bool: ...
-
-    @property
-    def slots(self) -> tuple[Slot[Executable], ...]: ...
-
-    @property
-    def lines(self) -> tuple[CallCounter, ...]: ...
-
-    @property
-    def runs(self) -> Sequence[tuple[Slot[Executable], int]]: ...
-
-    @property
-    def serve(self) -> Serve: ...
-
-    @property
-    def bind(self) -> Bind | None: ...
-
-    def take_back(self, calls: int) -> None:
-        """Take calls that were served out of the counters."""
+    def is_alive(self) -> bool:
+        """Whether its executable is in the cache."""
+        return self.slot.entry is not None

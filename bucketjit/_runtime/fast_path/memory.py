@@ -6,7 +6,6 @@ dropped.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.arrays import NotPlaced, on_default_device
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
-from bucketjit._runtime.fast_path.bucket_handler import BucketHandler
 from bucketjit._runtime.fast_path.dispatch import (
     CallArguments,
     DispatchTable,
@@ -29,7 +27,6 @@ from bucketjit._runtime.fast_path.handler import Evicted, Handler
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.interface import Interface
 
 _LARGEST_SIZE_CONSTANTS = 4096  # elements that a call keeps on the device for each logical size
 
@@ -61,7 +58,7 @@ class RememberedCalls:
         lock: Held while handlers are added or dropped. Looking one up takes no lock.
 
     Attributes:
-        fast_path: Serves whole calls; those of chunks are in `of_chunks`.
+        fast_path: Serves them.
     """
 
     def __init__(
@@ -74,18 +71,15 @@ class RememberedCalls:
         self._cache = cache
         self._counters = counters
         self._lock = lock
-        self._of_chunks: dict[weakref.ref[Interface], FastPath] = {}
 
     def clear(self) -> None:
         """Forget all calls. The caller clears the counters: call counters are not closed here."""
         self.fast_path.clear()
-        self._of_chunks.clear()
 
     def forget_all(self) -> None:
         """Forget all calls, so that each one looks for its bucket again; counts are kept."""
         with self._lock:
-            every = [self.fast_path, *self._of_chunks.values()]
-            self._forget([handler for fast_path in every for handler in fast_path.clear()])
+            self._forget(self.fast_path.clear())
 
     def serve_otherwise(
         self, table: DispatchTable, first: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -117,42 +111,32 @@ class RememberedCalls:
             return True, result
         return False, None
 
-    def of_chunks(self, program: Interface) -> FastPath:
-        """The fast path of the chunks of a program's calls, whose results stay padded."""
-        with self._lock:
-            for gone in [ref for ref in self._of_chunks if ref() is None]:
-                self._forget(self._of_chunks.pop(gone).clear())
-            return self._of_chunks.setdefault(weakref.ref(program), FastPath())
-
     def add(
         self, signed: SignedCall, given: CallArguments, opened: Sequence[int], served: ServedCall
-    ) -> Handler | None:
+    ) -> None:
         """Let the next call like this one take the fast path.
+
+        Nothing is done if the executable has left the cache, or the arguments have no layout (see
+        `layout_of`).
 
         Args:
             signed: The call.
             given: Its arguments as they came.
             opened: Positions of its leaves that have open axes.
             served: How it was served.
-
-        Returns:
-            The handler; None if the executable has left the cache, or the arguments have no layout
-            (see `layout_of`).
         """
         slot = self._cache.slot(served.key)
         if slot is None:
-            return None
+            return
         arguments = arguments_of(signed, given.args, given.kwargs)
         layout = layout_of(signed, opened, given.args, given.kwargs, arguments)
         if layout is None:
-            return None
+            return
         hosts = host_arguments(arguments, opened)
         with self._lock:
             # First, because it sets the clock of the call counter, which the handler holds.
             self._counters.open(served.line)
-            # A handler in a fast path of chunks serves them; their results are joined on the host.
-            table, gone = given.fast_path.of(layout)
-            joined = given.fast_path is not self.fast_path
+            table, gone = self.fast_path.of(layout)
             handler = make_handler(
                 layout,
                 slot,
@@ -162,58 +146,23 @@ class RememberedCalls:
                 served.line,
                 served.note,
                 hosts,
-                joined,
             )
-            self._keep(given, table, gone, handler)
-        return handler
+            self._forget([*gone, *table.remember(given.args, given.kwargs, handler)])
 
     def add_masked(
         self, signed: SignedCall, given: CallArguments, call: ResolvedCall, served: ServedCall
-    ) -> Handler | None:
+    ) -> None:
         """Let the next call like this one, which was masked, skip the slow path; see `add`.
 
         Its sizes are put on the device once. A call whose size constants are large is not
         remembered: each logical size would keep them there.
         """
         if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
-            return None
+            return
         opened = signed.signature.open_leaves(call.tokens)
         on_device = served._replace(sizes=on_default_device(served.sizes))
-        return self.add(signed, given, opened, on_device)
-
-    def add_chunked(
-        self, signed: SignedCall, given: CallArguments, opened: Sequence[int], handler: Handler
-    ) -> None:
-        """Let the next call like this one, which runs in chunks, take the fast path.
-
-        Args:
-            signed: The call.
-            given: Its arguments as they came.
-            opened: Positions of its leaves that have open axes.
-            handler: Serves calls like it.
-        """
-        arguments = arguments_of(signed, given.args, given.kwargs)
-        layout = layout_of(signed, opened, given.args, given.kwargs, arguments)
-        if layout is None:
-            return
-        with self._lock:
-            # If the fast path was cleared meanwhile, the counters of the chunks are closed, and
-            # calls by this handler would not be counted.
-            if self._counters.counts(handler.lines):
-                self._keep(given, *given.fast_path.of(layout), handler)
-
-    def _keep(
-        self, given: CallArguments, table: DispatchTable, gone: list[Handler], handler: Handler
-    ) -> None:
-        gone += table.remember(given.args, given.kwargs, handler)
-        if given.fast_path is not self.fast_path and any(other.is_alive for other in gone):
-            # A handler of a chunk was dropped whose counter is closed below. A chunked handler of
-            # a whole call may still use it, and its calls would not be counted.
-            gone += self.fast_path.clear()
-        self._forget(gone)
+        self.add(signed, given, opened, on_device)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:
-            # A chunked handler has no counter: it uses those of the handlers of its chunks.
-            if isinstance(handler, BucketHandler):
-                self._counters.close(handler.line)
+            self._counters.close(handler.line)
