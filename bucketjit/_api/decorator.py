@@ -71,7 +71,6 @@ def jit(fn: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any
         >>> spread.cache_size(), spread.__doc__
         (2, 'Largest minus smallest.')
     """
-
     options.setdefault("buckets", "pow2")
     if fn is None:
         return functools.partial(BucketedExec, **options)

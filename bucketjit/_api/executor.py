@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 

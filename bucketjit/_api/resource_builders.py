@@ -109,9 +109,7 @@ class ResourceBuilders:
             eviction=how,
         )
 
-    def with_background_compile(
-        self, workers: int = 1, *, queue: int = 64
-    ) -> Self:
+    def with_background_compile(self, workers: int = 1, *, queue: int = 64) -> Self:
         """Compile in the background if a larger bucket is compiled that can serve meanwhile.
 
         A call whose bucket is not compiled is served at once by the smallest compiled bucket that

@@ -41,7 +41,9 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
                 raise ArtifactError(
                     f"{at}: there is no {field.name!r}; the file is damaged or was altered"
                 )
-            found[field.name] = _decoded(hints[field.name], value[field.name], f"{at}: {field.name}")
+            found[field.name] = _decoded(
+                hints[field.name], value[field.name], f"{at}: {field.name}"
+            )
         return kind(**found)
     if origin in (typing.Union, types.UnionType):
         fits = next((one for one in args if _is_like(one, value)), None)
@@ -51,7 +53,10 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
         if args[-1] is Ellipsis:
             return tuple(_decoded(args[0], one, f"{at}[{i}]") for i, one in enumerate(value))
         if len(args) == len(value):
-            return tuple(_decoded(a, one, f"{at}[{i}]") for i, (a, one) in enumerate(zip(args, value, strict=True)))
+            return tuple(
+                _decoded(a, one, f"{at}[{i}]")
+                for i, (a, one) in enumerate(zip(args, value, strict=True))
+            )
     elif isinstance(origin, type) and issubclass(origin, Mapping) and isinstance(value, dict):
         return {name: _decoded(args[1], one, f"{at}.{name}") for name, one in value.items()}
     elif type(value) is kind and not (kind is int and not 0 <= value < _LARGEST):

@@ -20,8 +20,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
-
 from bucketjit._compile.background import Workers
 from bucketjit._compile.budget import Allowance, Spending
 from bucketjit._compile.cache import ExecutableCache
@@ -33,7 +31,6 @@ from bucketjit._compile.requests import CompileRequest, Source, key_without_owne
 from bucketjit._config import Background, CompileBudget
 from bucketjit._events import Event, shown
 from bucketjit._jax.compiler import forget_bytes
-from bucketjit._jax.devices import only_on_cpu
 from bucketjit._tracing.program import Program
 from bucketjit.errors import CompileBudgetError
 
@@ -178,9 +175,7 @@ class ExecutableProvider:
             raise Cleared
         if request.key in self._cache:
             return "cache"
-        return self._obtain(
-            request, first_run, is_asked_for, may_compile, is_call=False
-        ).source
+        return self._obtain(request, first_run, is_asked_for, may_compile, is_call=False).source
 
     def get_own(self, request: CompileRequest) -> Executable:
         """The executable of a request itself, never a stand-in.
@@ -237,9 +232,7 @@ class ExecutableProvider:
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry, source, _ = self._load_or_build(
-                request, told, is_asked_for, may_compile
-            )
+            entry, source, _ = self._load_or_build(request, told, is_asked_for, may_compile)
             if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             with self._lock:
@@ -328,9 +321,7 @@ class ExecutableProvider:
             self._compiled(loaded)
         return loaded
 
-    def _build(
-        self, request: CompileRequest, spent: Spending, told: list[Event]
-    ) -> Executable:
+    def _build(self, request: CompileRequest, spent: Spending, told: list[Event]) -> Executable:
         """Compile a request, count it, and save the executable in a file.
 
         Args:
@@ -428,9 +419,7 @@ class ExecutableProvider:
     def _prepare_later(self, request: CompileRequest, epoch: object) -> None:
         """What a worker runs for `_compile_later`."""
         try:
-            self.prepare(
-                request, first_run=True, is_asked_for=False, epoch=epoch
-            )
+            self.prepare(request, first_run=True, is_asked_for=False, epoch=epoch)
         except Cleared:
             pass
         except CompileBudgetError as error:  # not noted as a failure: the stand-in goes on serving

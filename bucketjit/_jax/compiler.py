@@ -6,9 +6,6 @@ what.
 
 from __future__ import annotations
 
-import functools
-import io
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +14,7 @@ import jax
 import jaxlib
 
 from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import NotPlain, compilation_cache
-from bucketjit._raised import in_one_line
 
 _config = names.module("config")
 _linalg = names.module("lax.linalg")

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._compile.build_rows import sum_dtype
 from bucketjit._compile.executable import SignatureChanged
+from bucketjit._compile.rows import sum_dtype
 from bucketjit._config import Check, Out
 from bucketjit._masking.checks import POISONS, compare, failed
 from bucketjit._ragged.batches import SharedArguments, counted_batch, launch

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from bucketjit._compile.executable import Executable
-from bucketjit._config import Out
-from bucketjit._runtime.fast_path.dispatch import CallArguments
-from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 

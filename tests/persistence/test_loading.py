@@ -320,9 +320,7 @@ def test_what_stands_in_gives_way_to_what_is_in_files(kept, hysteresis):
     sizes = (64, 3, 9)
     kept.did(kept(), *[(rows(n, 2),) for n in sizes])
     executor = (
-        kept()
-        .with_background_compile()
-        .with_maxsize(3, eviction=Eviction(hysteresis=hysteresis))
+        kept().with_background_compile().with_maxsize(3, eviction=Eviction(hysteresis=hysteresis))
     )
     with executor.forbid_compiles():
         for _ in range(2):

@@ -10,16 +10,14 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bucketjit._arrays.padding import part, plain
-from bucketjit._compile.cache_slot import Slot
-from bucketjit._compile.executable import Executable
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import changed

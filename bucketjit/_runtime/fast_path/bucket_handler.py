@@ -54,9 +54,7 @@ class BucketHandler:
 
     __slots__ = ("next", "line", "serve", "slot")
 
-    def __init__(
-        self, slot: Slot[Executable], line: CallCounter, serve: Serve
-    ) -> None:
+    def __init__(self, slot: Slot[Executable], line: CallCounter, serve: Serve) -> None:
         self.slot = slot
         self.line = line
         self.serve = serve

@@ -22,6 +22,7 @@ After = Callable[[Sequence[Any], Mapping[str, Any]], None]  # called when the ex
 
 Serve = Callable[[Sequence[Any], Mapping[str, Any]], Any]  # from arguments to the result
 
+
 class Evicted(Exception):
     """The executable of a handler has left the cache; the call takes the slow path."""
 
@@ -52,4 +53,3 @@ class Handler(Protocol):
 
     @property
     def serve(self) -> Serve: ...
-
