@@ -35,7 +35,7 @@ class CallPath(Generic[P, R]):
     _of_copies: Callable[..., Any] | None
     _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
 
         Args:

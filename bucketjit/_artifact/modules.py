@@ -14,7 +14,7 @@ import jax
 import jax.export  # an attribute of jax only after this import
 import numpy as np
 
-from bucketjit._compile.build import evaluated
+from bucketjit._compile.bodies import masked
 from bucketjit._export.dynamic import evaluator
 from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
@@ -92,15 +92,13 @@ def bucket_module(
         MaskingError: The program cannot be masked.
         ArtifactError: JAX cannot export it.
     """
-    padded = program.padded_sizes(bucket)
-    static = BucketSizes(padded, program.lower, {})
+    static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
-        values = {v: sizes[i] for i, v in enumerate(call.variables)}
-        at = BucketSizes(padded, program.lower, values, tuple(by_size))
         consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
         given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
-        return evaluated(program, consts, given, at, rules, after)
+        body = masked(program, consts, bucket, call.variables, rules, after)
+        return body(sizes, tuple(by_size), given)
 
     constants = list(map(_plain_type, program.consts))
     by_size = [

@@ -15,25 +15,12 @@ from typing import Any, cast
 import jax
 
 from bucketjit._artifact.dtypes import dtype_of
-from bucketjit._artifact.dynamic_calls import dynamic_request
-from bucketjit._artifact.manifest import Bucket, Leaf, SavedFunction
-from bucketjit._artifact.saved_executables import InFile, saved_function
+from bucketjit._artifact.manifest import Leaf, SavedFunction
+from bucketjit._artifact.saved_executables import SavedBodies
 from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_programs
-from bucketjit._compile.argument_types import without_values
-from bucketjit._compile.build import Masked
-from bucketjit._compile.build_exact import Exact
-from bucketjit._compile.executable import Pads
-from bucketjit._compile.files.keys import device_of
-from bucketjit._compile.requests import (
-    NO_OPTIONS,
-    CompileRequest,
-    Lowering,
-    RequestFactory,
-    StoredPlace,
-)
+from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Fallback, Out
 from bucketjit._events import shown
-from bucketjit._persistence.fingerprint import NoDigest
 from bucketjit._runtime.buckets import Buckets, Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
@@ -51,8 +38,6 @@ from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
-from bucketjit._xla_defects.options import library_options
-from bucketjit._xla_defects.workarounds import Workarounds
 from bucketjit.errors import ArgumentError, ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
 
@@ -191,7 +176,7 @@ class LoadedFunction:
             shared,
             parts=Parts(
                 functools.partial(_Signer, self),
-                _Requests,
+                functools.partial(Requests, bodies=SavedBodies),
                 _Buckets,
             ),
         )
@@ -422,97 +407,3 @@ def _overflow(program: LoadedProgram, sizes: Mapping[str, int]) -> BucketOverflo
     listed = "; ".join(shown(bucket) for bucket in saved[-8:])
     error.args = (f"no saved bucket holds {shown(sizes)}, there are {listed}; {remedy}",)
     return error
-
-
-class _Requests(RequestFactory):
-    """Makes the compile requests of an engine that serves calls from a file."""
-
-    def expect(self, signed: SignedCall) -> None:
-        """Nothing: the executables of a file are loaded as calls need them."""
-
-    def _workarounds_of(self, program: Interface) -> Workarounds:
-        assert isinstance(program, LoadedProgram)
-        return _SavedWorkarounds(program.record.avoids_reductions)
-
-    def exact(
-        self,
-        signed: SignedCall,
-        sizes: Mapping[str, int],
-        lowering: Lowering[Exact] | None = None,
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> CompileRequest:
-        """The request for an exact shape, which the module of all sizes serves.
-
-        Raises:
-            ArtifactError: The file has no such module.
-        """
-        if any(n < 1 for n in sizes.values()):
-            raise ArtifactError(
-                f"a call with {shown(sizes)}: a saved function takes no axis of size 0; call it "
-                "with at least one element"
-            )
-        program = signed.signature.resolve(signed.shapes).program
-        assert isinstance(program, LoadedProgram)
-        of_xla = self._options(self.needed(program).options(), options)
-        return dynamic_request(signed, sizes, program, self.exact_key(signed), of_xla, self._built)
-
-    def _masked_maker(
-        self,
-        known: SignedCall,
-        call: ResolvedCall,
-        bucket: Mapping[str, int],
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[], Masked]:
-        program = call.program
-        assert isinstance(program, LoadedProgram)
-        record = program.bucket(bucket)
-        pads = _pads(known, call, record)
-
-        def made() -> Masked:
-            _check_platform(program.source, known)
-            of_xla = self._options(self.needed(program).options(), options)
-            return saved_function(known, call, record, pads, of_xla)
-
-        return made
-
-    def _place(
-        self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
-    ) -> StoredPlace | None:
-        return InFile(made, bucket)
-
-
-def _pads(signed: SignedCall, call: ResolvedCall, bucket: Bucket) -> Pads:
-    """Position and padded shape of each leaf with open axes."""
-    padded = iter(bucket.arguments)
-    shapes = [None if kind.dtype is None else next(padded) for kind in signed.signature.types]
-    opened = set(signed.signature.open_leaves(call.tokens))
-    return tuple((i, s) for i, s in enumerate(shapes) if s is not None and i in opened)
-
-
-def _check_platform(source: Source, signed: SignedCall) -> None:
-    """Refuse a call on a platform that the file has no modules for, before anything is compiled."""
-    try:
-        device = device_of(without_values(signed).leaves)
-    except NoDigest:  # on several devices; JAX says why that does not work
-        return
-    platform = _OF_BACKENDS.get(device.platform, device.platform)
-    saved = source.archive.manifest.platforms
-    if platform not in saved:
-        raise ArtifactError(
-            f"{source.archive.path}: it was saved for {', '.join(saved)}, and the call runs on "
-            f"{platform}; save it with platforms=[..., {platform!r}]"
-        )
-
-
-class _SavedWorkarounds(Workarounds):
-    """The options of a program whose equations are not known."""
-
-    def __init__(self, avoids_reductions: bool) -> None:
-        self.avoids_reductions = avoids_reductions
-
-    def after(self) -> None:
-        """None: what hooks add to a program is in its modules already."""
-
-    def options(self) -> Mapping[str, Any]:
-        """The options of XLA for the program."""
-        return library_options(self.avoids_reductions)

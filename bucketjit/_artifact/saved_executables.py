@@ -1,130 +1,171 @@
-"""Build the executable of a bucket from its module, or take it from the file."""
+"""The bodies of kernels from the modules of a file, and executables that the file has."""
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from bucketjit._artifact.manifest import Bucket
-from bucketjit._artifact.saved_program import LoadedProgram
-from bucketjit._compile.argument_types import Expected, abstract
-from bucketjit._compile.build import (
-    Masked,
-    donated_of,
-    masked_executable,
-    with_counts,
+from bucketjit._artifact.saved_program import LoadedProgram, Source
+from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.bodies import Options
+from bucketjit._compile.executable import Executable, Pads, SignatureChanged
+from bucketjit._compile.files.keys import device_of
+from bucketjit._compile.kernel import (
+    Body,
+    Kernel,
+    Transform,
+    WithConstants,
+    exact_kernel,
+    kernel,
     with_type_of_counts,
 )
-from bucketjit._compile.executable import Executable, Origin, Pads, SignatureChanged, sizes_argument
-from bucketjit._compile.files.keys import device_of
+from bucketjit._config import Config
+from bucketjit._events import shown
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import Placement, deserialized, loaded_function
 from bucketjit._persistence.environment import environment
-from bucketjit._persistence.fingerprint import Digest
+from bucketjit._persistence.fingerprint import Digest, NoDigest
 from bucketjit._raised import is_of_machine
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.interface import Interface
+from bucketjit._xla_defects.workarounds import Workarounds
 from bucketjit.errors import ArtifactError
 
-
-class WithConstants:
-    """A jitted function whose first argument is given: the constants, which all buckets share.
-
-    Args:
-        function: The function.
-        constants: Its first argument.
-    """
-
-    def __init__(self, function: Any, constants: list[Any]) -> None:
-        self.function = function
-        self.constants = constants
-        self.__name__ = getattr(function, "__name__", "saved")
-
-    def __call__(self, *args: object, **kwargs: object) -> Any:
-        return self.function(self.constants, *args, **kwargs)
-
-    def lower(self, *args: object, **kwargs: object) -> Any:
-        """Lower the function for some argument types, as ``jax.jit`` does."""
-        return self.function.lower(self.constants, *args, **kwargs)
-
-    def _cache_size(self) -> int:
-        """How many argument signatures it knows; see `bucketjit._jax.compiler`."""
-        return self.function._cache_size()
+_OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules
 
 
-def saved_function(
-    signed: SignedCall,
-    call: ResolvedCall,
-    bucket: Bucket,
-    pads: Pads,
-    options: Mapping[str, Any],
-) -> Masked:
-    """The function of a saved bucket, as `bucketjit._compile.build.build_masked` compiles it.
+class SavedBodies:
+    """The bodies of a function that was saved in a file: the modules of its buckets.
 
     Args:
-        signed: The call that needs it.
-        call: The same call, resolved.
-        bucket: What the manifest says of the bucket.
-        pads: Position and padded shape of each leaf with open axes.
-        options: Options of XLA.
-
-    Returns:
-        The function and the types to lower it for.
-
-    Raises:
-        ArtifactError: Its module does not fit the manifest, or is not trusted.
+        config: The configuration of the engine.
+        rules: Not used: the modules are masked.
     """
-    program, signature = call.program, signed.signature
-    assert isinstance(program, LoadedProgram)
-    module = program.source.module(bucket.module)
-    _check_module(program, bucket, module)
-    expected = Expected({i for i, _ in pads})
-    kinds = [(t.dtype, t.weak_type) for t in signature.types]
 
-    def saved(constants: Any, sizes: Any, *args: object, **kwargs: object) -> Any:
-        leaves = expected.check(args, kwargs)
-        arrays = [x for x, (dtype, _) in zip(leaves, kinds, strict=True) if dtype is not None]
-        vector, by_size = sizes if isinstance(sizes, tuple) else (sizes, ())
-        outs = module.call(list(constants), vector, list(by_size), arrays)
-        count = len(program.out_types)
-        typed = zip(outs[:count], program.out_types, strict=True)
-        made = [with_type(x, d, weak) for x, (d, weak) in typed]
-        return with_counts(program, [*made, *outs[count:]])
+    def __init__(self, config: Config, rules: object) -> None:
+        self._check = config.check
+        self._workarounds: dict[Interface, Workarounds] = {}
 
-    saved.__name__ = getattr(signature.fn, "__name__", "saved")
-    static = BucketSizes(program.padded_sizes(bucket.sizes), program.lower, {})
-    args, kwargs = signed.tree.unflatten(abstract(signed, dict(pads)))
-    donated, donated_leaves = frozenset[int](), frozenset[int]()
-    if not program.presumed:  # else a run may be repeated, and must not lose an argument
-        donated, donated_leaves = donated_of(signed, dict(pads), program, static)
-    size_constant_shapes = tuple(map(static.padded_shape, program.size_constant_shapes))
-    jitted = jax.jit(
-        saved,
-        donate_argnums=tuple(i + 2 for i in sorted(donated)),
-        compiler_options=dict(options),
-    )
-    return Masked(
-        function=WithConstants(jitted, program.constants),
-        sizes=sizes_argument(call, size_constant_shapes),
-        args=args,
-        kwargs=kwargs,
-        expected=expected,
-        at=static,
-        call=call,
-        origin=Origin(signed, call.tokens, call.sizes),
-        bucket=bucket.sizes,
-        pads=pads,
-        size_constant_shapes=size_constant_shapes,
-        donated=donated,
-        donated_leaves=donated_leaves,
-        options=options,
-    )
+    def workarounds(self, program: Interface) -> Workarounds:
+        """See `bucketjit._compile.bodies.Bodies`. What hooks add is in the modules already."""
+        assert isinstance(program, LoadedProgram)
+        if program not in self._workarounds:
+            self._workarounds[program] = Workarounds(program.record.avoids_reductions)
+        return self._workarounds[program]
+
+    def in_bucket(
+        self,
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        transform: Transform,
+        options: Options,
+    ) -> Callable[[], Kernel]:
+        """See `bucketjit._compile.bodies.Bodies`."""
+        program = call.program
+        assert isinstance(program, LoadedProgram)
+        record, needed = program.bucket(bucket), self.workarounds(program)
+        pads = _pads(signed, call, record)
+
+        def made() -> Kernel:
+            _check_platform(program.source, signed)
+            module = program.source.module(record.module)
+            _check_module(program, record, module)
+
+            def body(shared: Sequence[Any]) -> Body:
+                return functools.partial(_call_module, module, program, shared)
+
+            given = signed, call, record.sizes, pads, self._check
+            return kernel(transform, body, *given, options(needed.options()), program.constants)
+
+        return made
+
+    def exact(
+        self, signed: SignedCall, sizes: Mapping[str, int], options: Options
+    ) -> Callable[[], Kernel]:
+        """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls.
+
+        Raises:
+            ArtifactError: The file has no such module.
+        """
+        if any(n < 1 for n in sizes.values()):
+            raise ArtifactError(
+                f"a call with {shown(sizes)}: a saved function takes no axis of size 0; call it "
+                "with at least one element"
+            )
+        program = signed.signature.resolve(signed.shapes).program
+        assert isinstance(program, LoadedProgram) and program.record.dynamic is not None
+        module = program.source.module(program.record.dynamic)
+        is_size = [kind.dtype is None for kind in signed.signature.types]
+
+        def run(shared: Sequence[Any], leaves: list[Any], tree: Any) -> Any:
+            arrays = [x for x, size in zip(leaves, is_size, strict=True) if not size]
+            typed = zip(module.call(list(shared), arrays), program.out_types, strict=True)
+            return program.out_tree.unflatten([with_type(x, d, weak) for x, (d, weak) in typed])
+
+        def made() -> Kernel:
+            of_xla = options(self.workarounds(program).options())
+            return exact_kernel(signed, run, sizes, signed.donate, of_xla, program.constants)
+
+        return made
+
+    def place(
+        self,
+        files: object,
+        signed: SignedCall,
+        bucket: Mapping[str, int],
+        transform: Transform | None,
+        made: Callable[[], Kernel],
+    ) -> InFile | None:
+        """See `bucketjit._compile.bodies.Bodies`."""
+        return None if transform is None else InFile(made, bucket)
+
+
+def _call_module(
+    module: Any,
+    program: LoadedProgram,
+    shared: Sequence[Any],
+    vector: Any,
+    constants: Sequence[Any],
+    arrays: Sequence[Any],
+    poison: object = None,
+) -> list[Any]:
+    """The results of a module at padded sizes, with the types of the program; then its counts."""
+    outs = module.call(list(shared), vector, list(constants), list(arrays))
+    count = len(program.out_types)
+    typed = zip(outs[:count], program.out_types, strict=True)
+    return [*(with_type(x, d, weak) for x, (d, weak) in typed), *outs[count:]]
+
+
+def _pads(signed: SignedCall, call: ResolvedCall, bucket: Bucket) -> Pads:
+    """Position and padded shape of each leaf with open axes."""
+    padded = iter(bucket.arguments)
+    shapes = [None if kind.dtype is None else next(padded) for kind in signed.signature.types]
+    opened = set(signed.signature.open_leaves(call.tokens))
+    return tuple((i, s) for i, s in enumerate(shapes) if s is not None and i in opened)
+
+
+def _check_platform(source: Source, signed: SignedCall) -> None:
+    """Refuse a call on a platform that the file has no modules for, before anything is compiled."""
+    try:
+        device = device_of(without_values(signed).leaves)
+    except NoDigest:  # on several devices; JAX says why that does not work
+        return
+    platform = _OF_BACKENDS.get(device.platform, device.platform)
+    saved = source.archive.manifest.platforms
+    if platform not in saved:
+        raise ArtifactError(
+            f"{source.archive.path}: it was saved for {', '.join(saved)}, and the call runs on "
+            f"{platform}; save it with platforms=[..., {platform!r}]"
+        )
 
 
 def _check_module(program: LoadedProgram, bucket: Bucket, module: Any) -> None:
@@ -165,7 +206,7 @@ class InFile:
         sizes: The padded sizes of the bucket.
     """
 
-    def __init__(self, made: Callable[[], Masked], sizes: Mapping[str, int]) -> None:
+    def __init__(self, made: Callable[[], Kernel], sizes: Mapping[str, int]) -> None:
         self._make = made
         self._sizes = sizes
 
@@ -173,7 +214,7 @@ class InFile:
         """The executable; None if the file has none for this machine and these versions."""
         began = time.perf_counter()
         made = self._make()
-        program = made.call.program
+        program = None if made.call is None else made.call.program
         assert isinstance(program, LoadedProgram)
         bucket = program.bucket(self._sizes)
         if not bucket.executables:
@@ -223,8 +264,7 @@ class InFile:
             lambda error: None,
         )
         whole = WithConstants(function, made.function.constants)
-        shapes = [tuple(out.shape) for out in outs]
-        return masked_executable(made, whole, compiled, shapes, began, loaded=True)
+        return made.executable(whole, compiled, outs, began, loaded=True)
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to.

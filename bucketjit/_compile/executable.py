@@ -97,13 +97,9 @@ class Executable:
         """Ask the jitted function what it can do."""
         self.count_signatures = signature_counter(self.compiles)
         self.signatures = self.count_signatures()
-        # The placements that were compiled for: at first that of the origin. A loaded executable
-        # was compiled for none here, and None equals no placement.
+        # The placements that were compiled for. A loaded executable was compiled for none here, and
+        # None equals no placement.
         self._placements: set[Any] = {None}
-        if self.origin is not None and not self.loaded:
-            padded = {i for i, _ in self.pads}
-            made_for = enumerate(self.origin.signed.leaves)
-            self._placements = {tuple(_placement(x, i in padded) for i, x in made_for)}
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -222,7 +218,7 @@ class Executable:
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
     def expect(self, args: Sequence[Any]) -> None:
-        """Take a placement for that of the compile; by default that is the placement of `origin`.
+        """Take a placement for that of the compile.
 
         Args:
             args: The arguments that it was compiled for, or their types.
@@ -245,14 +241,14 @@ class Executable:
             self.on_compile(self)
 
 
-def _placement(leaf: Any, padded: bool = False) -> tuple[Any, bool]:
+def _placement(leaf: Any) -> tuple[Any, bool]:
     """The sharding and the weak type of a leaf.
 
     ``jit`` compiles once more where these differ. All else is part of the signature.
     """
     placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
     is_scalar = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
-    weak = not padded and (is_scalar or bool(getattr(leaf, "weak_type", False)))
+    weak = is_scalar or bool(getattr(leaf, "weak_type", False))
     return (leaf.sharding if placed else None), weak
 
 

@@ -1,6 +1,6 @@
 """Compile requests: the key of an executable, how to build it, and its place among files.
 
-`RequestFactory` makes the requests of an engine, `bucketjit._compile.provider` fulfils them.
+`Requests` makes the requests of an engine, `bucketjit._compile.provider` fulfils them.
 """
 
 from __future__ import annotations
@@ -10,26 +10,19 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 
-from bucketjit._compile.argument_types import padded_leaf_shapes, without_values
-from bucketjit._compile.build import (
-    Masked,
-    build_masked,
-    lower_masked,
-    masked_function,
-)
-from bucketjit._compile.build_exact import Exact, build_exact, exact_function, lower_exact
-from bucketjit._compile.build_rows import rows_function
+from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.executable import Executable, Pads
+from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.files.sharing import SharedPlace
-from bucketjit._compile.files.stored import StoredExact, StoredMasked
-from bucketjit._compile.rows import Rows, rows_key, rows_sizes
+from bucketjit._compile.kernel import ONE, Kernel, Transform
+from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._config import Check, Config
 from bucketjit._events import emit
 from bucketjit._jax.compiler import refused_option
@@ -40,39 +33,18 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
-from bucketjit._tracing.program import Program
-from bucketjit._xla_defects.workarounds import (
-    OPTIONS,
-    Workarounds,
-    exact_options,
-    must_rebuild,
-    workarounds,
-)
+from bucketjit._xla_defects.workarounds import OPTIONS, Workarounds, must_rebuild
 from bucketjit.errors import SpecError
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
 _MOST_UNNAMED = 8
 
-
-M = TypeVar("M", Masked, Exact)
-
-
-class Lowering(NamedTuple, Generic[M]):
-    """A function that is lowered, and not compiled yet.
-
-    Attributes:
-        made: The function.
-        lowered: What it was lowered to; None if it is still to be lowered.
-    """
-
-    made: M
-    lowered: jax.stages.Lowered | None
-
-
 NO_OPTIONS: Mapping[str, Any] = {}
 
+MakeBodies = Callable[[Config, Callable[[], Mapping[Any, Rule]]], Bodies]
 
-class RequestFactory:
+
+class Requests:
     """Makes the compile requests of one engine.
 
     Args:
@@ -80,14 +52,13 @@ class RequestFactory:
         name: Name of the function.
         cache: The compiled executables, among which a stand-in is looked for.
         preloading: The executables that are loaded from files before they are requested.
+        bodies: Makes what knows the bodies of kernels.
+        transform: What a kernel takes.
 
     Attributes:
-        own_options: The options of XLA that bucketjit may set.
         rules: Returns the rule table. It is called late: importing the rules takes 50 ms.
         files: Where executables are kept in files.
     """
-
-    own_options = OPTIONS
 
     def __init__(
         self,
@@ -95,17 +66,19 @@ class RequestFactory:
         name: str,
         cache: ExecutableCache[Any, Executable],
         preloading: Preloading,
+        bodies: MakeBodies = TracedBodies,
+        transform: Transform = ONE,
     ) -> None:
         self._config = config
         self._cache = cache
         # Neither function holds `self`: without a reference cycle, a bucketed function that is
         # dropped frees its executables at once.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
-        told = functools.partial(emit, listeners=config.listeners)
-        self.files = ExecutableFiles(config.persistence, config.rules, name, told, preloading)
+        tell = functools.partial(emit, listeners=config.listeners)
+        self.files = ExecutableFiles(config.persistence, config.rules, name, tell, preloading)
+        self._bodies = bodies(config, self.rules)
+        self._transform = transform
         self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
-        self._workarounds: weakref.WeakKeyDictionary[Interface, Workarounds]
-        self._workarounds = weakref.WeakKeyDictionary()
 
     @staticmethod
     def masked_key(program: Interface, bucket: Mapping[str, int]) -> tuple[Interface, Hashable]:
@@ -117,13 +90,17 @@ class RequestFactory:
         """The cache key of the executable of an exact shape: the signature and the shapes."""
         return signed.signature, tuple(signed.shapes)
 
+    def needed(self, program: Interface) -> Workarounds:
+        """The workarounds that a program needs for XLA to compute it correctly."""
+        return self._bodies.workarounds(program)
+
     def expect(self, signed: SignedCall) -> None:
         """Begin to load the executables that a signature may need while its function is traced.
 
         Args:
             signed: The first call of the signature.
         """
-        if self._config.check is Check.OFF:
+        if self._config.check is Check.OFF and self._transform is ONE:
             self.files.expect(signed)
 
     def masked(
@@ -131,7 +108,7 @@ class RequestFactory:
         signed: SignedCall,
         call: ResolvedCall,
         bucket: Mapping[str, int],
-        lowering: Lowering[Masked] | None = None,
+        lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for the executable of a bucket.
@@ -140,7 +117,7 @@ class RequestFactory:
             signed: The call.
             call: The same call, resolved.
             bucket: Padded size of each variable.
-            lowering: The function of the bucket, if it was lowered before by `lower_masked`.
+            lowered: The kernel, if it was lowered before by `lower_masked`.
             options: Options of XLA for this executable alone. With any, its place in the cache and
                 in files belongs to the executable without them.
 
@@ -149,21 +126,18 @@ class RequestFactory:
         """
         program = call.program
         assert program is not None
-        known = without_values(signed)
-        made = self._masked_maker(known, call, bucket, options)
 
         def stand_in() -> Any:
             return self._smallest_stored(program, call)
 
-        kept = None if options else self._place(known, bucket, made)
         key = self.masked_key(program, bucket)
-        build = self._builder(program, made, lowering, options)
-        return CompileRequest(key, bucket, call.sizes, build, stand_in, kept, program)
+        given = signed, call, bucket, self._transform
+        return self._in_bucket(key, *given, stand_in, lowered, options)
 
     def rows(
         self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int], rows: Rows
     ) -> CompileRequest:
-        """The request for the executable of a batch; see `bucketjit._compile.build_rows`.
+        """The request for the executable of a batch; see `bucketjit._compile.rows`.
 
         Args:
             signed: One example of the batch.
@@ -174,65 +148,65 @@ class RequestFactory:
         Raises:
             StrategyContractError: A padded argument would be larger than any array can be.
         """
+        self._transform.refuse("map")
         program = call.program
         assert program is not None
-        known = without_values(signed)
-
-        def made() -> Masked:
-            needed, check = self.needed(program), self._config.check
-            of_xla = self._options(needed.options(), NO_OPTIONS)
-            given = (known, call, bucket, rows, self.rules, check, of_xla)
-            return rows_function(*given, needed.after)
-
-        sizes = rows_sizes(bucket, rows.count)
-        kept = None if rows.summed else self._place(known, sizes, made)
-        key = rows_key(program, bucket, rows)
-        build = self._builder(program, made)
 
         def stand_in() -> Any:
             return self._smallest_rows(program, bucket, rows)
 
-        return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
+        key = rows_key(program, bucket, rows)
+        return self._in_bucket(key, signed, call, bucket, rows, stand_in)
 
-    def _builder(
+    def _in_bucket(
         self,
-        program: Interface,
-        made: Callable[[], Masked],
-        lowering: Lowering[Masked] | None = None,
+        key: tuple[Any, ...],
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        transform: Transform,
+        stand_in: Callable[[], Hashable | None],
+        lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[], Executable]:
-        """What compiles the executable of a bucket, or of a batch."""
+    ) -> CompileRequest:
+        """The request for a masked kernel."""
+        program, known = call.program, without_values(signed)
+        assert program is not None
+        made = _kept(self._maker(known, call, bucket, transform, options), lowered)
 
-        def build_once() -> Executable:
-            def once() -> Executable:
-                ready = _current(lowering, made())
-                return build_masked(ready.made, ready.lowered)
-
-            return self._built(once, options=options)
+        def once() -> Executable:
+            return self._built(lambda: made().build(), options)
 
         def build() -> Executable:
-            built = build_once()
-            needed = self.needed(program)
+            built, needed = once(), self.needed(program)
             if needed.avoids_reductions or not self._must_rebuild(built, options):
                 return built
             needed.avoids_reductions = True  # later buckets of the program are compiled so at once
-            again = build_once()
+            again = once()
             again.compile_seconds += built.compile_seconds
             return again
 
-        return build
+        sizes = transform.bucket(bucket)
+        kept = None
+        if not options and not (isinstance(transform, Rows) and transform.summed):
+            kept = self._bodies.place(self.files, known, sizes, transform, made)
+        return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
 
-    def _place(
-        self, known: SignedCall, bucket: Mapping[str, int], made: Callable[[], Masked]
-    ) -> StoredPlace | None:
-        """The place of a bucket's executable among files; None if there is none."""
-        if self._config.check is not Check.OFF:
-            return None
-        return self.files.place(StoredMasked, known, bucket, made)
+    def _maker(
+        self,
+        known: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        transform: Transform,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[], Kernel]:
+        """What makes a masked kernel, with the options that hold then."""
+        of_xla = functools.partial(self._options, options)
+        return self._bodies.in_bucket(known, call, bucket, transform, of_xla)
 
     def lower_masked(
         self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
-    ) -> Lowering[Masked]:
+    ) -> Kernel:
         """Lower the program of a call for a bucket; `masked` compiles it.
 
         Args:
@@ -244,42 +218,15 @@ class RequestFactory:
             StrategyContractError: A padded argument would be larger than any array can be.
             MaskingError: The program cannot be masked.
         """
-        made = self._masked_maker(without_values(signed), call, bucket)()
-        return Lowering(made, lower_masked(made))
-
-    def _masked_maker(
-        self,
-        known: SignedCall,
-        call: ResolvedCall,
-        bucket: Mapping[str, int],
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[], Masked]:
-        """A function that makes the function of a bucket, with the options that hold then."""
-        program = call.program
-        assert isinstance(program, Program)
-        pads = padded_leaf_shapes(call, known.signature, bucket, known.shapes)
-        return lambda: self._masked(known, call, bucket, pads, options)
-
-    def _masked(
-        self,
-        known: SignedCall,
-        call: ResolvedCall,
-        bucket: Mapping[str, int],
-        pads: Pads,
-        options: Mapping[str, Any],
-    ) -> Masked:
-        """The function of a bucket; ``pads`` has the padded leaves with their padded shapes."""
-        assert call.program is not None
-        needed = self.needed(call.program)
-        given = (known, call, bucket, pads, self.rules, self._config.check)
-        of_xla = self._options(needed.options(), options)
-        return masked_function(*given, of_xla, needed.after)
+        self._transform.refuse("lower, save and the like")
+        made = self._maker(without_values(signed), call, bucket, self._transform)
+        return made().as_lowered()
 
     def exact(
         self,
         signed: SignedCall,
         sizes: Mapping[str, int],
-        lowering: Lowering[Exact] | None = None,
+        lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for the executable of the exact shape of a call.
@@ -287,26 +234,21 @@ class RequestFactory:
         Args:
             signed: The call.
             sizes: Its size of each dimension variable; empty if it has none.
-            lowering: The function, if it was lowered before by `lower_exact`.
+            lowered: The kernel, if it was lowered before by `lower_exact`.
             options: Options of XLA for this executable alone; see `masked`.
         """
         shown = sizes or _unnamed_sizes(signed)
-        known = without_values(signed)
-        made = functools.cache(self._exact_maker(known, options))
+        made = _kept(self._exact_maker(signed, shown, options), lowered)
 
         def build() -> Executable:
-            def once() -> Executable:
-                ready = _current(lowering, made())
-                return build_exact(known, shown, ready.made, ready.lowered)
-
-            return self._built(once, made.cache_clear, options)
+            return self._built(lambda: made().build(), options)
 
         kept = None
-        if self._config.check is Check.OFF and not options:
-            kept = self.files.place(StoredExact, known, shown, made)
+        if not options:
+            kept = self._bodies.place(self.files, without_values(signed), shown, None, made)
         return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
-    def lower_exact(self, signed: SignedCall) -> Lowering[Exact]:
+    def lower_exact(self, signed: SignedCall) -> Kernel:
         """Lower the function for the exact shape of a call; `exact` compiles it.
 
         Args:
@@ -315,22 +257,18 @@ class RequestFactory:
         Raises:
             Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
         """
-        made = self._exact_maker(without_values(signed))()
-        return Lowering(made, lower_exact(made))
+        return self._exact_maker(signed, {})().as_lowered()
 
     def _exact_maker(
-        self, known: SignedCall, options: Mapping[str, Any] = NO_OPTIONS
-    ) -> Callable[[], Exact]:
-        """A function that makes the function of an exact shape, with the options that hold then."""
-        check = self._config.check
-
-        def made() -> Exact:
-            # A checked bucketed function compares masked results with these, so these must be
-            # right.
-            of_xla = self._options(exact_options(check is not Check.OFF), options)
-            return exact_function(known, check, of_xla)
-
-        return made
+        self,
+        signed: SignedCall,
+        sizes: Mapping[str, int],
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> Callable[[], Kernel]:
+        """What makes the kernel of an exact shape, with the options that hold then."""
+        self._transform.refuse("an exact shape")
+        of_xla = functools.partial(self._options, options)
+        return self._bodies.exact(without_values(signed), sizes, of_xla)
 
     def _smallest_stored(self, program: Interface, call: ResolvedCall) -> Any:
         """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
@@ -356,22 +294,6 @@ class RequestFactory:
         ]
         return min(found, key=lambda one: one[0])[1] if found else None
 
-    def needed(self, program: Interface) -> Workarounds:
-        """The workarounds that a program needs for XLA to compute it correctly.
-
-        Args:
-            program: The program.
-        """
-        known = self._workarounds.get(program)
-        if known is None:
-            known = self._workarounds[program] = self._workarounds_of(program)
-        return known
-
-    def _workarounds_of(self, program: Interface) -> Workarounds:
-        """Find the workarounds of a program, once."""
-        assert isinstance(program, Program)
-        return workarounds(program.jaxpr, program.consts)
-
     def _must_rebuild(self, built: Executable, options: Mapping[str, Any]) -> bool:
         """Whether XLA computes the executable wrongly, and a compile with other options can help.
 
@@ -381,21 +303,18 @@ class RequestFactory:
         is_ours = self._takes_options and OPTIONS.isdisjoint(by_user)
         return is_ours and must_rebuild(built.compiled)
 
-    def _options(self, ours: Mapping[str, Any], more: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _options(self, more: Mapping[str, Any], ours: Mapping[str, Any]) -> Mapping[str, Any]:
         """Options of XLA; those of the user override bucketjit's, and ``more`` overrides both."""
-        return {**(ours if self._takes_options else {}), **self._config.compiler_options, **more}
+        own = {**ours, **self._transform.options(self.files.store() is not None)}
+        return {**(own if self._takes_options else {}), **self._config.compiler_options, **more}
 
     def _built(
-        self,
-        build: Callable[[], Executable],
-        forget: Callable[[], None] = lambda: None,
-        options: Mapping[str, Any] = NO_OPTIONS,
+        self, build: Callable[[], Executable], options: Mapping[str, Any] = NO_OPTIONS
     ) -> Executable:
         """Compile; if XLA refuses one of bucketjit's options, compile without them from then on.
 
         Args:
-            build: Compiles.
-            forget: Drops the function made with the refused options, so that `build` makes another.
+            build: Compiles a kernel that it makes anew each time.
             options: The user's options for this executable alone.
 
         Raises:
@@ -413,18 +332,24 @@ class RequestFactory:
                     f"compiler_options: XLA does not take {refused!r}: {why}"
                 ) from error
             # The options were read before the compile: another thread may have given them up since.
-            if not had_options or refused not in self.own_options:
+            if not had_options or refused not in {*OPTIONS, *self._transform.options(True)}:
                 raise
         self._takes_options = False
-        forget()
         return build()
 
 
-def _current(lowering: Lowering[M] | None, made: M) -> Lowering[M]:
-    """What was lowered before, if it has the options of a function made now; else that function."""
-    if lowering is not None and lowering.made.options == made.options:
-        return lowering
-    return Lowering(made, None)
+def _kept(make: Callable[[], Kernel], lowered: Kernel | None) -> Callable[[], Kernel]:
+    """The same kernel, ``lowered`` if there is one, as long as one made now has its options."""
+    latest = lowered
+
+    def kept() -> Kernel:
+        nonlocal latest
+        made = make()
+        if latest is None or latest.options != made.options:
+            latest = made
+        return latest
+
+    return kept
 
 
 def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:

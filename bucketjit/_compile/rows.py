@@ -1,19 +1,85 @@
-"""Batches of examples: how many rows an executable takes, its key in the cache, and its sizes."""
+"""Rows of examples: a kernel for many examples at once, each with its own sizes.
+
+    one example    program(n, x:f32[n, d])                    masked for the bucket n <= 8
+    a batch        vmap(masked)(n:i32[rows], x:f32[rows, 8, d])
+
+The masking rules are pure functions of operands and sizes, so ``jax.vmap`` of the masked program
+over the vector of sizes gives each row the result that it has alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit._arrays.padding import pad
+from bucketjit._compile.argument_types import abstract
+from bucketjit._compile.executable import Pads
+from bucketjit._compile.kernel import Body, Transform
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.interface import Interface
 
 _AXIS = "rows"  # how messages and statistics call the axis of the examples
 
 
+class BatchSizes(NamedTuple):
+    """The first argument of the executable of a batch.
+
+    Attributes:
+        sizes: The logical sizes of each row, ``int32[rows, variables]``.
+        constants: The padded constants that depend on the logical sizes, each with an axis of rows
+            in front.
+        real: How many rows are examples, a scalar; the rows after them repeat the last one.
+        poison: In a call checked by poison, the index of the poison; else an empty tuple.
+    """
+
+    sizes: Any
+    constants: tuple[Any, ...]
+    real: Any
+    poison: Any = ()
+
+
+def batch_sizes(
+    sizes: Sequence[Sequence[int]],
+    constants: Sequence[Sequence[Any]],
+    count: int,
+    size_constant_shapes: Sequence[tuple[int, ...]],
+    poison: int | None = None,
+) -> BatchSizes:
+    """The first argument of the executable of a batch.
+
+    Args:
+        sizes: The logical sizes of each example (`ResolvedCall.ordered`); at least one.
+        constants: The values of its constants that depend on them.
+        count: How many rows the executable takes; the last example is repeated to the end.
+        size_constant_shapes: Padded shape of each of these constants.
+        poison: In a call checked by poison, the index of the poison.
+    """
+    vectors = np.empty((count, len(sizes[0])), np.int32)
+    vectors[: len(sizes)] = sizes
+    vectors[len(sizes) :] = sizes[-1]
+    every = [*constants, *[constants[-1]] * (count - len(sizes))] if constants else []
+    return BatchSizes(
+        vectors,
+        tuple(
+            np.stack([pad(values[i], shape) for values in every])
+            for i, shape in enumerate(size_constant_shapes)
+        ),
+        np.int32(len(sizes)),
+        () if poison is None else np.int32(poison),
+    )
+
+
 @dataclass(frozen=True)
-class Rows:
-    """How many examples an executable takes, and what differs between them.
+class Rows(Transform):
+    """How many examples a kernel takes, and what differs between them.
 
     Attributes:
         count: The number of examples.
@@ -22,34 +88,161 @@ class Rows:
         placement: How the rows are sharded over several devices; None if they are not.
     """
 
-    count: int
+    count: int = field()  # without a default, in the place of that of the class
     mapped: frozenset[int]
     summed: bool = False
     placement: Any = None
 
+    def bucket(self, bucket: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of the bucket after the number of examples, which is called ``rows``."""
+        name = _AXIS
+        while name in bucket:
+            name += "_"
+        return {name: self.count, **bucket}
+
+    def details(self) -> tuple[int, list[int]]:
+        """The number of rows, and which leaves have their own."""
+        return self.count, sorted(self.mapped)
+
+    def pads(self, signed: SignedCall, pads: Pads) -> Pads:
+        """Position and shape of each leaf that is padded or stacked."""
+        padded = dict(pads)
+        for i in self.mapped:
+            if signed.signature.types[i].dtype is not None:
+                padded[i] = (self.count, *padded.get(i, signed.shapes[i]))
+        return tuple(sorted(padded.items()))
+
+    def types(
+        self, signed: SignedCall, pads: Mapping[int, tuple[int, ...]]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The types of the arguments of a batch.
+
+        Mapped leaves have no device, as a batch is filled on the host, unless the rows are sharded.
+        """
+        leaves = list(signed.leaves)
+        for i in self.mapped:
+            dtype = signed.signature.types[i].dtype
+            if dtype is not None:
+                leaves[i] = jax.ShapeDtypeStruct(pads[i], dtype, sharding=self.placement)
+        found: tuple[tuple[Any, ...], dict[str, Any]]
+        found = signed.tree.unflatten(abstract(signed.with_leaves(leaves), pads))
+        return found
+
+    def sizes(
+        self, call: ResolvedCall, constants: Sequence[tuple[int, ...]], poison: int | None
+    ) -> BatchSizes:
+        """The first argument, as for a batch that repeats one example."""
+        values = [call.size_constants.values]
+        return batch_sizes([call.ordered], values, self.count, constants, poison)
+
+    def donated(
+        self,
+        signed: SignedCall,
+        pads: Mapping[int, tuple[int, ...]],
+        program: Interface,
+        at: BucketSizes,
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Nothing: the caller keeps its examples."""
+        return frozenset(), frozenset()
+
+    def run(
+        self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]
+    ) -> Callable[..., Any]:
+        """The body for each row, or the sum over the rows."""
+        axes = [0 if i in self.mapped else None for i in leaves]
+
+        def batch(sizes: BatchSizes, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
+            poison = sizes.poison if is_poisoned else None
+
+            def one(vector: Any, constants: Any, *own: Any) -> list[Any]:
+                return body(vector, constants, own, poison)
+
+            mapped = jax.vmap(one, in_axes=(0, 0, *axes))
+            if self.summed:
+                return _summed(mapped, axes, sizes, arrays, program, self.count)
+            found: list[Any] = mapped(sizes.sizes, sizes.constants, *arrays)
+            return found
+
+        return batch
+
 
 def rows_key(program: Interface, bucket: Mapping[str, int], rows: Rows) -> tuple[Interface, Any]:
-    """The cache key of the executable of a batch.
-
-    Args:
-        program: The program.
-        bucket: Padded size of each variable.
-        rows: The number of examples, and what differs between them.
-    """
+    """The cache key of the executable of a batch."""
     return program, (rows, *bucket.values())
 
 
-def rows_sizes(bucket: Mapping[str, int], count: int) -> dict[str, int]:
-    """The sizes of an executable of batches in messages and statistics.
+def _summed(
+    mapped: Callable[..., list[Any]],
+    axes: Sequence[int | None],
+    sizes: BatchSizes,
+    arrays: Sequence[Any],
+    program: Interface,
+    count: int,
+) -> list[Any]:
+    """The sum of each result over the rows, by a scan over chunks of rows.
 
     Args:
-        bucket: Padded size of each variable.
-        count: The number of examples.
-
-    Returns:
-        The sizes of the bucket after the number of examples, which is called ``rows``.
+        mapped: The program for the rows of a chunk.
+        axes: 0 for each array with an axis of rows, None for each shared one.
+        sizes: The sizes of all rows.
+        arrays: The arguments.
+        program: The program; no result has open axes.
+        count: The number of rows, a power of two.
     """
-    name = _AXIS
-    while name in bucket:
-        name += "_"
-    return {name: count, **bucket}
+    shared = [x for x, axis in zip(arrays, axes, strict=True) if axis is None]
+    chunk = _rows_of_chunk(count, shared, program)
+
+    def by_chunk(array: Any) -> Any:
+        return jnp.reshape(array, (count // chunk, chunk, *jnp.shape(array)[1:]))
+
+    def add(totals: list[Any], part: Any) -> tuple[list[Any], None]:
+        positions, vector, constants, own = part
+        rest = iter(own)
+        given = [x if axis is None else next(rest) for x, axis in zip(arrays, axes, strict=True)]
+        is_real = positions < sizes.real
+        return [
+            total + _sum_where(is_real, out, total.dtype)
+            for total, out in zip(totals, mapped(vector, constants, *given), strict=True)
+        ], None
+
+    own = [x for x, axis in zip(arrays, axes, strict=True) if axis is not None]
+    rows = jnp.arange(count, dtype=jnp.int32), sizes.sizes, sizes.constants, own
+    zeros = [
+        jnp.zeros(shape, sum_dtype(dtype))
+        for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+    ]
+    totals, _ = jax.lax.scan(add, zeros, jax.tree_util.tree_map(by_chunk, rows))
+    return totals
+
+
+def _rows_of_chunk(count: int, shared: Sequence[Any], program: Interface) -> int:
+    """How many rows are computed at once: as many as have no larger results than the weights.
+
+    So gradients, which are as large as the weights, are computed row by row, and losses all
+    together. The rest of the memory is the sum itself.
+    """
+    of_weights = sum(x.size * x.dtype.itemsize for x in shared)
+    of_results = sum(
+        int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+    )
+    most = max(1, of_weights // max(1, of_results))
+    return min(count, 1 << (most.bit_length() - 1))
+
+
+def _sum_where(is_real: Any, out: Any, dtype: Any) -> Any:
+    """The sum over the rows that are examples."""
+    keep = is_real.reshape(-1, *[1] * (out.ndim - 1))
+    return jnp.sum(jnp.where(keep, out.astype(dtype), jnp.zeros((), dtype)), axis=0, dtype=dtype)
+
+
+def sum_dtype(dtype: Any) -> Any:
+    """The dtype in which values are summed: one of 32 bits for smaller floats and integers.
+
+    Args:
+        dtype: The dtype of the values.
+    """
+    if dtype.itemsize >= 4:
+        return dtype
+    larger = ((jnp.floating, np.float32), (jnp.unsignedinteger, np.uint32))
+    return np.dtype(next((x for kind, x in larger if jnp.issubdtype(dtype, kind)), np.int32))

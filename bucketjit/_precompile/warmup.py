@@ -14,7 +14,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.build_exact import result_types
+from bucketjit._compile.bodies import result_types
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int

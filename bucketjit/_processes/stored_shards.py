@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from bucketjit._compile.build import Masked
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.keys import kind_of, short_digest
 from bucketjit._compile.files.stored import StoredMasked
+from bucketjit._compile.kernel import Kernel
 from bucketjit._jax.serialization import Placement
 from bucketjit._persistence.store import Store
 from bucketjit._processes.shard_axis import LocalShards
@@ -37,7 +37,7 @@ class StoredShards(StoredMasked):
         store: Store,
         signed: SignedCall,
         sizes: Mapping[str, int],
-        made: Callable[[], Masked],
+        made: Callable[[], Kernel],
     ) -> None:
         super().__init__(files, store, signed, sizes, made)
         self._shards = shards

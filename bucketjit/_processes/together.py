@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
+from bucketjit._compile.requests import Requests
 from bucketjit._config import Agreed, Config
 from bucketjit._processes.agreement import Agreement
-from bucketjit._processes.build_shards import ShardRequests
+from bucketjit._processes.build_shards import Shards
 from bucketjit._processes.on_shards import OnShards
 from bucketjit._processes.shard_axis import local_shards
 from bucketjit._processes.split_rows import sharded_call
@@ -32,7 +35,9 @@ def parts(config: Config) -> Parts:
     Args:
         config: The configuration.
     """
-    return TRACED if config.sharded is None else Parts(requests=ShardRequests)
+    if config.sharded is None:
+        return TRACED
+    return Parts(requests=functools.partial(Requests, transform=Shards(config.sharded)))
 
 
 def call_of_shard(engine: Engine, signed: SignedCall) -> SignedCall:

@@ -11,5 +11,5 @@ A call of `BucketedExec.map` goes through these files, in this order:
 - `map` puts the results together: a list, a `stacked.Ragged`, or by `reduction` a sum or a mean.
 
 `explained` says what a call would do, `warm` which batches a warm-up compiles. The executable of a
-batch is made in `bucketjit._compile.build_rows`.
+batch is made in `bucketjit._compile.rows`.
 """

@@ -17,8 +17,8 @@ import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, pad, plain
-from bucketjit._compile.build_rows import batch_sizes
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.rows import batch_sizes
 from bucketjit._config import Out
 from bucketjit._jax.arrays import host_placer, key_impl, key_shape
 from bucketjit._masking.checks import poison_value

@@ -1,6 +1,6 @@
 """Sums and means of the results of many examples, without a result for each of them.
 
-The executable of a batch adds the results of its rows up (`bucketjit._compile.build_rows`), and the
+The executable of a batch adds the results of its rows up (`bucketjit._compile.rows`), and the
 sums of batches are added here. So the gradients of a loss take the memory of one gradient, however
 many examples there are.
 """
@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._compile.build_rows import sum_dtype
 from bucketjit._compile.executable import SignatureChanged
+from bucketjit._compile.rows import sum_dtype
 from bucketjit._config import Check, Out
 from bucketjit._masking.checks import POISONS, compare, failed
 from bucketjit._ragged.batches import SharedArguments, counted_batch, launch

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from bucketjit._compile.build_exact import one_by_one
+from bucketjit._compile.bodies import one_by_one
 from bucketjit._compile.executable import Executable, arguments_with, run_poisoned
 from bucketjit._config import Check, Out
 from bucketjit._events import LONGEST, logger, one_line

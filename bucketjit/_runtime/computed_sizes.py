@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from bucketjit._arrays.results import as_numpy, as_padded
-from bucketjit._compile.build_exact import eagerly
+from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from bucketjit._compile.requests import RequestFactory
+from bucketjit._compile.requests import Requests
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._runtime.global_arrays import refusal_of_global
 from bucketjit._runtime.refusals import Refusals
@@ -38,7 +38,7 @@ class Masked:
     @property
     def key(self) -> tuple[Interface, Hashable]:
         """The key of the executable in the cache."""
-        return RequestFactory.masked_key(self.program, self.bucket)
+        return Requests.masked_key(self.program, self.bucket)
 
 
 class Because(enum.Enum):

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.requests import RequestFactory
+from bucketjit._compile.requests import Requests
 from bucketjit._config import Config
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._signature.signer import Signer
 
-MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable], Preloading], RequestFactory]
+MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable], Preloading], Requests]
 
 
 class Parts(NamedTuple):
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     """
 
     signer: Callable[[Config], Signer] = Signer
-    requests: MakeRequests = RequestFactory
+    requests: MakeRequests = Requests
     buckets: Callable[[Config, AbstractContextManager[Any]], Buckets] = Buckets
 
 

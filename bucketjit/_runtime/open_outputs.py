@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import jax
 
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.build_exact import result_types
+from bucketjit._compile.bodies import result_types
 from bucketjit._compile.executable import Executable
 from bucketjit._raised import is_of_machine
 from bucketjit._signature.binding import bind_sizes

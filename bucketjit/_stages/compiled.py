@@ -74,7 +74,7 @@ class Compiled(Stage):
 
     # --- the call path, as in `BucketedExec` ---
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the function.
 
         Args:

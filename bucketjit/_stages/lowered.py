@@ -7,9 +7,7 @@ from typing import Any
 
 import jax
 
-from bucketjit._compile.build import Masked
-from bucketjit._compile.build_exact import Exact
-from bucketjit._compile.requests import Lowering
+from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Check, checked_options
 from bucketjit._export.bounded import bounded_module
 from bucketjit._jax.stablehlo import text_of
@@ -30,11 +28,10 @@ class Lowered(Stage):
     read are left out, the sizes too: a sum over padding of zeros needs none.
     """
 
-    def __init__(self, subject: Subject, types: StageTypes, lowering: Lowering[Any]) -> None:
+    def __init__(self, subject: Subject, types: StageTypes, kernel: Kernel) -> None:
         super().__init__(subject, types)
-        assert lowering.lowered is not None
-        self._lowering = lowering
-        self._lowered: jax.stages.Lowered = lowering.lowered
+        self._kernel = kernel
+        self._lowered: jax.stages.Lowered = kernel.lowered
 
     @boundary
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
@@ -60,12 +57,11 @@ class Lowered(Stage):
         subject, engine = self._subject, self._subject.engine
         provider = engine.provider
         if self.exact:
-            of: Lowering[Exact] = self._lowering
-            request = engine.requests.exact(subject.signed, subject.call.sizes, of, options)
+            wanted = subject.signed, subject.call.sizes
+            request = engine.requests.exact(*wanted, self._kernel, options)
         else:
-            wanted = subject.signed, subject.call, subject.bucket
-            masked: Lowering[Masked] = self._lowering
-            request = engine.requests.masked(*wanted, masked, options)
+            given = subject.signed, subject.call, subject.bucket
+            request = engine.requests.masked(*given, self._kernel, options)
         # After a `cache_clear` nobody asks the cache for this program any more.
         is_apart = bool(options) or subject.is_cleared
         try:
@@ -169,8 +165,8 @@ def lower(subject: Subject) -> Lowered:
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
     if not subject.exact:
         try:
-            lowering = requests.lower_masked(subject.signed, call, subject.bucket)
-            return Lowered(subject, symbolic_types(subject), lowering)
+            kernel = requests.lower_masked(subject.signed, call, subject.bucket)
+            return Lowered(subject, symbolic_types(subject), kernel)
         except MaskingError as error:
             engine.refusals.note(requests.masked_key(subject.program, subject.bucket), error)
             engine.note_fallback(error, counted=True)

@@ -7,8 +7,7 @@ from typing import Any
 
 import jax
 
-from bucketjit._compile.build_exact import exact_function
-from bucketjit._config import Check
+from bucketjit._compile.bodies import exact_body
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import closed_jaxpr, shaped
@@ -92,7 +91,7 @@ def trace(subject: Subject) -> Traced:
         program = subject.program
         jaxpr = closed_jaxpr(program.jaxpr, program.consts)
         return Traced(subject, symbolic_types(subject), jaxpr)
-    made = exact_function(subject.signed, Check.OFF, {})
+    made = exact_body(subject.signed)
     # If tracing fails, JAX must not keep the trace alive.
     with forgetful_jax(), selecting_jax(), traced_anew(), subject.without_computed_sizes():
         traced = made.function.trace(*made.args, **made.kwargs)

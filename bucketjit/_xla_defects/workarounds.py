@@ -28,29 +28,24 @@ class Workarounds:
     """The options and hooks that a program needs; `workarounds` makes them.
 
     Args:
-        jaxpr: An open jaxpr.
-        consts: Values of its constants.
+        avoids_reductions: See below.
+        recomputed: Finds the variables that must be computed once. It is called when the program
+            is first built: an executable from a file needs the options alone.
 
     Attributes:
         avoids_reductions: Whether XLA's library must not compute the program's reductions.
     """
 
-    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
-        self.avoids_reductions = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
-        self._jaxpr = jaxpr
-
-    @functools.cached_property
-    def _once(self) -> Mapping[Any, Hashable]:
-        """The variables that must be computed once.
-
-        They are found when the program is first built: an executable from a file needs the options
-        alone.
-        """
-        return recomputed_values(self._jaxpr)
+    def __init__(
+        self, avoids_reductions: bool, recomputed: Callable[[], Mapping[Any, Hashable]] = dict
+    ) -> None:
+        self.avoids_reductions = avoids_reductions
+        self._recomputed = functools.cache(recomputed)
 
     def after(self) -> Callable[[], Hook] | None:
         """Makes hooks, for the argument ``after`` of `interpret`; None if none are needed."""
-        return computing_once(self._once) if self._once else None
+        found = self._recomputed()
+        return computing_once(found) if found else None
 
     def options(self) -> Mapping[str, Any]:
         """The options of XLA for the program, by name."""
@@ -67,7 +62,8 @@ def workarounds(jaxpr: Jaxpr, consts: Sequence[Any]) -> Workarounds:
     Returns:
         The options and hooks.
     """
-    return Workarounds(jaxpr, consts)
+    avoids_reductions = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
+    return Workarounds(avoids_reductions, lambda: recomputed_values(jaxpr))
 
 
 def exact_options(is_reference: bool) -> Mapping[str, Any]:

@@ -1467,3 +1467,13 @@ def test_indices_have_the_dtype_of_the_exact_run(fn: Any) -> None:
         for n in (3, 5):
             assert_like_jit(executor, fn, ramp(n))
         assert executor.stats().fallback_calls == 0
+
+
+@pytest.mark.parametrize("name", ["sizes", "constants", "args", "self", "fn"])
+def test_a_keyword_argument_may_have_any_name(name: str) -> None:
+    def scaled(x: Any, **factors: Any) -> Any:
+        return jnp.sum(x * factors[name])
+
+    executor = BucketedExec(scaled).with_pow2()
+    assert float(executor(np.ones(5, np.float32), **{name: np.float32(2)})) == 10
+    assert executor.stats().fallback_calls == 0

@@ -24,8 +24,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Check
-from bucketjit._compile import requests
 from bucketjit._compile.files import preload, stored
+from bucketjit._compile.kernel import Kernel
 from bucketjit._jax import compiler, serialization
 from bucketjit._persistence import environment, file_format, files
 from bucketjit._persistence.files import SUFFIX
@@ -461,15 +461,14 @@ def test_a_constant_that_is_written_to(kept):
 def test_a_constant_that_is_written_to_while_it_is_compiled(kept, monkeypatch, exact):
     """A program of a bucket has its own; that of an exact shape has the user's, as in ``jit``."""
     table = np.ones(4, np.float32)
-    name = "build_exact" if exact else "build_masked"
-    build = getattr(requests, name)
+    build = Kernel.build
 
-    def meddled(*args):
-        built = build(*args)
+    def meddled(kernel):
+        built = build(kernel)
         table[0] = 7
         return built
 
-    monkeypatch.setattr(requests, name, meddled)
+    monkeypatch.setattr(Kernel, "build", meddled)
     same(kept(lambda x: x + table, exact=exact)(rows(3, 4)), rows(3, 4) + 1)
     told = [e.detail for e in kept.events if e.kind == "unstored"]
     assert len(told) == exact and all("was changed meanwhile" in why for why in told)

@@ -14,9 +14,7 @@ from typing import Any
 import jax
 
 from bucketjit._compile.argument_types import Expected
-from bucketjit._compile.build import Masked, masked_executable, with_type_of_counts
-from bucketjit._compile.build_exact import Exact
-from bucketjit._compile.executable import Executable, Origin, SignatureChanged
+from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.keys import (
     device_of,
@@ -26,6 +24,7 @@ from bucketjit._compile.files.keys import (
     type_text,
 )
 from bucketjit._compile.files.sharing import SharedPlace
+from bucketjit._compile.kernel import Kernel, Transform, with_type_of_counts
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
@@ -74,8 +73,8 @@ class Stored:
         store: Store,
         signed: SignedCall,
         sizes: Mapping[str, int],
-        made: Callable[[], Any],
-    ):
+        made: Callable[[], Kernel],
+    ) -> None:
         self._files = files
         self._store = store
         self._signed = signed
@@ -85,7 +84,7 @@ class Stored:
         self._hits = 0  # of JAX's own cache, before the compile
 
     @functools.cached_property
-    def _made(self) -> Any:
+    def _made(self) -> Kernel:
         """The function that the executable is compiled from."""
         return self._make()
 
@@ -274,17 +273,22 @@ class StoredMasked(Stored):
     """The place of a bucket's executable. The program is known, so nothing is traced."""
 
     exact = False
-    _made: Masked
 
     @property
     def _program(self) -> Program:
-        program = self._made.call.program
+        call = self._made.call
+        program = None if call is None else call.program
         assert isinstance(program, Program)
         return program
 
+    @property
+    def _transform(self) -> Transform:
+        assert self._made.transform is not None
+        return self._made.transform
+
     def _leaves(self) -> list[Any]:
         made = self._made
-        return jax.tree_util.tree_leaves((made.sizes, made.args, made.kwargs))
+        return jax.tree_util.tree_leaves((made.types, made.kwargs))
 
     def _details(self) -> Sequence[Any]:
         program, made = self._program, self._made
@@ -293,7 +297,7 @@ class StoredMasked(Stored):
             for d, weak in program.out_types
         ]
         return (
-            made.call.variables,
+            made.call.variables,  # type: ignore[union-attr]
             [t.dtype is None for t in self._signed.signature.types],
             sorted(program.lower.items()),
             [tuple(map(str, shape)) for shape in program.out_shapes],
@@ -303,7 +307,7 @@ class StoredMasked(Stored):
             made.pads,
             program.counts,
             [str(guard) for guard in program.presumed],
-            None if made.rows is None else (made.rows.count, sorted(made.rows.mapped)),
+            self._transform.details(),
         )
 
     def _digests(self) -> Mapping[str, str]:
@@ -324,13 +328,14 @@ class StoredMasked(Stored):
             made.function,
             self._failed,
         )
-        shapes = [tuple(aval.shape) for aval in outs]
-        return masked_executable(made, function, compiled, shapes, began, loaded=True)
+        return made.executable(function, compiled, outs, began, loaded=True)
 
     def _results(self) -> list[jax.ShapeDtypeStruct]:
         """The types of the results, without the counts."""
         program, made = self._program, self._made
-        front = () if made.rows is None else (made.rows.count,)
+        assert made.at is not None
+        count = self._transform.count
+        front = () if count is None else (count,)
         return [
             jax.ShapeDtypeStruct((*front, *made.at.padded_shape(shape)), d, weak_type=weak)
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
@@ -341,14 +346,13 @@ class StoredExact(Stored):
     """The place of the executable of an exact shape. The key needs a trace at that shape."""
 
     exact = True
-    _made: Exact
     _traced: Any = None  # the trace, once it is made
 
     def _leaves(self) -> list[Any]:
-        return jax.tree_util.tree_leaves((self._made.args, self._made.kwargs))
+        return jax.tree_util.tree_leaves((self._made.types, self._made.kwargs))
 
     def _details(self) -> Sequence[Any]:
-        return (self._made.donated,)
+        return (tuple(sorted(self._made.donated)),)
 
     def _trace(self) -> None:
         if self._traced is None:
@@ -373,15 +377,4 @@ class StoredExact(Stored):
             made.function,
             self._failed,
         )
-        seconds = time.perf_counter() - began
-        return Executable(
-            dict(self._sizes),
-            True,
-            function,
-            compiled,
-            seconds,
-            tree,
-            made.function,
-            loaded=True,
-            origin=Origin(self._signed, None, {}),
-        )
+        return made.executable(function, compiled, self._traced.out_info, began, loaded=True)

@@ -1,0 +1,278 @@
+"""The bodies of kernels: a traced program at padded sizes, and the function at its exact shape."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from bucketjit._arrays.padding import plain
+from bucketjit._compile.argument_types import padded_leaf_shapes
+from bucketjit._compile.files.executable_files import ExecutableFiles
+from bucketjit._compile.files.stored import StoredExact, StoredMasked
+from bucketjit._compile.kernel import Body, Kernel, Transform, exact_kernel, kernel
+from bucketjit._config import Check, Config
+from bucketjit._jax.arrays import with_type
+from bucketjit._jax.debug_info import as_user_code
+from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._masking.array_ops import select
+from bucketjit._masking.checks import poison_equations
+from bucketjit._masking.interpreter import Hook, interpret
+from bucketjit._masking.rule_context import RuleTable
+from bucketjit._raised import in_one_line, is_of_machine
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.program import Program
+from bucketjit._xla_defects.workarounds import Workarounds, exact_options, hooks, workarounds
+from bucketjit.errors import MaskingError
+
+Options = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # those of bucketjit -> all of them
+
+
+class Bodies(Protocol):
+    """Where the bodies of kernels come from: from a traced program, or from a file."""
+
+    def workarounds(self, program: Interface) -> Workarounds:
+        """What a program needs for XLA to compute it correctly. The result is the same object."""
+
+    def in_bucket(
+        self,
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        transform: Transform,
+        options: Options,
+    ) -> Callable[[], Kernel]:
+        """What makes the kernel of a bucket, with the options that hold then.
+
+        Args:
+            signed: The call, without its arrays.
+            call: The same call, resolved.
+            bucket: Padded size of each variable.
+            transform: What the kernel takes.
+            options: Returns the options of XLA.
+
+        Raises:
+            StrategyContractError: A padded argument would be larger than any array can be.
+        """
+
+    def exact(
+        self, signed: SignedCall, sizes: Mapping[str, int], options: Options
+    ) -> Callable[[], Kernel]:
+        """What makes the kernel of an exact shape, with the options that hold then."""
+
+    def place(
+        self,
+        files: ExecutableFiles,
+        signed: SignedCall,
+        bucket: Mapping[str, int],
+        transform: Transform | None,
+        made: Callable[[], Kernel],
+    ) -> Any:
+        """The place of an executable among files; None if there is none."""
+
+
+class TracedBodies:
+    """The bodies of a function that is traced.
+
+    Args:
+        config: The configuration.
+        rules: Returns the rule table; called when a kernel is traced.
+    """
+
+    def __init__(self, config: Config, rules: Callable[[], RuleTable]) -> None:
+        self._check, self._rules = config.check, rules
+        self._workarounds: weakref.WeakKeyDictionary[Interface, Workarounds]
+        self._workarounds = weakref.WeakKeyDictionary()
+
+    def workarounds(self, program: Interface) -> Workarounds:
+        """See `Bodies.workarounds`."""
+        known = self._workarounds.get(program)
+        if known is None:
+            assert isinstance(program, Program)
+            known = self._workarounds[program] = workarounds(program.jaxpr, program.consts)
+        return known
+
+    def in_bucket(
+        self,
+        signed: SignedCall,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        transform: Transform,
+        options: Options,
+    ) -> Callable[[], Kernel]:
+        """See `Bodies.in_bucket`."""
+        program, check, rules = call.program, self._check, self._rules
+        assert isinstance(program, Program)
+        pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
+        needed = self.workarounds(program)
+
+        def body(_: Sequence[Any]) -> Body:
+            consts, names = transform.of_host(program.consts), call.variables
+            after, uneven = needed.after(), transform.uneven
+            return masked(program, consts, bucket, names, rules(), after, uneven)
+
+        def made() -> Kernel:
+            of_xla = options(needed.options())
+            return kernel(transform, body, signed, call, bucket, pads, check, of_xla)
+
+        return made
+
+    def exact(
+        self, signed: SignedCall, sizes: Mapping[str, int], options: Options
+    ) -> Callable[[], Kernel]:
+        """See `Bodies.exact`."""
+        is_checked = self._check is not Check.OFF
+        # Masked results are compared with these, so these must be right then.
+        return lambda: exact_body(signed, sizes, is_checked, options(exact_options(is_checked)))
+
+    def place(
+        self,
+        files: ExecutableFiles,
+        signed: SignedCall,
+        bucket: Mapping[str, int],
+        transform: Transform | None,
+        made: Callable[[], Kernel],
+    ) -> Any:
+        """See `Bodies.place`."""
+        if self._check is not Check.OFF:
+            return None
+        kind = StoredExact if transform is None else transform.stored or StoredMasked
+        return files.place(kind, signed, bucket, made)
+
+
+def masked(
+    program: Program,
+    consts: Sequence[Any],
+    bucket: Mapping[str, int],
+    variables: Sequence[str],
+    rules: RuleTable,
+    after: Callable[[], Hook] | None,
+    uneven: tuple[str, ...] = (),
+) -> Body:
+    """A program at padded sizes, with zeros in the padding of its results.
+
+    Args:
+        program: The program.
+        consts: The values of its constants.
+        bucket: Padded size of each variable, unfitted sizes included.
+        variables: The variables, in the order of the logical sizes.
+        rules: The rule table.
+        after: Makes the hook of `interpret` that the program needs, or None.
+        uneven: See `Transform.uneven`.
+
+    Returns:
+        The body. It raises a `MaskingError` if the program cannot be masked.
+    """
+    padded = program.padded_sizes(bucket)
+
+    def body(
+        vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
+    ) -> list[Any]:
+        values = {v: vector[i] for i, v in enumerate(variables)}
+        at = BucketSizes(padded, program.lower, values, constants, uneven)
+        is_poisoned = poison is not None
+        hook = hooks(poison_equations(poison) if is_poisoned else None, after)
+        # The padding of arguments holds zeros, or the poison.
+        padding = None if is_poisoned else 0
+        try:
+            outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding)
+            count = len(program.out_shapes)
+            typed = zip(outs[:count], program.out_shapes, program.out_types, strict=True)
+            return [*(_finished(x, shape, kind, at) for x, shape, kind in typed), *outs[count:]]
+        except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
+            raise
+        except Exception as error:
+            if is_of_machine(error):
+                raise
+            if trouble := trouble_of_versions(error):
+                raise MaskingError(trouble, REMEDY_OF_VERSIONS) from error
+            raise MaskingError(
+                f"the masked program does not build: {in_one_line(error)}",
+                "this is a defect of a masking rule; leave the axis static until it is mended",
+                is_defect=True,
+            ) from error
+
+    return body
+
+
+def _finished(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
+    """An output with its padding set to 0, and with the weak type that was traced.
+
+    Garbage in the padding must not leave the executable: `Padded` results show it.
+    """
+    dtype, weak = kind
+    mask = sizes.in_bounds(shape)
+    if mask is not None:
+        out = select(mask, out, 0)
+    return with_type(out, dtype, weak)
+
+
+def exact_body(
+    signed: SignedCall,
+    sizes: Mapping[str, int] = {},
+    is_checked: bool = True,
+    options: Mapping[str, Any] = {},
+) -> Kernel:
+    """The kernel of the user's function itself. Checked calls run twice, so they donate nothing."""
+    fn = signed.signature.fn
+    # Size arguments, by position among the leaves. An exact shape fixes their values, so the
+    # function gets these instead of tracers.
+    static = {
+        i: shape[0]
+        for i, (shape, t) in enumerate(zip(signed.shapes, signed.signature.types, strict=True))
+        if t.dtype is None
+    }
+
+    def run(_: Sequence[Any], leaves: list[Any], tree: Any) -> Any:
+        args, kwargs = tree.unflatten(static.get(i, x) for i, x in enumerate(leaves))
+        return fn(*args, **kwargs)
+
+    donated = () if is_checked else tuple(signed.donate)
+    return exact_kernel(
+        signed,
+        run,
+        sizes,
+        donated,
+        options,
+        describe=lambda function, args, kwargs: as_user_code(function, fn, args, kwargs),
+    )
+
+
+def result_types(signed: SignedCall) -> Any:
+    """The types of the function's results. The function is traced, and not compiled.
+
+    Raises whatever the function raises for these arguments.
+    """
+    made = exact_body(signed)
+    return made.function.eval_shape(*made.args, **made.kwargs)
+
+
+def one_by_one(signed: SignedCall) -> Any:
+    """The function's results, each operation compiled and run by itself.
+
+    XLA may compute a value again, with another rounding, for each operation that reads it, so that
+    a comparison can contradict the value that is used; see
+    `bucketjit._xla_defects.recomputed_values`. Operations that run one by one cannot be affected.
+    Raises whatever the function raises for these arguments, or raises only where ``jit`` is
+    disabled.
+    """
+    with jax.disable_jit():
+        return eagerly(signed)
+
+
+def eagerly(signed: SignedCall) -> Any:
+    """The function's results, for a function that computes sizes, which ``jit`` cannot trace.
+
+    Raises whatever the function raises for these arguments.
+    """
+    args, kwargs = signed.tree.unflatten(
+        shape[0] if t.dtype is None else jnp.asarray(plain(x))
+        for x, shape, t in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True)
+    )
+    return jax.tree_util.tree_map(jnp.asarray, signed.signature.fn(*args, **kwargs))

@@ -1,0 +1,475 @@
+"""A kernel: the function that is compiled, for one bucket or for one exact shape.
+
+    kernel = transform(body)
+
+A *body* computes results at padded sizes: a masked program (`bucketjit._compile.bodies`), or a
+module of a file. A *transform* says what a kernel takes: one call (`Transform`), rows of examples
+(`bucketjit._compile.rows`), or the rows of all shards (`bucketjit._processes.build_shards`). At an
+exact shape the kernel is the function itself.
+
+Each kernel has its own ``jit`` object: JAX frees the executables of a shared one only when the
+object itself is freed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from bucketjit._compile.argument_types import Expected, abstract, to_donate
+from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads, sizes_argument
+from bucketjit._config import Check
+from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.compiler import compile_here, is_defect_of_xla
+from bucketjit._jax.debug_info import traced_anew
+from bucketjit._jax.jaxprs import shaped
+from bucketjit._raised import in_one_line
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.bucket_sizes import BucketSizes
+from bucketjit._sizes.expressions import is_symbolic, shape_function
+from bucketjit._tracing.interface import Interface
+from bucketjit.errors import MaskingError
+
+
+class Body(Protocol):
+    """Computes the results of a program at padded sizes, flat, with its counts after them."""
+
+    def __call__(
+        self, vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
+    ) -> list[Any]:
+        """Compute the results.
+
+        Args:
+            vector: The logical sizes.
+            constants: The padded constants that depend on them.
+            arrays: The padded arguments.
+            poison: In a call checked by poison, the index of the poison.
+        """
+
+
+class Kernel(NamedTuple):
+    """A jitted function and the types to lower it for; not compiled yet.
+
+    Attributes:
+        function: The jitted function. It takes the sizes, unless it is exact, then the arguments.
+        args, kwargs: The argument types to lower it for.
+        expected: Raises for arguments of other types.
+        options: Options of XLA.
+        donated: Positions of the donated arguments.
+        bucket: The sizes that it is compiled for: those of its bucket, or of the exact shape.
+        origin: The call that needs it, as `Executable` keeps it.
+        call: The same call, resolved; None if the kernel is exact.
+        sizes: The type of the sizes; None if the kernel is exact.
+        at: The padded sizes; None if the kernel is exact.
+        pads, size_constant_shapes, donated_leaves: See `Executable`.
+        transform: What the kernel takes.
+        lowered: What it was lowered to; None if it is still to be lowered.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    expected: Expected
+    options: Mapping[str, Any]
+    donated: frozenset[int]
+    bucket: Mapping[str, int]
+    origin: Origin
+    call: ResolvedCall | None = None
+    sizes: Any = None
+    at: BucketSizes | None = None
+    pads: Pads = ()
+    size_constant_shapes: tuple[tuple[int, ...], ...] = ()
+    donated_leaves: frozenset[int] = frozenset()
+    transform: Transform | None = None
+    lowered: Any = None
+
+    @property
+    def types(self) -> tuple[Any, ...]:
+        """All positional arguments to lower the function for, the sizes first."""
+        return self.args if self.call is None else (self.sizes, *self.args)
+
+    def as_lowered(self) -> Kernel:
+        """The same kernel, lowered.
+
+        Raises:
+            MaskingError: The program cannot be masked, or JAX fails to lower it.
+            Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
+        """
+        if self.lowered is not None:
+            return self
+        with ExitStack() as contexts:
+            contexts.enter_context(forgetful_jax())  # a trace that fails must not be kept
+            if self.call is not None:
+                contexts.enter_context(_refusing_defects())
+            else:
+                contexts.enter_context(selecting_jax())
+                contexts.enter_context(traced_anew())
+            return self._replace(lowered=self.function.lower(*self.types, **self.kwargs))
+
+    def build(self) -> Executable:
+        """Compile the kernel, and lower it first if that is still to be done.
+
+        Raises:
+            MaskingError: The program cannot be masked, or XLA fails to compile it.
+            Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
+        """
+        began = time.perf_counter()
+        lowered = self.as_lowered().lowered
+        if self.call is None:
+            compiled = compile_here(lowered)
+        else:
+            with _refusing_defects():
+                compiled = compile_here(lowered)
+        return self.executable(self.function, compiled, lowered.out_info, began)
+
+    def executable(
+        self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False
+    ) -> Executable:
+        """The kernel as an entry of the cache, compiled or loaded.
+
+        Args:
+            function: The callable: the jitted function, or a loaded one.
+            compiled: The XLA executable behind it.
+            results: The types of what it returns.
+            began: When building it began, in seconds (``time.perf_counter``).
+            loaded: Whether it was read from a file.
+        """
+        call = self.call
+        program = None if call is None else call.program
+        leaves, tree = jax.tree_util.tree_flatten(results)
+        outs: tuple[OpenOut, ...] = ()
+        if call is not None and program is not None:
+            tree, variables = program.out_tree, (*call.variables, *program.counts)
+            outs = tuple(
+                OpenOut(i, shape_function(shape, variables), tuple(leaves[i].shape), weak)
+                for i, (shape, (_, weak)) in enumerate(
+                    zip(program.out_shapes, program.out_types, strict=True)
+                )
+                if any(map(is_symbolic, shape))
+            )
+        rows = None if self.transform is None else self.transform.count
+        entry = Executable(
+            sizes=dict(self.bucket),
+            exact=call is None,
+            function=function,
+            compiled=compiled,
+            compile_seconds=time.perf_counter() - began,
+            out_tree=tree,
+            compiles=self.function,
+            pads=self.pads,
+            outs=outs,
+            size_constant_shapes=self.size_constant_shapes,
+            donated_leaves=self.donated_leaves,
+            constant_bytes=0 if program is None else program.constant_bytes,
+            loaded=loaded,
+            origin=self.origin,
+            counted=program if program is not None and program.counts else None,
+            rows=rows,
+        )
+        if not loaded:
+            entry.expect(jax.tree_util.tree_leaves((self.args, self.kwargs)))
+        return entry
+
+
+@contextmanager
+def _refusing_defects() -> Iterator[None]:
+    """A context that raises defects of XLA and JAX as refusals of one bucket."""
+    try:
+        yield
+    except Exception as error:
+        if not is_defect_of_xla(error):
+            raise
+        raise MaskingError(
+            f"the masked program does not compile: {in_one_line(error)}",
+            "leave the axis static, or write that part in another way",
+            in_bucket=True,
+        ) from error
+
+
+class Transform:
+    """What a kernel takes: here the arguments of one call.
+
+    Attributes:
+        count: How many examples the kernel takes; None if it takes one call.
+        uneven: The mesh axis along which shards have sizes of their own, if there is one.
+        stored: Makes the place of an executable among files; None for the usual one.
+    """
+
+    count: int | None = None
+    uneven: tuple[str, ...] = ()
+    stored: Callable[..., Any] | None = None
+
+    def refuse(self, what: str) -> None:
+        """Raise a `SpecError` if what was asked for has no form of this kind."""
+
+    def details(self) -> Any:
+        """What tells executables of this kind in files from others; None for a single call."""
+
+    def options(self, is_kept: bool) -> Mapping[str, Any]:
+        """Options of XLA for kernels of this kind; ``is_kept`` says that they go into files."""
+        return {}
+
+    def bucket(self, bucket: Mapping[str, int]) -> Mapping[str, int]:
+        """The sizes that messages and statistics name the kernel by."""
+        return bucket
+
+    def pads(self, signed: SignedCall, pads: Pads) -> Pads:
+        """Position and shape of each leaf that is padded, from those of one call."""
+        return pads
+
+    def given(self, signed: SignedCall) -> Sequence[int]:
+        """The leaves of a call that the kernel takes."""
+        return range(len(signed.leaves))
+
+    def types(
+        self, signed: SignedCall, pads: Mapping[int, tuple[int, ...]]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The types of the arguments: positional and by keyword."""
+        found: tuple[tuple[Any, ...], dict[str, Any]]
+        found = signed.tree.unflatten(abstract(signed, pads))
+        return found
+
+    def sizes(
+        self, call: ResolvedCall, constants: Sequence[tuple[int, ...]], poison: int | None
+    ) -> Any:
+        """The first argument, or its type; ``constants`` are the padded shapes of these."""
+        return sizes_argument(call, constants, poison)
+
+    def donated(
+        self,
+        signed: SignedCall,
+        pads: Mapping[int, tuple[int, ...]],
+        program: Interface,
+        at: BucketSizes,
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """The arguments that are donated, and their leaves whose padded copies are.
+
+        `to_donate` chooses them by what the results of the bucket can reuse.
+        """
+        if not signed.donate:
+            return frozenset(), frozenset()
+        made = Counter(
+            (at.padded_shape(shape), dtype)
+            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
+        )
+        return to_donate(signed, pads, made)
+
+    def of_host(self, consts: Sequence[Any]) -> Sequence[Any]:
+        """The constants of a program, where the kernel may use them."""
+        return consts
+
+    def run(
+        self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]
+    ) -> Callable[..., Any]:
+        """The transformed body, as a function of the first argument and the arrays.
+
+        Args:
+            body: Computes the results of one call.
+            program: Its program.
+            leaves: Position among the leaves of the call of each array.
+            opened: The leaves that are padded.
+        """
+
+        def one(sizes: Any, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
+            vector, constants = sizes if isinstance(sizes, tuple) else (sizes, ())
+            # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
+            return body(vector, constants, arrays, vector[-1] if is_poisoned else None)
+
+        return one
+
+
+ONE = Transform()
+
+
+def kernel(
+    transform: Transform,
+    body: Callable[[Sequence[Any]], Body],
+    signed: SignedCall,
+    call: ResolvedCall,
+    bucket: Mapping[str, int],
+    pads: Pads,
+    check: Check,
+    options: Mapping[str, Any],
+    constants: list[Any] | None = None,
+) -> Kernel:
+    """The kernel of a bucket. Nothing is traced.
+
+    Args:
+        transform: What the kernel takes.
+        body: Makes what computes the results of one call, from ``constants``.
+        signed: The call that needs it, or one example, without its arrays.
+        call: The same call, resolved: its sizes and its program.
+        bucket: Padded size of each variable, those of unfitted sizes included.
+        pads: Position and padded shape of each leaf with open axes.
+        check: The kind of check. With `Check.POISON` the kernel also takes the index of the poison.
+            Checked calls run twice, so they donate nothing.
+        options: Options of XLA.
+        constants: Arrays that several kernels share and that no kernel holds; None if there are
+            none.
+    """
+    program, kinds = call.program, signed.signature.types
+    assert program is not None
+    is_poisoned = check is Check.POISON
+    pads = transform.pads(signed, pads)
+    opened, given = dict(pads), transform.given(signed)
+    expected = Expected({k for k, i in enumerate(given) if i in opened})
+    are_arrays = [kinds[i].dtype is not None for i in given]
+    leaves_of = [i for i, is_array in zip(given, are_arrays, strict=True) if is_array]
+
+    def run(shared: Sequence[Any], sizes: Any, args: tuple[Any, ...], named: Any) -> Any:
+        leaves = expected.check(args, named)
+        arrays = [x for x, is_array in zip(leaves, are_arrays, strict=True) if is_array]
+        transformed = transform.run(body(shared), program, leaves_of, opened)
+        return with_counts(program, transformed(sizes, arrays, is_poisoned))
+
+    at = BucketSizes(program.padded_sizes(bucket), program.lower, {})
+    shapes = tuple(map(at.padded_shape, program.size_constant_shapes))
+    donated, donated_leaves = frozenset[int](), frozenset[int]()
+    # A run whose computed sizes are not as presumed is repeated, so it must not lose an argument.
+    if check is Check.OFF and not program.presumed:
+        donated, donated_leaves = transform.donated(signed, opened, program, at)
+    args, kwargs = transform.types(signed, opened)
+    name = getattr(signed.signature.fn, "__name__", "masked").replace(" ", "_")
+    return Kernel(
+        function=jitted(
+            lambda shared, args, named: run(shared, args[0], args[1:], named),
+            *(name, [1 + i for i in donated], options, constants),
+        ),
+        args=args,
+        kwargs=kwargs,
+        expected=expected,
+        options=options,
+        donated=donated,
+        bucket=transform.bucket(bucket),
+        origin=Origin(signed, call.tokens, call.sizes),
+        call=call,
+        sizes=transform.sizes(call, shapes, 0 if is_poisoned else None),
+        at=at,
+        pads=pads,
+        size_constant_shapes=shapes,
+        donated_leaves=donated_leaves,
+        transform=transform,
+    )
+
+
+def exact_kernel(
+    signed: SignedCall,
+    run: Callable[[Sequence[Any], list[Any], Any], Any],
+    sizes: Mapping[str, int],
+    donated: Sequence[int],
+    options: Mapping[str, Any],
+    constants: list[Any] | None = None,
+    describe: Callable[..., None] = lambda function, args, kwargs: None,
+) -> Kernel:
+    """The kernel of an exact shape. Nothing is traced.
+
+    Args:
+        signed: The call that needs it, without its arrays.
+        run: Computes the results from ``constants``, the leaves of the arguments, and their tree.
+        sizes: The sizes of the call, for the statistics.
+        donated: Positions of the donated arguments.
+        options: Options of XLA.
+        constants: See `kernel`.
+        describe: Called with the function and its argument types, before it is jitted.
+    """
+    expected = Expected(set())
+    args, kwargs = signed.tree.unflatten(abstract(signed, {}))
+
+    def exact(shared: Sequence[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        leaves = expected.check(args, named)
+        return run(shared, leaves, jax.tree_util.tree_structure((args, named)))
+
+    name = getattr(signed.signature.fn, "__name__", "exact")
+    return Kernel(
+        function=jitted(
+            exact,
+            *(name, donated, options, constants),
+            lambda function: describe(function, args, kwargs),
+        ),
+        args=args,
+        kwargs=kwargs,
+        expected=expected,
+        options=options,
+        donated=frozenset(donated),
+        bucket=dict(sizes),
+        origin=Origin(signed, None, {}),
+    )
+
+
+def jitted(
+    run: Callable[[Sequence[Any], tuple[Any, ...], dict[str, Any]], Any],
+    name: str,
+    donated: Sequence[int],
+    options: Mapping[str, Any],
+    constants: list[Any] | None,
+    describe: Callable[..., None] = lambda function: None,
+) -> Any:
+    """A function under ``jit``, with shared constants as a further first argument if it has any."""
+    kept = dict(options)
+    if constants is not None:
+
+        def with_constants(shared: Any, /, *args: Any, **named: Any) -> Any:
+            return run(shared, args, named)
+
+        with_constants.__name__ = name
+        donate = tuple(1 + i for i in sorted(donated))
+        of_all = jax.jit(with_constants, donate_argnums=donate, compiler_options=kept)
+        return WithConstants(of_all, constants)
+
+    def alone(*args: Any, **named: Any) -> Any:
+        return run((), args, named)
+
+    alone.__name__ = name
+    describe(alone)
+    return jax.jit(alone, donate_argnums=tuple(sorted(donated)), compiler_options=kept)
+
+
+class WithConstants:
+    """A jitted function whose first argument is given: the constants, which all buckets share.
+
+    Args:
+        function: The function.
+        constants: Its first argument.
+    """
+
+    def __init__(self, function: Any, constants: list[Any]) -> None:
+        self.function = function
+        self.constants = constants
+        self.__name__ = getattr(function, "__name__", "saved")
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        return self.function(self.constants, *args, **kwargs)
+
+    def lower(self, *args: object, **kwargs: object) -> Any:
+        """Lower the function for some argument types, as ``jax.jit`` does."""
+        return self.function.lower(self.constants, *args, **kwargs)
+
+    def _cache_size(self) -> int:
+        """How many argument signatures it knows; see `bucketjit._jax.compiler`."""
+        return self.function._cache_size()
+
+
+def with_counts(program: Interface, outs: Sequence[Any]) -> Any:
+    """What an executable returns: the tree of the results, with the counts if there are any."""
+    results = program.out_tree.num_leaves
+    tree = program.out_tree.unflatten(outs[:results])
+    if not program.counts:
+        return tree
+    return tree, jnp.stack([jnp.asarray(n, jnp.int32) for n in outs[results:]])
+
+
+def with_type_of_counts(program: Interface, outs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """The types of what `with_counts` returns, flat, and their tree."""
+    tree = program.out_tree
+    if not program.counts:
+        return list(outs), tree
+    counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
+    whole = jax.tree_util.tree_structure((tree.unflatten(range(tree.num_leaves)), 0))
+    return [*outs, counts], whole
