@@ -7,17 +7,22 @@
 3.0
 """
 
-from bucketjit import errors, integrations, metrics, rules, stages, strategies, types
-from bucketjit._api.decorator import jit
-from bucketjit._api.executor import BucketedExec
-from bucketjit._api.loaded import load
-from bucketjit._api.refining import refine
-from bucketjit._api.sized import sized
-from bucketjit._arrays.padded import Padded
-from bucketjit._config import Check, CompileBudget, Fallback, Overflow
-from bucketjit._precompile.manifest import Manifest
-from bucketjit._ragged.stacked import Ragged
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from bucketjit._version import __version__
+
+if TYPE_CHECKING:
+    from bucketjit import errors, integrations, metrics, rules, stages, strategies, types
+    from bucketjit._api.decorator import jit
+    from bucketjit._api.executor import BucketedExec
+    from bucketjit._api.loaded import load
+    from bucketjit._api.refining import refine
+    from bucketjit._api.sized import sized
+    from bucketjit._arrays.padded import Padded
+    from bucketjit._config import Check, CompileBudget, Fallback, Overflow
+    from bucketjit._precompile.manifest import Manifest
+    from bucketjit._ragged.stacked import Ragged
 
 __all__ = [
     "BucketedExec",
@@ -41,3 +46,33 @@ __all__ = [
     "strategies",
     "types",
 ]
+
+# Where each public name is, imported when it is first used, as NumPy and SciPy do. What is in none
+# of these is a module of the package.
+_PLACES = {
+    "BucketedExec": "_api.executor",
+    "Check": "_config",
+    "CompileBudget": "_config",
+    "Fallback": "_config",
+    "Manifest": "_precompile.manifest",
+    "Overflow": "_config",
+    "Padded": "_arrays.padded",
+    "Ragged": "_ragged.stacked",
+    "jit": "_api.decorator",
+    "load": "_api.loaded",
+    "refine": "_api.refining",
+    "sized": "_api.sized",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_PLACES.get(name, name)}")
+    found = getattr(module, name) if name in _PLACES else module
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
