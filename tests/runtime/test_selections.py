@@ -1,0 +1,101 @@
+"""Functions that select, where JAX or the trace meets them in an unusual place."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit.errors import FallbackWarning
+
+SIZES = (5, 8, 3, 1)
+
+
+def numbers(size: int) -> np.ndarray:
+    return np.round(np.random.default_rng(size).standard_normal(size) * 2).astype(np.float32)
+
+
+def equal(got: Any, want: Any) -> None:
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    for a, b in zip(got, want, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["rows"], meta_fields=["data"])
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    rows: Any
+    data: Any
+
+
+class Plain:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+# What a function returns beside the rows that it selects, and whether it is masked.
+DATA: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+    "function": (lambda x, y: lambda z: z + 1, True),
+    "function_under_jit": (lambda x, y: jax.jit(lambda z: z + 1), True),
+    "object": (lambda x, y: Plain([3, {"a": jnp.sum}]), True),
+    "object_with_slots": (lambda x, y: Slotted(3), True),
+    "iterator": (lambda x, y: iter([1, 2]), True),
+    "device": (lambda x, y: jax.devices()[0], True),
+    "size": (lambda x, y: Plain(x.shape[0]), False),
+    "size_in_slots": (lambda x, y: Slotted([x.shape[0] * 2]), False),
+    "computed_size": (lambda x, y: Plain(y.shape[0]), False),
+    "shape_under_jit": (lambda x, y: jax.jit(lambda z, shape=y.shape: jnp.ones(shape)), False),
+    "array": (lambda x, y: Plain(x), False),
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_static_data_that_a_function_makes_beside_a_selection(name: str) -> None:
+    data, is_masked = DATA[name]
+
+    def fn(x: Any) -> Any:
+        y = x[x > 0]
+        return Chosen(y, data(x, y))
+
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    told = executor.explain(numbers(5))
+    assert (told.kind == "masked") == is_masked
+    assert is_masked or "not an array" in told.reason
+    for size in SIZES:
+        x = jnp.asarray(numbers(size))
+        if is_masked:
+            equal(executor(x), fn(x))
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FallbackWarning)
+                got = executor(x)
+            equal(got, fn(x))
+            held = getattr(got.data, "held", None)
+            assert not isinstance(held, jax.core.Tracer) and "size_1" not in repr(held)
+    assert executor.stats().fallback_calls == (0 if is_masked else len(SIZES))
+
+
+def test_an_error_of_the_function_beside_a_selection_is_its_own() -> None:
+    def fails(x: Any) -> Any:
+        raise RuntimeError(f"its own {x[x > 0].ndim}")
+
+    executor = BucketedExec(fails, dynamic_axes="n").with_pow2()
+    for ask in (executor, executor.explain):
+        with pytest.raises(RuntimeError, match="its own 1"):
+            ask(numbers(4))
