@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import warnings
 from collections.abc import Callable
@@ -57,6 +58,7 @@ DATA: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "object_with_slots": (lambda x, y: Slotted(3), True),
     "iterator": (lambda x, y: iter([1, 2]), True),
     "device": (lambda x, y: jax.devices()[0], True),
+    "date": (lambda x, y: datetime.date(2000, 1, 1), True),
     "size": (lambda x, y: Plain(x.shape[0]), False),
     "size_in_slots": (lambda x, y: Slotted([x.shape[0] * 2]), False),
     "computed_size": (lambda x, y: Plain(y.shape[0]), False),
