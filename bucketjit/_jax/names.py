@@ -79,14 +79,14 @@ _OPERATORS = (
 USES = (
     Use("array", "ArrayImpl"),
     Use("config", "config_ext.Config config_ext.unset config_states trace_context"),
-    Use("config", "default_device disable_jit"),
+    Use("config", "check_tracer_leaks default_device disable_jit"),
     Use("config", "persistent_cache_min_compile_time_secs", Without.ELSEWHERE),
     Use("config|mesh", "abstract_mesh_context_manager"),
     Use("core", "JaxprEqnContext current_jaxpr_eqn_context definitely_equal dimension_as_value"),
     Use("core", "eval_trace extend_axis_env_nd top_axis_env trace_ctx trace_state_strong_ref"),
     Use(
         "core",
-        "_canonicalize_dimension concrete_dim_or_error concrete_or_error",
+        "Trace.invalidate _canonicalize_dimension concrete_dim_or_error concrete_or_error",
         Without.SELECTIONS,
     ),
     Use("core", "NamedAxisEffect", Without.FILES),

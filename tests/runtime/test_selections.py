@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -101,3 +102,32 @@ def test_an_error_of_the_function_beside_a_selection_is_its_own() -> None:
     for ask in (executor, executor.explain):
         with pytest.raises(RuntimeError, match="its own 1"):
             ask(numbers(4))
+
+
+LEAKLESS: dict[str, Callable[[Any], Any]] = {
+    "selection": lambda x: x[x > 0] * 2,
+    "under_jit": lambda x: jax.jit(lambda y: y[y > 0] * 2)(x),
+    "loop": lambda x: jax.lax.map(lambda a: x[x > a].sum(), x),
+    "vmap": lambda x: jax.vmap(lambda a: (x[x > 0] * a).sum())(x),
+    "gradient": lambda x: jax.grad(lambda x: (x[x > 0] ** 2).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", LEAKLESS)
+def test_no_value_outlives_its_trace(name: str) -> None:
+    fn, x = LEAKLESS[name], numbers(7)
+    want = BucketedExec(fn, dynamic_axes="n").with_pow2()(x)
+    collections = 0
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        nonlocal collections
+        collections += phase == "start" and info["generation"] == 2
+
+    executor = BucketedExec(fn, dynamic_axes="n", fallback="error").with_pow2()
+    gc.callbacks.append(count)
+    try:
+        with jax.checking_leaks():
+            equal(executor(x), want)
+    finally:
+        gc.callbacks.remove(count)
+    assert collections < 6  # JAX runs one for each trace that is still alive where it ends

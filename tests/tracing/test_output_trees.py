@@ -31,10 +31,10 @@ class Sized:
     size: Any = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_pytree_node_class
 NO_SIZE = datetime.date(2000, 1, 1)  # nobody can look into it
 
 
+@jax.tree_util.register_pytree_node_class
 class Opaque:
     """Its data is an object that can be compared."""
 
@@ -252,7 +252,17 @@ def test_holds_a_size() -> None:
     loop: list[Any] = [1]
     loop.append(loop)
     many = [{i: {i: i}} for i in range(99)] + [{1: {n: 2}}]
-    for plain in (None, 1, "a", (1, [2.0, {"k": np.float32}]), {3}, len, loop, object()):
+    for plain in (
+        None,
+        1,
+        "a",
+        (1, [2.0, {"k": np.float32}]),
+        {3},
+        len,
+        loop,
+        object(),
+        np.zeros(2),
+    ):
         assert holds_a_size(plain) is False
     for sized in (
         n,

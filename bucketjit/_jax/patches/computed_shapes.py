@@ -84,6 +84,8 @@ def _dimensions(selecting: Selecting) -> list[Patch]:
     def opened(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def dimension(size: Any, *more: Any, **named: Any) -> Any:
+            if is_symbolic_dim(size):  # JAX raises and catches an error, which holds its own frame
+                return size
             open_ = selecting()
             if open_ is None or not is_traced_size(size):
                 return original(size, *more, **named)
