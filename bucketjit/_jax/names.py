@@ -162,7 +162,9 @@ USES = (
     Use("numpy.hijax", "searchsorted", Without.SEARCHES),
     Use(
         "numpy.indexing",
-        "IndexType IndexingStrategy NDIndexer.expand_bool_indices NDIndexer.from_raw_indices"
+        "IndexType IndexingStrategy NDIndexer.expand_bool_indices"
+        " NDIndexer.expand_scalar_bool_indices"
+        " NDIndexer.from_raw_indices"
         " ParsedIndex rewriting_take",
     ),
     Use("numpy.setops", "core", Without.SELECTIONS),

@@ -351,6 +351,15 @@ class TracedPrograms:
             return trace(self.fn, self.in_tree, leaves, NO_SIZES, (), presumed).out_tree
         return None
 
+    def computing(self, tokens: Tokens, shapes: Shapes) -> Program | None:
+        """The program of a function that computes sizes; None if it does not, or is refused."""
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        with contextlib.suppress(TraceRefused):
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+            return program if program.computes_sizes else None
+        return None
+
     def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
         known = self.at(tokens, shapes).tracer()
         return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))

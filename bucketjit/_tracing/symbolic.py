@@ -487,6 +487,7 @@ def _program(
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
         may_hold_sizes=in_data is None,
+        computes_sizes=isinstance(attempt.sizing, Sizing),
         **more,
     )
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit.errors import FallbackWarning
+from bucketjit.errors import FallbackWarning, SelectionError
 
 SIZES = (5, 8, 3, 1)
 
@@ -131,3 +131,76 @@ def test_no_value_outlives_its_trace(name: str) -> None:
     finally:
         gc.callbacks.remove(count)
     assert collections < 6  # JAX runs one for each trace that is still alive where it ends
+
+
+UNUSUAL: dict[str, Callable[[Any], Any]] = {
+    "flag": lambda x: x[x.sum() > 0],
+    "flag_of_a_selection": lambda x: x[x > 0][x.sum() > 0],
+    "flag_on_a_later_axis": lambda x: x[:, None][:, x.sum() > 0],
+    "set_by_a_flag": lambda x: x.at[x.sum() > 0].set(7),
+    "gradient_of_a_flag": jax.grad(lambda x: (x[x.sum() > 0] ** 2).sum()),
+    "trim": lambda x: jnp.trim_zeros(x),
+    "trim_one_side": lambda x: (jnp.trim_zeros(x, "f"), jnp.trim_zeros(x, "b")),
+    "trim_a_selection": lambda x: jnp.trim_zeros(x[x > 1]),
+    "trim_zeros_alone": lambda x: jnp.trim_zeros(x * 0),
+    "trim_itself": jnp.trim_zeros,
+    "unique_gradient": jax.grad(lambda x: (jnp.unique(x) ** 2).sum()),
+    "union_gradient": jax.grad(lambda x: (jnp.union1d(x, jnp.ones(2)) ** 2).sum()),
+    "setdiff_tangent": lambda x: jax.jvp(lambda x: jnp.setdiff1d(x, x[:1]).sum(), (x,), (x,)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_results_are_those_of_eager_jax_at_every_size(name: str) -> None:
+    fn = UNUSUAL[name]
+    executor = BucketedExec(fn, dynamic_axes="n", fallback="error").with_pow2()
+    for size in (*SIZES, 0):
+        for x in (numbers(size), -numbers(size)):
+            equal(executor(x), fn(jnp.asarray(x)))
+    assert executor.stats().fallback_calls == 0
+    checked = BucketedExec(fn, dynamic_axes="n", check="exact").with_pow2()
+    equal(checked(numbers(8)), fn(jnp.asarray(numbers(8))))
+
+
+# Eager JAX refuses these; the references are Python loops.
+INSIDE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "jit": (lambda x: jax.jit(lambda y: y[y > 0])(x), lambda x: x[x > 0]),
+    "map": (
+        lambda x: jax.lax.map(lambda a: x[x > a].sum(), x),
+        lambda x: jnp.stack([*(x[x > a].sum() for a in x), 0.0])[:-1],
+    ),
+    "fori_loop": (
+        lambda x: jax.lax.fori_loop(0, 2, lambda i, c: c + x[x > c].sum(), jnp.float32(0)),
+        lambda x: x[x > 0].sum() + x[x > x[x > 0].sum()].sum(),
+    ),
+    "other_array": (
+        lambda x: jax.jit(lambda y: y[y > x.sum()])(jnp.arange(-3.0, 3.0)),
+        lambda x: jnp.arange(-3.0, 3.0)[jnp.arange(-3.0, 3.0) > x.sum()],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+@pytest.mark.parametrize("first", [0, 5])
+@pytest.mark.parametrize("axes", ["n", None])
+def test_inside_of_jit_and_loops_at_size_0(name: str, first: int, axes: str | None) -> None:
+    fn, reference = INSIDE[name]
+    executor = BucketedExec(fn, dynamic_axes=axes, fallback="error").with_pow2()
+    assert executor.explain(numbers(0)).kind == "masked"
+    for size in (first, 0, 8, 0):
+        equal(executor(numbers(size)), reference(jnp.asarray(numbers(size))))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [lambda a: a[a > 0].sum(), lambda a: jnp.unique(a).sum(), lambda a: a[: (a > 0).sum()].sum()],
+)
+def test_vmap_of_a_selection_is_refused_by_name(row: Callable[[Any], Any]) -> None:
+    executor = BucketedExec(jax.vmap(row), dynamic_axes="n, _").with_pow2()
+    for _ in range(2):
+        with pytest.raises(SelectionError, match="vmap over a selection"):
+            executor(np.ones((3, 2), np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(SelectionError, match="inside jax.jit, vmap or scan"):
+            jax.vmap(BucketedExec(lambda x: x[x > 0]).with_pow2())(np.ones((3, 2), np.float32))
