@@ -122,6 +122,7 @@ USES = (
     Use("interpreters.mlir", "_lowerings", Without.INSIDE),
     Use("interpreters.partial_eval", "callsites_with_tracing_cache_miss", Without.LINES),
     Use("interpreters.partial_eval", "convert_constvars_jaxpr lower_jaxpr2"),
+    Use("interpreters.partial_eval", "DynamicJaxprTrace.invalidate", Without.SELECTIONS),
     Use("interpreters.partial_eval", "finalize", Without.FORGETTING),
     Use(
         "interpreters.pxla",
