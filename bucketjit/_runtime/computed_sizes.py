@@ -113,7 +113,7 @@ def run_eagerly(signed: SignedCall, out: Out, reason: str | None) -> Any:
         if reason is None:
             raise
         told: Exception = error
-        if isinstance(error, _OF_TRACERS) or "must be static" in str(error):
+        if isinstance(error, _OF_TRACERS) or "Tracer" in str(error):
             told = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
         told.add_note(f"bucketjit runs the function without jit, because: {reason}")
         if told is error:

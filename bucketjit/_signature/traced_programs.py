@@ -346,7 +346,7 @@ class TracedPrograms:
         """
         with contextlib.suppress(TraceRefused):
             return self._tracer(tokens, shapes).at(sizes).out_tree
-        leaves = self._leaves([(STATIC,) * len(shape) for shape in shapes], shapes)
+        leaves = self._leaves(tuple((STATIC,) * len(shape) for shape in shapes), shapes)
         with contextlib.suppress(TraceRefused):
             return trace(self.fn, self.in_tree, leaves, NO_SIZES, (), presumed).out_tree
         return None
