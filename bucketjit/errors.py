@@ -18,7 +18,8 @@
         ├── VersionError (ImportError)    this JAX lacks names that bucketjit needs
         ├── ShapeCheckError (TypeError)   these sizes would fail unpadded too (a reshape, say)
         └── MaskingError                  the program cannot be masked (or was masked wrongly)
-            └── FallbackError             masking was refused and ``fallback="error"`` is set
+            ├── FallbackError             masking was refused and ``fallback="error"`` is set
+            └── SelectionError (IndexError, TypeError)  a size is computed where JAX allows none
 
     UserWarning
     ├── FallbackWarning                   a call ran at its exact shape, with the reason
@@ -56,6 +57,7 @@ __all__ = [
     "MutationError",
     "PersistenceWarning",
     "RecompileWarning",
+    "SelectionError",
     "ShapeCheckError",
     "SizeMismatchError",
     "SpecError",
@@ -239,6 +241,22 @@ class MaskingError(BucketJitError):
 
 class FallbackError(MaskingError):
     """Masking was refused, and ``fallback`` is ``"error"``."""
+
+
+class SelectionError(MaskingError, IndexError, TypeError):
+    """A function computes a size where neither bucketjit nor eager JAX can, as under ``jax.vmap``.
+
+    Its cause is the error of JAX.
+
+    Examples:
+        >>> import jax, jax.numpy as jnp, numpy as np, bucketjit
+        >>> sums = bucketjit.jit(lambda x: jax.vmap(lambda row: row[row > 0].sum())(x))
+        >>> try:
+        ...     sums(np.ones((3, 2), np.float32))
+        ... except bucketjit.errors.SelectionError as error:
+        ...     print(error.reason[:60])
+        vmap over a selection whose size differs from row to row [<d
+    """
 
 
 class FallbackWarning(UserWarning):

@@ -44,6 +44,7 @@ from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like
+from bucketjit.errors import SelectionError
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -235,9 +236,11 @@ class BucketedExec(
         try:
             return self._config.fn(*args, **kwargs)
         except (jax.errors.NonConcreteBooleanIndexError, jax.errors.ConcretizationTypeError) as no:
-            if not isinstance(no, jax.errors.TracerBoolConversionError):
-                no.add_note(_INLINED)
-            raise
+            if isinstance(no, jax.errors.TracerBoolConversionError):
+                raise
+            error = SelectionError(f"{self._name}: it computes a size inside jax.jit, vmap or scan")
+            error.add_note(_INLINED)
+            raise error from no
 
     def _forget(self) -> None:
         self._derivatives.clear()

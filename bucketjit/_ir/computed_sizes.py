@@ -32,7 +32,14 @@ from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
-from bucketjit._jax.tracers import Unshared, equation_of, literal_of, unshared_traces
+from bucketjit._jax.tracers import (
+    Unshared,
+    equation_of,
+    is_inside,
+    literal_of,
+    trace_of,
+    unshared_traces,
+)
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
 from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
@@ -70,6 +77,9 @@ class Open(Protocol):
     def extend(self, array: Any, axis: int, n: Any, size: Any) -> Any:
         """An axis of ``n`` positions with zeros after it, up to a size."""
 
+    def ended(self, trace: Any) -> None:
+        """Drop what belongs to a trace."""
+
 
 _of_thread = threading.local()
 
@@ -104,6 +114,9 @@ class Noticing:
         self.noticed = True
         raise SizeIsComputed
 
+    def ended(self, trace: Any) -> None:
+        """Nothing is known of a trace."""
+
     refuse = cut = first = size = position = extend = nonzero
 
     @contextmanager
@@ -136,6 +149,28 @@ def presumed_rows(bound: int) -> int:
     return (bound + 1) // 2
 
 
+class _OfTrace:
+    """What is known in one trace. It holds values of the trace, so it must not outlive it.
+
+    Attributes:
+        trace: The trace.
+        values: Which of its values are equal.
+        bounds: Their bounds.
+        seen: The positions that a mask selects, by the mask.
+        variables: The variables of computed sizes, by the number of rows.
+        checked: Those that are checked, by that and their bound.
+        numbers: The numbers of rows that are values of the trace, by variable.
+    """
+
+    def __init__(self, trace: Any) -> None:
+        self.trace = trace
+        self.values, self.bounds = ValueNumbers(), Bounds()
+        self.seen: dict[int, tuple[Any, ...]] = {}
+        self.variables: dict[int, str] = {}
+        self.checked: dict[tuple[int, str], str] = {}
+        self.numbers: dict[str, Any] = {}
+
+
 class Sizing:
     """Makes the sizes of one trace.
 
@@ -147,7 +182,6 @@ class Sizing:
 
     Attributes:
         computed: The computed sizes, by variable.
-        numbers: The number of rows of each, an int32 tracer.
         dims: The dimension of each.
     """
 
@@ -159,15 +193,31 @@ class Sizing:
         presumed: Mapping[str, int],
     ) -> None:
         self._scope, self._sizes, self._taken, self._presumed = scope, sizes, taken, presumed
-        self._values, self._bounds = ValueNumbers(), Bounds()
-        self._seen: dict[tuple[int, int], tuple[Any, ...]] = {}  # positions, by their mask
-        self._variables: dict[tuple[int, int], str] = {}  # by the number of rows
-        self._checked: dict[tuple[int, int, str], str] = {}  # by that, and their bound
-        self._kept: list[Any] = []  # traces, whose `id` is part of a key
+        self._of_traces: dict[int, _OfTrace] = {}  # by `id`; the traces that have not ended
         self._unshared: Unshared | None = None
         self.computed: dict[str, Computed] = {}
-        self.numbers: dict[str, Any] = {}
         self.dims: dict[str, Any] = {}
+
+    @property
+    def _known(self) -> _OfTrace:
+        """What is known in the trace that records operations now."""
+        return self._in(current_trace())
+
+    def _in(self, trace: Any) -> _OfTrace:
+        known = self._of_traces.get(id(trace))
+        if known is None:
+            known = self._of_traces[id(trace)] = _OfTrace(trace)
+        return known
+
+    def numbers_in(self, trace: Any) -> Mapping[str, Any]:
+        """The numbers of rows that are values of a trace, by variable."""
+        return self._in(trace).numbers
+
+    def ended(self, trace: Any) -> None:
+        """Drop what is known in a trace and in those inside of it, which holds their values."""
+        self._of_traces = {
+            k: known for k, known in self._of_traces.items() if not is_inside(known.trace, trace)
+        }
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -185,10 +235,11 @@ class Sizing:
             Arrays of one computed size. For an equal array they are the same.
         """
         mask = array if array.dtype == bool else array != 0
-        key = self._key(self._values.of(mask))
-        if key not in self._seen:
-            self._seen[key] = self._positions(mask)
-        return self._seen[key]
+        known = self._known
+        number = known.values.of(mask)
+        if number not in known.seen:
+            known.seen[number] = self._positions(mask)
+        return known.seen[number]
 
     def _positions(self, mask: Any) -> tuple[Any, ...]:
         flat = mask if mask.ndim == 1 else mask.reshape(-1)
@@ -230,7 +281,7 @@ class Sizing:
             arrays: The arrays, of an equal number of rows.
             n: An integer scalar.
         """
-        known = self._bounds.of(n)
+        known = self._known.bounds.of(n)
         within = is_at_most(0, known.low) and is_at_most(known.high, arrays[0].shape[0])
         return self._shared(arrays, _int32(n), is_checked=not within)
 
@@ -247,7 +298,7 @@ class Sizing:
         """
         if jnp.iinfo(n.dtype).bits < _BITS_OF_SIZES:
             n = _int32(n)
-        size, known = array.shape[axis], self._bounds.of(n)
+        size, known = array.shape[axis], self._known.bounds.of(n)
         if not (is_at_most(0, known.low) and is_at_most(known.high, size)):
             n = lax.max(n, np.zeros((), n.dtype))
             n = _int32(lax.min(n, _value(size, n.dtype)))
@@ -278,7 +329,7 @@ class Sizing:
         Raises:
             MaskingError: It has no known bound.
         """
-        known = self._bounds.of(n)
+        known = self._known.bounds.of(n)
         is_known = self._variable_of(n) is not None  # then a run checks that it is not negative
         if is_known or is_at_most(0, known.low):
             size = self._made_of_sizes(n)
@@ -302,7 +353,7 @@ class Sizing:
         return out.shape[0]
 
     def _variable_of(self, n: Any) -> str | None:
-        return self._variables.get(self._key(self._values.of_integer(n)))
+        return self._known.variables.get(self._known.values.of_integer(n))
 
     def _made_of_sizes(self, n: Any, depth: int = 0) -> Dim | None:
         """A traced integer as an expression of sizes; None if it is none.
@@ -336,7 +387,7 @@ class Sizing:
                 one = self._new_size(made.operands[0])
             whole = None if one is None or other is None else one + other
             return whole if is_within_type(Range(whole, whole), n.dtype) else None
-        taken = self._bounds.of(made.operands[1])
+        taken = self._known.bounds.of(made.operands[1])
         if one is None or not (is_at_most(0, taken.low) and is_at_most(taken.high, one)):
             return None
         other = self._new_size(made.operands[1]) if other is None else other
@@ -344,7 +395,7 @@ class Sizing:
 
     def _new_size(self, n: Any) -> Dim | None:
         """A size for an integer that is never negative and has a bound; None for another one."""
-        known = self._bounds.of(n)
+        known = self._known.bounds.of(n)
         return self.size(n, "") if is_at_most(0, known.low) and known.high is not None else None
 
     def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
@@ -363,9 +414,9 @@ class Sizing:
         """
         if jnp.iinfo(end.dtype).bits < _BITS_OF_SIZES:
             end = _int32(end)
-        if not is_at_most(0, self._bounds.of(end).low) and jnp.iinfo(end.dtype).min < 0:
+        if not is_at_most(0, self._known.bounds.of(end).low) and jnp.iinfo(end.dtype).min < 0:
             end = jnp.where(end < 0, end + _value(size, end.dtype), end)
-        known = self._bounds.of(end)
+        known = self._known.bounds.of(end)
         if not is_at_most(least, known.low) and jnp.iinfo(end.dtype).min < 0:
             end = lax.max(end, _value(least, end.dtype))
         if not is_at_most(known.high, most):
@@ -385,25 +436,21 @@ class Sizing:
         out = extended(_int32(n), rows, dim=rows.shape[0], bound=size)
         return jnp.moveaxis(out, 0, axis)
 
-    def _key(self, number: int) -> tuple[int, int]:
-        trace = current_trace()
-        self._kept.append(trace)
-        return id(trace), number
-
     def _shared(self, arrays: list[Any], n: Any, *, is_checked: bool = False) -> list[Any]:
         """Cut arrays to ``n`` rows: by the variable of an equal ``n``, or by a new one."""
         if is_at_most(arrays[0].shape[0], 0) and not is_checked:
             return arrays
-        key = self._key(self._values.of_integer(n))
+        known = self._known
+        number = known.values.of_integer(n)
         bound = arrays[0].shape[0]
-        checked = (*key, str(bound))
-        variable = self._checked.get(checked) if is_checked else self._variables.get(key)
+        checked = number, str(bound)
+        variable = known.checked.get(checked) if is_checked else known.variables.get(number)
         is_new = variable is None
         if variable is None:
             variable = self._new(n, bound, is_checked)
             if is_checked:
-                self._checked[checked] = variable
-            self._variables.setdefault(key, variable)
+                known.checked[checked] = variable
+            known.variables.setdefault(number, variable)
         dim = self.dims[variable]
         return cut_to_size(
             n, arrays, dim=dim, variable=variable, is_checked=is_checked, defines=is_new
@@ -416,7 +463,9 @@ class Sizing:
         rows = presumed_rows(evaluate(bound, self._sizes))
         self._sizes[name] = self._presumed.get(name, rows + 1)
         self.computed[name] = Computed(str(bound), calling_line(), is_checked)
-        self.numbers[name], self.dims[name] = n, dim
+        self.dims[name] = dim
+        if (trace := trace_of(n)) is not None:
+            self._in(trace).numbers[name] = n
         assert self._unshared is not None
         self._unshared.renew()
         return name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, cast
 
 import jax
@@ -115,6 +115,12 @@ def context_of_keys() -> Sequence[Any]:
         return device_name(value) if isinstance(value, jax.Device) else value
 
     return list(map(told, cast(tuple[Any, ...], trace_context())))
+
+
+def without_leak_checks() -> AbstractContextManager[Any]:
+    """A context in which ``jax_check_tracer_leaks`` is off (`jax.checking_leaks` turns it on)."""
+    context: AbstractContextManager[Any] = _config.check_tracer_leaks(False)
+    return context
 
 
 def looks_for_nans() -> bool:

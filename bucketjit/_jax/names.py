@@ -78,13 +78,13 @@ _OPERATORS = (
 USES = (
     Use("array", "ArrayImpl"),
     Use("config", "config_ext.Config config_ext.unset config_states trace_context"),
-    Use("config", "default_device disable_jit"),
+    Use("config", "check_tracer_leaks default_device disable_jit"),
     Use("config|mesh", "abstract_mesh_context_manager"),
     Use("core", "JaxprEqnContext current_jaxpr_eqn_context definitely_equal dimension_as_value"),
     Use("core", "eval_trace extend_axis_env_nd top_axis_env trace_ctx trace_state_strong_ref"),
     Use(
         "core",
-        "_canonicalize_dimension concrete_dim_or_error concrete_or_error",
+        "Trace.invalidate _canonicalize_dimension concrete_dim_or_error concrete_or_error",
         Without.SELECTIONS,
     ),
     Use("core", "NamedAxisEffect", Without.FILES),
@@ -119,6 +119,7 @@ USES = (
     Use("interpreters.mlir", "_lowerings", Without.INSIDE),
     Use("interpreters.partial_eval", "callsites_with_tracing_cache_miss", Without.LINES),
     Use("interpreters.partial_eval", "convert_constvars_jaxpr lower_jaxpr2"),
+    Use("interpreters.partial_eval", "DynamicJaxprTrace.invalidate", Without.SELECTIONS),
     Use("interpreters.partial_eval", "finalize", Without.FORGETTING),
     Use(
         "interpreters.pxla",
@@ -151,7 +152,9 @@ USES = (
     Use("numpy.hijax", "searchsorted", Without.SEARCHES),
     Use(
         "numpy.indexing",
-        "IndexType IndexingStrategy NDIndexer.expand_bool_indices NDIndexer.from_raw_indices"
+        "IndexType IndexingStrategy NDIndexer.expand_bool_indices"
+        " NDIndexer.expand_scalar_bool_indices"
+        " NDIndexer.from_raw_indices"
         " ParsedIndex rewriting_take",
     ),
     Use("numpy.indexing", "_parse_indices", Without.INDICES),

@@ -78,14 +78,19 @@ def constant_of(value: object) -> Any | None:
     return getattr(frame, "constvar_to_val", {}).get(value.val)
 
 
-def belongs_to(value: object, trace: object) -> bool:
-    """Whether a value is a tracer of this trace (``Tracer._trace``, since 0.1).
+def trace_of(value: object) -> Any | None:
+    """The trace of a value while a function is traced to a jaxpr (``Tracer._trace``, since 0.1).
 
-    Args:
-        value: Any value.
-        trace: The trace, as `bucketjit._jax.transformations.current_trace` returns it.
+    None for a number, an array or the tracer of another transformation.
     """
-    return isinstance(value, partial_eval.DynamicJaxprTracer) and value._trace is trace
+    return value._trace if isinstance(value, partial_eval.DynamicJaxprTracer) else None
+
+
+def is_inside(trace: Any, other: Any) -> bool:
+    """Whether a trace is another one, or inside of it (``Trace.parent_trace``, since 0.4.36)."""
+    while trace is not None and trace is not other:
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
 
 
 class Unshared:

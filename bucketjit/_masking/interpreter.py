@@ -22,6 +22,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._jax.config import without_leak_checks
 from bucketjit._jax.jaxprs import (
     EquationScopes,
     bind_equation,
@@ -89,7 +90,9 @@ def interpret(
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
     walk = _Walk(sizes, rules, after, known, FilledValues(), hidden)
-    return walk.run(jaxpr, consts, args)
+    # No code of the user runs here, and what is made once for each trace is kept until the end.
+    with without_leak_checks():
+        return walk.run(jaxpr, consts, args)
 
 
 _SCALARS = (bool, int, float, complex)

@@ -21,9 +21,11 @@ from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall
-from bucketjit.errors import MaskingError
+from bucketjit.errors import MaskingError, SelectionError
 
 MAX_RUNS_AGAIN = 6  # after the first run of a call
+
+_OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
 
 _UNSETTLED = MaskingError(
     f"its decisions depend on computed sizes, which none of {MAX_RUNS_AGAIN + 1} programs fits",
@@ -108,9 +110,15 @@ def run_eagerly(signed: SignedCall, out: Out, reason: str | None) -> Any:
     try:
         result = eagerly(signed)
     except (IndexError, TypeError, ValueError) as error:
-        if reason is not None:
-            error.add_note(f"bucketjit runs the function without jit, because: {reason}")
-        raise
+        if reason is None:
+            raise
+        told: Exception = error
+        if isinstance(error, _OF_TRACERS) or "Tracer" in str(error):
+            told = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
+        told.add_note(f"bucketjit runs the function without jit, because: {reason}")
+        if told is error:
+            raise
+        raise told from error
     if out is Out.JAX:
         return result
     return jax.tree_util.tree_map(as_numpy if out is Out.NUMPY else as_padded, result)

@@ -281,8 +281,9 @@ class Signature:
             return self._serve(self._tokens, shapes)
         wanted = self._axes.anonymous(shapes)
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
-            # A size of 0 cannot be traced. The call runs exact, and a later one names the axes.
-            return ResolvedCall(self._axes.tokens(shapes, {}), {}, None)
+            # A size of 0 cannot be open. A later call names the axes.
+            tokens = self._axes.tokens(shapes, {})
+            return self._computing(tokens, shapes) or ResolvedCall(tokens, {}, None)
         refusal: TraceRefused | None = None  # of the best guess
         pinned: tuple[Tokens, ResolvedCall] | None = None
         for names in self._axes.guesses(shapes, wanted):
@@ -401,7 +402,7 @@ class Signature:
         if not sizes:
             return ResolvedCall(tokens, sizes, None, self._refusal)
         if min(sizes.values()) < 1:
-            return ResolvedCall(tokens, sizes, None)
+            return self._computing(tokens, shapes) or ResolvedCall(tokens, sizes, None)
         known = self._traced.at(tokens, shapes)
         # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in known.programs():
@@ -414,6 +415,21 @@ class Signature:
         if call.program is not None:
             self._traced.add(call.program, known)
         return call
+
+    def _computing(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall | None:
+        """Resolve a call of a size 0, where that size is static; None if it computes no sizes."""
+        tokens = tuple(
+            tuple(STATIC if n == 0 else t for t, n in zip(row, shape, strict=True))
+            for row, shape in zip(tokens, shapes, strict=True)
+        )
+        known = self._traced.at(tokens, shapes)
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        found = (p for p in known.programs() if p.admits(sizes))
+        program = next(found, None) or self._traced.computing(tokens, shapes)
+        if program is None:
+            return None
+        self._traced.add(program, known)
+        return ResolvedCall(tokens, sizes, program)
 
     def remember_refusal(self, call: ResolvedCall, shapes: Shapes) -> None:
         """Keep the reason why a call has no program, so that it is not traced again.

@@ -14,6 +14,7 @@ import numpy as np
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
+from bucketjit._jax.patches.patch import named_now
 from bucketjit._signature.axis_guesses import is_default_name
 from bucketjit._signature.changes import Key, nearest, why_new
 from bucketjit._signature.default_rule import default_entries
@@ -292,7 +293,9 @@ class Signer:
         fn, sharded = self._config.fn, self._config.sharded
         if sharded is not None:
             fn = on_shards(fn, sharded.axis, sharded.count)
-        fn = refusing_mutations(key.statics.bind(fn), list(map(self._parameters.name, positions)))
+        fn = refusing_mutations(
+            key.statics.bind(named_now(fn)), list(map(self._parameters.name, positions))
+        )
         given = fn, key.tree, final, names
         constraints = self._config.constraints
         return Signature(

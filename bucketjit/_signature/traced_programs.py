@@ -7,6 +7,7 @@ only. `Refused` limits how many other sizes are tried.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,12 +128,7 @@ class Traced:
         return next(reversed(self.refusals.values()))
 
     def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
-        """Keep the reason why there is no program at these sizes.
-
-        Args:
-            sizes: The size of each dimension variable.
-            refusal: The reason.
-        """
+        """Keep the reason why there is no program at these sizes."""
         at = tuple(sizes.values())
         if not self._has_served():
             if not self.refused.may_do_at(at):
@@ -248,12 +244,7 @@ class TracedPrograms:
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
     def add(self, program: Interface, to: Traced) -> None:
-        """Keep a program among those of the same static sizes.
-
-        Args:
-            program: The program.
-            to: Those, from `at`.
-        """
+        """Keep a program among those of the same static sizes, which `at` returns."""
         self.keep(program)
         to.add(program)
 
@@ -273,14 +264,7 @@ class TracedPrograms:
         ]
 
     def evenness(self, tokens: Tokens) -> list[Guard]:
-        """The guards that sharding requires: a mesh cuts an axis into equal parts.
-
-        Args:
-            tokens: A token per axis of each leaf.
-
-        Returns:
-            A guard such as ``mod(b, 2) == 0`` for each open axis that is cut.
-        """
+        """A guard such as ``mod(b, 2) == 0`` for each axis that a mesh cuts into equal parts."""
         if not self._is_cut:
             return []
         return [
@@ -334,7 +318,7 @@ class TracedPrograms:
         # their context.
         if isinstance(program, RuntimeError):
             with raised_anew(program):
-                self._tracer(tokens, shapes).at(sizes)  # an error of the function itself is raised
+                self._tree_at(tokens, shapes, sizes, presumed)  # raises the function's own error
             raise _raised_symbolically(program)
         if isinstance(program, TraceRefused):
             if program.computes_sizes:  # concrete traces cannot compute sizes
@@ -342,7 +326,7 @@ class TracedPrograms:
             return self._pair(tokens, shapes, sizes, program)
         # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
         if program.may_hold_sizes:
-            nested = self._tracer(tokens, shapes).at(sizes).out_tree
+            nested = self._tree_at(tokens, shapes, sizes, presumed)
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
         is_pinned = any(g.pins for g in program.guards)
@@ -367,6 +351,30 @@ class TracedPrograms:
         guards = tuple(Guard(v, "==", str(n)) for v, n in call.sizes.items())
         return replace(program, guards=guards, lower=dict(call.sizes))
 
+    def _tree_at(
+        self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int], presumed: Mapping[str, int]
+    ) -> Any:
+        """The tree of the results at the sizes of a call; None if it cannot be traced there.
+
+        Where the function computes sizes, these alone are symbolic. They are of another scope than
+        those of every other trace, so no expression in two trees is equal.
+        """
+        with contextlib.suppress(TraceRefused):
+            return self._tracer(tokens, shapes).at(sizes).out_tree
+        leaves = self._leaves(tuple((STATIC,) * len(shape) for shape in shapes), shapes)
+        with contextlib.suppress(TraceRefused):
+            return trace(self.fn, self.in_tree, leaves, NO_SIZES, (), presumed).out_tree
+        return None
+
+    def computing(self, tokens: Tokens, shapes: Shapes) -> Program | None:
+        """The program of a function that computes sizes; None if it does not, or is refused."""
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        with contextlib.suppress(TraceRefused):
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+            return program if program.computes_sizes else None
+        return None
+
     def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
         known = self.at(tokens, shapes).tracer()
         return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
@@ -378,17 +386,7 @@ class TracedPrograms:
         sizes: dict[str, int],
         refusal: TraceRefused | None = None,
     ) -> ResolvedCall:
-        """Resolve a call by concrete traces.
-
-        Args:
-            tokens: A token per axis of each leaf.
-            shapes: The shapes of the call.
-            sizes: The sizes of the variables.
-            refusal: Why the function is not traced with symbolic sizes, if it is not.
-
-        Returns:
-            The call with its program, or with the refusals of both kinds of traces.
-        """
+        """Resolve a call by concrete traces. Without a program it has both kinds of refusals."""
         traced = self.at(tokens, shapes)
         known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
         tracer = self._tracer(tokens, shapes)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import gc
+import weakref
+from collections.abc import Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -18,6 +21,8 @@ _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum, type, np.dtype),
     *(ModuleType, BuiltinFunctionType, type(...)),
 )
+_COLLECTED = 1 << 14  # ``Py_TPFLAGS_HAVE_GC``: the collector knows what objects of a class refer to
+_MOST_SEARCHED = 20_000  # objects; as many are searched in about 20 ms
 _UNBOUND = object()  # the contents of a cell whose variable is not assigned yet
 
 
@@ -58,7 +63,7 @@ def _contents(cell: CellType) -> Any:
 def holds_a_size(value: object) -> bool | None:
     """Whether a symbolic size (an expression such as ``2*n``) can be reached from a value.
 
-    The search follows closures, partial arguments, methods, dataclasses, attributes and containers.
+    The search follows closures, and what the garbage collector knows of all other objects.
 
     Args:
         value: A host function, or data that is no array.
@@ -66,7 +71,7 @@ def holds_a_size(value: object) -> bool | None:
     Returns:
         Whether it holds a size; None if some part of it cannot be searched.
     """
-    return _holds_a_size(value, 8, {})
+    return _holds_a_size(value, 12, {})
 
 
 def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | None:
@@ -81,15 +86,22 @@ def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | Non
         return any(map(is_symbolic, value.shape))
     if isinstance(value, _PLAIN) or id(value) in seen:
         return False
-    if depth == 0:
+    if type(value).__module__.startswith("bucketjit."):  # it holds the sizes of its own programs
+        return False
+    parts = _parts_of(value)
+    if parts is None or depth == 0 or len(seen) == _MOST_SEARCHED:
         return None
     seen[id(value)] = value  # a reference, so that no other object gets this id meanwhile
-    held = tuple(value) if isinstance(value, set | frozenset) else held_by(value)
-    parts = [*(held or ())]
-    if callable(value):
-        parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-        parts += getattr(value, "__dict__", {}).values()
     answers = {_holds_a_size(part, depth - 1, seen) for part in parts}
-    if True in answers:
-        return True
-    return None if held is None or None in answers else False
+    return True if True in answers else None if None in answers else False
+
+
+def _parts_of(value: object) -> Sequence[Any] | None:
+    """What a value refers to, but for the global names of a function; None if nobody knows."""
+    if isinstance(value, FunctionType):
+        return (*(held_by(value) or ()), value.__dict__)
+    if isinstance(value, weakref.ref):
+        return (value(), *gc.get_referents(value))
+    # An object of a compiled class may hold what the collector does not know.
+    kinds = (k for k in type(value).__mro__ if k.__basicsize__ > object.__basicsize__)
+    return gc.get_referents(value) if all(k.__flags__ & _COLLECTED for k in kinds) else None

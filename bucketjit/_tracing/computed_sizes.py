@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -32,7 +32,6 @@ from bucketjit._jax.jaxprs import (
     without_dead_code,
 )
 from bucketjit._jax.primitives import CALLS, name_of
-from bucketjit._jax.tracers import belongs_to
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._sizes.expressions import Shape, is_symbolic, variables_in, variables_of
 from bucketjit._sizes.guards import Guard, shapes_in
@@ -88,21 +87,8 @@ def _told(variable: str, sizing: Sizing, presumed: Mapping[str, int]) -> str:
     return f"{rows} of {made.bound}{f', computed at {made.line}' if made.line else ''}"
 
 
-@dataclass
-class Counts:
-    """The numbers of rows that a trace returns after its results.
-
-    Attributes:
-        variables: The variables of computed sizes, in the order of their numbers.
-        values: The numbers, int32 scalars.
-    """
-
-    variables: list[str] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-
-
-def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> Counts:
-    """The counts that a trace can return.
+def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
+    """The counts that a trace can return after its results, int32 scalars by variable.
 
     Args:
         sizing: Its computed sizes.
@@ -113,15 +99,14 @@ def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> Counts:
         Those made in the trace itself, and those that its results have from functions under ``jit``
         inside.
     """
-    counts = Counts()
+    counts: dict[str, Any] = {}
     of_outs = variables_in(d for x in outs for d in getattr(x, "shape", ()))
-    for variable, number in sizing.numbers.items():
-        if belongs_to(number, trace):
-            counts.variables.append(variable)
-            counts.values.append(number)
-        elif variable in of_outs and is_symbolic(sizing.dims[variable]):
-            counts.variables.append(variable)
-            counts.values.append(sizing.dims[variable].dimension_as_value())
+    made = sizing.numbers_in(trace)
+    for variable, dim in sizing.dims.items():
+        if variable in made:
+            counts[variable] = made[variable]
+        elif variable in of_outs and is_symbolic(dim):
+            counts[variable] = dim.dimension_as_value()
     return counts
 
 
@@ -142,7 +127,7 @@ class Split:
 
 def split_guards(
     sizing: Sizing,
-    counts: Counts,
+    counts: Sequence[str],
     out_shapes: Sequence[Shape],
     reshapes: Sequence[tuple[Shape, Shape]],
     guards: Sequence[Guard],
@@ -151,7 +136,7 @@ def split_guards(
 
     Args:
         sizing: The computed sizes of the trace.
-        counts: The counts that it can return.
+        counts: The variables whose counts it can return.
         out_shapes: The shapes of its results.
         reshapes: Its reshapes whose element counts are equal at some sizes only.
         guards: Its guards.
@@ -167,7 +152,7 @@ def split_guards(
         g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
     )
     needed = {v for g in presumed for v in g.variables & computed}
-    missing = needed - set(counts.variables)
+    missing = needed - set(counts)
     if missing:
         line = sizing.computed[min(missing)].line
         raise TraceRefused(
@@ -177,7 +162,7 @@ def split_guards(
         )
     needed |= variables_in(d for shape in out_shapes for d in shape) & computed
     of_reshapes = variables_in(d for pair in reshapes for shape in pair for d in shape) & computed
-    if missing := of_reshapes - set(counts.variables):
+    if missing := of_reshapes - set(counts):
         line = sizing.computed[min(missing)].line
         raise TraceRefused(
             "a reshape of a size that is computed in a loop, a branch or a function under jit "
@@ -189,7 +174,7 @@ def split_guards(
     # A number of rows is compared with those that there are, which may be computed too.
     needed |= checked.keys()
     needed |= {v for made in checked.values() for v in variables_of(made.bound)} & computed
-    if missing := needed - set(counts.variables):
+    if missing := needed - set(counts):
         line = sizing.computed[min(missing)].line
         raise TraceRefused(
             "sized: in a loop, a branch or a function under jit its size cannot be checked"
@@ -199,7 +184,7 @@ def split_guards(
     return Split(
         tuple(g for g in guards if not g.variables & computed),
         presumed,
-        tuple(v for v in counts.variables if v in needed),
+        tuple(v for v in counts if v in needed),
     )
 
 
@@ -306,7 +291,7 @@ def _mentioned(jaxpr: Jaxpr) -> set[str]:
 
 
 def with_counts(
-    jaxpr: Jaxpr, results: int, sizing: Sizing, counts: Counts, guards: Sequence[Guard]
+    jaxpr: Jaxpr, results: int, sizing: Sizing, counts: Sequence[str], guards: Sequence[Guard]
 ) -> tuple[Jaxpr, tuple[Guard, ...], dict[str, Any]]:
     """A program that returns the counts which are needed, and no others.
 
@@ -314,7 +299,7 @@ def with_counts(
         jaxpr: An open jaxpr that returns the results, then all counts.
         results: The number of results.
         sizing: Its computed sizes.
-        counts: The counts.
+        counts: The variables of the counts.
         guards: Its guards.
 
     Returns:
@@ -325,7 +310,7 @@ def with_counts(
     """
     shapes = [shape_of(v) for v in jaxpr.outvars[:results]]
     split = split_guards(sizing, counts, shapes, unchecked_reshapes(jaxpr), guards)
-    used = [v in split.counts for v in counts.variables]
+    used = [v in split.counts for v in counts]
     kept = [v for v, is_used in zip(jaxpr.outvars[results:], used, strict=True) if is_used]
     jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])
     refuse_sizes_that_escape(jaxpr)

@@ -64,11 +64,13 @@ class Program(Interface):
         jaxpr: The open jaxpr; its shapes hold symbolic dimensions.
         consts: Values of its constants, which nobody else can write to.
         may_hold_sizes: Whether some data in ``out_tree`` cannot be searched for sizes.
+        computes_sizes: Whether the function computes sizes, even if they are all 0.
     """
 
     jaxpr: Any
     consts: Sequence[Any]
     may_hold_sizes: bool = False
+    computes_sizes: bool = False
 
     @property
     def constant_bytes(self) -> int:

@@ -60,7 +60,6 @@ from bucketjit._sizes.guards import (
 )
 from bucketjit._tracing.closures import holds_a_size
 from bucketjit._tracing.computed_sizes import (
-    Counts,
     counts_of,
     meeting_of_sizes,
     with_counts,
@@ -117,7 +116,7 @@ class _Tracing:
         texts: Lines where user code made a text of a size.
         out_tree: Tree of the outputs; None before the function has returned.
         sizing: Makes computed sizes, or notices that the function needs them.
-        counts: The counts of computed sizes, which follow the outputs.
+        counts: The variables of the computed sizes whose counts follow the outputs.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class _Tracing:
         if sizes.are_computed:
             presumed = {**sizes.guessed, **sizes.presumed}
             self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, presumed)
-        self.counts = Counts()
+        self.counts: tuple[str, ...] = ()
 
     @property
     def lacks_sizes(self) -> bool:
@@ -178,9 +177,11 @@ class _Tracing:
             args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
             outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
             outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
+            counts: dict[str, Any] = {}
             if isinstance(self.sizing, Sizing):
-                self.counts = counts_of(self.sizing, outs, current_trace())
-            return [*outs, *self.counts.values]
+                counts = counts_of(self.sizing, outs, current_trace())
+            self.counts = tuple(counts)
+            return [*outs, *counts.values()]
 
         args, kwargs = jax.tree_util.tree_unflatten(in_tree, self.inputs)
         traced = [isinstance(x, jax.ShapeDtypeStruct) for x in self.inputs]
@@ -490,6 +491,7 @@ def _program(
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
         may_hold_sizes=in_data is None,
+        computes_sizes=isinstance(attempt.sizing, Sizing),
         **more,
     )
 

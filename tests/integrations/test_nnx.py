@@ -80,6 +80,24 @@ def test_training_equals_that_of_nnx() -> None:
     assert step.__name__ == "train_step"
 
 
+def test_a_selection_of_what_a_module_returns() -> None:
+    def chosen(model: Any, x: Any) -> Any:
+        y = model(x)
+        model.seen = nnx.Variable(jnp.asarray(x.shape[0]))
+        return y[y[:, 0] > 0], nnx.Linear(2, 2, kernel_init=lambda *_: y[:2], rngs=nnx.Rngs(0))
+
+    plain, bucketed = (nnx.Linear(3, 2, rngs=nnx.Rngs(0)) for _ in range(2))
+    function = jit(chosen)
+    assert function.explain(bucketed, np.ones((5, 3), np.float32)).kind == "masked"
+    for n in (5, 8, 3):
+        x = np.random.default_rng(n).standard_normal((n, 3)).astype(np.float32)
+        (got, made), (want, wanted) = function(bucketed, x), chosen(plain, x)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        np.testing.assert_allclose(made.kernel[...], wanted.kernel[...], rtol=1e-5)
+        assert int(bucketed.seen[...]) == n
+    assert function.stats().fallback_calls == 0
+
+
 def test_dropout_draws_what_it_draws_without_padding() -> None:
     def draw(drop: Any, x: Any) -> Any:
         return drop(x)

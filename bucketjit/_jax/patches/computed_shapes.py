@@ -31,6 +31,8 @@ from bucketjit._jax.patches.traced_sizes import (
 
 _core = names.module("core")
 
+_MOST = 2**31 - 1  # the largest int32
+
 _LATER = "JAX has arrays whose size is computed"
 
 
@@ -86,6 +88,8 @@ def _dimensions(selecting: Selecting) -> list[Patch]:
     def opened(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def dimension(size: Any, *more: Any, **named: Any) -> Any:
+            if is_symbolic_dim(size):  # JAX raises and catches an error, which holds its own frame
+                return size
             open_ = selecting()
             if open_ is None or not is_traced_size(size):
                 return original(size, *more, **named)
@@ -278,8 +282,11 @@ def _trim_zeros(
             index.append(slice(None))
             continue
         mask = (filt != 0).any(axis=tuple(j for j in range(filt.ndim) if j != i))
-        found = jnp.any(mask)
-        start = jnp.where(found, jnp.argmax(mask), 0) if "f" in sides else None
-        last = as_value(filt.shape[i]) - (jnp.argmax(mask[::-1]) if "b" in sides else 0)
-        index.append(slice(start, jnp.where(found, last, 0)))
+        size = as_value(filt.shape[i])
+        places = lax.broadcasted_iota(np.int32, mask.shape, 0)
+        first = jnp.min(jnp.where(mask, places, size), initial=_MOST)
+        after = jnp.max(jnp.where(mask, places + 1, 0), initial=0)
+        # With zeros alone, nothing is left: what is first is at the end then, and beyond it.
+        stop = after if "b" in sides else jnp.where(after > 0, size, 0)
+        index.append(slice(jnp.minimum(first, size) if "f" in sides else None, stop))
     return filt[tuple(index)]

@@ -29,6 +29,7 @@ def open_masks(selecting: Selecting) -> list[Patch]:
     return [
         _nonzeros(selecting),
         _mask_indices(selecting),
+        _flag_indices(selecting),
         _sets(selecting),
         _compressions(selecting),
         _deletions(selecting),
@@ -68,8 +69,11 @@ def _mask_indices(selecting: Selecting) -> Patch:
             return original(self)
         indices: list[Any] = []
         for place, index in enumerate(self.indices):
+            if index.typ is kinds.BOOLEAN and is_traced(index.index) and not is_open(index.index):
+                indices.append(index)  # see `_flag_indices`
+                continue
             if index.typ is not kinds.BOOLEAN or not is_open(index.index):
-                indices.append(index)
+                indices += original(_indexing.NDIndexer(shape=self.shape, indices=[index])).indices
                 continue
             _check_mask(self.shape, index, place)
             positions = open_.nonzero(index.index)
@@ -77,7 +81,7 @@ def _mask_indices(selecting: Selecting) -> Patch:
                 part(index=array, typ=kinds.ARRAY, consumed_axes=(axis,))
                 for array, axis in zip(positions, index.consumed_axes, strict=True)
             ]
-        return original(_indexing.NDIndexer(shape=self.shape, indices=indices))
+        return _indexing.NDIndexer(shape=self.shape, indices=indices)
 
     return Patch(
         _indexing.NDIndexer,
@@ -85,6 +89,41 @@ def _mask_indices(selecting: Selecting) -> Patch:
         expand,
         why="A mask as an index, as in x[mask] and x.at[mask], must be concrete. The program can "
         "compute the positions.",
+        since="numpy.indexing, 0.8",
+        delete_when="JAX has arrays whose size is computed",
+    )
+
+
+def _flag_indices(selecting: Selecting) -> Patch:
+    original = _indexing.NDIndexer.expand_scalar_bool_indices
+    kinds, part = _indexing.IndexType, _indexing.ParsedIndex
+
+    @functools.wraps(original)
+    def expand(self: Any, *more: Any) -> Any:
+        open_ = selecting()
+        flags = {
+            i: index.index
+            for i, index in enumerate(self.indices)
+            if index.typ is kinds.BOOLEAN and is_traced(index.index)
+        }
+        if open_ is None or not flags:
+            return original(self, *more)
+        plain = list(self.indices)
+        for i in flags:
+            plain[i] = part(index=True, typ=kinds.BOOLEAN, consumed_axes=())
+        indexer, spec = original(_indexing.NDIndexer(shape=self.shape, indices=plain), *more)
+        indices = list(indexer.indices)
+        for i, flag in flags.items():
+            (places,) = open_.nonzero(jnp.reshape(flag, (1,)))
+            indices[i] = part(index=places, typ=kinds.ARRAY, consumed_axes=indices[i].consumed_axes)
+        return _indexing.NDIndexer(shape=indexer.shape, indices=indices), spec
+
+    return Patch(
+        _indexing.NDIndexer,
+        "expand_scalar_bool_indices",
+        expand,
+        why="x[flag] has a new axis of size 1 or 0, so the flag must be concrete. The program can "
+        "compute the size.",
         since="numpy.indexing, 0.8",
         delete_when="JAX has arrays whose size is computed",
     )
@@ -106,7 +145,7 @@ def _sets(selecting: Selecting) -> Patch:
 
     def concrete_or_error(force: Any, value: Any, context: str = "") -> Any:
         if force is None and selecting() is not None and isinstance(value, jax.core.Tracer):
-            return value
+            return jax.lax.stop_gradient(value)  # a concrete value has no tangent either
         return _core.concrete_or_error(force, value, context)
 
     return Patch(

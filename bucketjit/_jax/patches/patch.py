@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +33,24 @@ class Patch:
     since: str
     delete_when: str
     everywhere: bool = False
+
+
+def named_now(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of JAX that is looked up by its name in each call, as a patch may replace it.
+
+    Any other function is returned as it is; of one in a `functools.partial`, another partial.
+    """
+    if isinstance(fn, functools.partial):
+        return functools.partial(named_now(fn.func), *fn.args, **fn.keywords)
+    module, name = getattr(fn, "__module__", None) or "", getattr(fn, "__name__", "")
+    if not module.startswith(("jax.", "jax_")) or vars(sys.modules[module]).get(name) is not fn:
+        return fn
+
+    @functools.wraps(fn)
+    def looked_up(*args: Any, **kwargs: Any) -> Any:
+        return getattr(sys.modules[module], name)(*args, **kwargs)
+
+    return looked_up
 
 
 def in_modules(patches: Sequence[Patch]) -> list[Patch]:

@@ -27,6 +27,7 @@ from bucketjit._jax.patches.masks import open_masks
 from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.slices import open_slices
 from bucketjit._jax.patches.traced_sizes import Selecting
+from bucketjit._jax.patches.traces import ends_of_traces
 
 
 def open_selections(selecting: Selecting) -> list[Patch]:
@@ -35,4 +36,9 @@ def open_selections(selecting: Selecting) -> list[Patch]:
     Args:
         selecting: See `Selecting`.
     """
-    return [*open_masks(selecting), *open_slices(selecting), *open_shapes(selecting)]
+    return [
+        *open_masks(selecting),
+        *open_slices(selecting),
+        *open_shapes(selecting),
+        *ends_of_traces(selecting),
+    ]
