@@ -65,6 +65,7 @@ class Executable:
         rows: How many examples it takes at once, each a row of its arguments and results; None if
             it takes one, not in a batch. Its ``pads`` are then the shapes of whole batches, and
             ``outs`` have the logical shapes of one row.
+        in_turn: Whether these rows are computed one after the other, so that none is padding.
         asked: Whether a warm-up asked for this number of rows.
         counted: The program, if the executable returns counts of computed sizes after the results;
             see `bucketjit._compile.computed_results`.
@@ -91,6 +92,7 @@ class Executable:
     open_outs: tuple[int, ...] | None = None
     counted: Interface | None = None
     rows: int | None = None
+    in_turn: bool = False
     asked: bool = False
 
     def __post_init__(self) -> None:

@@ -154,7 +154,7 @@ class Kernel(NamedTuple):
                 )
                 if any(map(is_symbolic, shape))
             )
-        rows = None if self.transform is None else self.transform.count
+        transform = self.transform or ONE
         entry = Executable(
             sizes=dict(self.bucket),
             exact=call is None,
@@ -171,7 +171,8 @@ class Kernel(NamedTuple):
             loaded=loaded,
             origin=self.origin,
             counted=program if program is not None and program.counts else None,
-            rows=rows,
+            rows=transform.count,
+            in_turn=transform.in_turn,
         )
         if not loaded:
             entry.expect(jax.tree_util.tree_leaves((self.args, self.kwargs)))
@@ -198,11 +199,13 @@ class Transform:
 
     Attributes:
         count: How many examples the kernel takes; None if it takes one call.
+        in_turn: Whether its examples are computed one after the other.
         uneven: The mesh axis along which shards have sizes of their own, if there is one.
         stored: Makes the place of an executable among files; None for the usual one.
     """
 
     count: int | None = None
+    in_turn: bool = False
     uneven: tuple[str, ...] = ()
     stored: Callable[..., Any] | None = None
 

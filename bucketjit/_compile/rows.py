@@ -4,7 +4,8 @@
     a batch        vmap(masked)(n:i32[rows], x:f32[rows, 8, d])
 
 The masking rules are pure functions of operands and sizes, so ``jax.vmap`` of the masked program
-over the vector of sizes gives each row the result that it has alone.
+over the vector of sizes gives each row the result that it has alone. Rows may also take turns: a
+loop over those that are examples, so one executable serves every number of rows up to its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from bucketjit._arrays.padding import pad
 from bucketjit._compile.argument_types import abstract
 from bucketjit._compile.executable import Pads
 from bucketjit._compile.kernel import Body, Transform
+from bucketjit._jax.arrays import with_type
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.bucket_sizes import BucketSizes
@@ -86,12 +88,14 @@ class Rows(Transform):
         mapped: Positions of the leaves that each example has its own of. The others are shared.
         summed: Whether the executable returns the sum over the examples in place of each result.
         placement: How the rows are sharded over several devices; None if they are not.
+        in_turn: Whether the rows are computed one after the other, in a loop.
     """
 
     count: int = field()  # without a default, in the place of that of the class
     mapped: frozenset[int]
     summed: bool = False
     placement: Any = None
+    in_turn: bool = False
 
     def bucket(self, bucket: Mapping[str, int]) -> dict[str, int]:
         """The sizes of the bucket after the number of examples, which is called ``rows``."""
@@ -100,9 +104,9 @@ class Rows(Transform):
             name += "_"
         return {name: self.count, **bucket}
 
-    def details(self) -> tuple[int, list[int]]:
-        """The number of rows, and which leaves have their own."""
-        return self.count, sorted(self.mapped)
+    def details(self) -> tuple[int, list[int], bool]:
+        """The number of rows, which leaves have their own, and whether they take turns."""
+        return self.count, sorted(self.mapped), self.in_turn
 
     def pads(self, signed: SignedCall, pads: Pads) -> Pads:
         """Position and shape of each leaf that is padded or stacked."""
@@ -157,6 +161,8 @@ class Rows(Transform):
             def one(vector: Any, constants: Any, *own: Any) -> list[Any]:
                 return body(vector, constants, own, poison)
 
+            if self.in_turn:
+                return _in_turn(one, axes, sizes, arrays, program, self.count)
             mapped = jax.vmap(one, in_axes=(0, 0, *axes))
             if self.summed:
                 return _summed(mapped, axes, sizes, arrays, program, self.count)
@@ -169,6 +175,32 @@ class Rows(Transform):
 def rows_key(program: Interface, bucket: Mapping[str, int], rows: Rows) -> tuple[Interface, Any]:
     """The cache key of the executable of a batch."""
     return program, (rows, *bucket.values())
+
+
+def _in_turn(
+    one: Callable[..., list[Any]],
+    axes: Sequence[int | None],
+    sizes: BatchSizes,
+    arrays: Sequence[Any],
+    program: Interface,
+    count: int,
+) -> list[Any]:
+    """The results of the rows that are examples, and zeros for the others."""
+
+    def row(i: Any) -> list[Any]:
+        def own(x: Any) -> Any:
+            return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+        given = [x if axis is None else own(x) for x, axis in zip(arrays, axes, strict=True)]
+        return one(own(sizes.sizes), tuple(map(own, sizes.constants)), *given)
+
+    def step(i: Any, outs: list[Any]) -> list[Any]:
+        place = jax.lax.dynamic_update_index_in_dim
+        return [place(out, x, i, 0) for out, x in zip(outs, row(i), strict=True)]
+
+    zeros = [jnp.zeros((count, *x.shape), x.dtype) for x in jax.eval_shape(row, 0)]
+    outs = jax.lax.fori_loop(0, sizes.real, step, zeros)
+    return [with_type(x, d, weak) for x, (d, weak) in zip(outs, program.out_types, strict=True)]
 
 
 def _summed(

@@ -158,13 +158,15 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
     kinds = Counter(row.kind for row in rows)
     call = rows[0].kind.call
     opened = {i for i in mapped if any(map(is_open, call.tokens[i]))}
+    computed = len(rows) if entry.in_turn else entry.rows
+    total = sum(math.prod(shape) for i, shape in entry.pads if i in opened)
     return CountedBatch(
         rows=len(rows),
         logical=[(kind.call.sizes, n) for kind, n in kinds.items()],
         padded={v: entry.sizes[v] for v in call.sizes},
-        padded_rows=entry.rows,
+        padded_rows=computed,
         real=sum(kind.real * n for kind, n in kinds.items()),
-        total=sum(math.prod(shape) for i, shape in entry.pads if i in opened),
+        total=total * computed // entry.rows,
         flops=entry.flops,
         keys=[kind.key for kind in kinds],
     )

@@ -107,7 +107,8 @@ def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExpl
             way = planned.way
             kinds = [window[i].kind for i in planned.members]
             rows = [
-                call.kinds.rows(n, options.reduce is not None) for n in dict.fromkeys(planned.rows)
+                call.kinds.rows(n, options.reduce is not None, planned.in_turn)
+                for n in dict.fromkeys(planned.rows)
             ]
             groups.append(
                 ExplainedGroup(

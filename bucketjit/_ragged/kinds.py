@@ -197,15 +197,16 @@ class Kinds:
             leaves[i] = leaf
         return _owning(dataclasses.replace(row.like, leaves=leaves, shapes=row.kind.shapes))
 
-    def rows(self, count: int, summed: bool = False) -> Rows:
+    def rows(self, count: int, summed: bool = False, in_turn: bool = False) -> Rows:
         """The rows of a batch.
 
         Args:
             count: How many there are.
             summed: Whether their results are summed.
+            in_turn: Whether they are computed one after the other.
         """
         placement = placement_of(self.sharding, count)
-        return Rows(count, frozenset(self.mapped), summed, placement)
+        return Rows(count, frozenset(self.mapped), summed, placement, in_turn)
 
     @property
     def first(self) -> SignedCall:

@@ -7,11 +7,14 @@ iterator is taken in windows of `_WINDOW` tokens, so that its examples are not i
 from __future__ import annotations
 
 import itertools
+import time
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.rows import Rows, rows_key
@@ -39,6 +42,10 @@ _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator a
 _WINDOW_ROWS = 1 << 16  # and the most examples
 _LEAST_SUMMED = 1 << 16  # bytes of a batch that is summed, if the shared arguments have fewer
 _UNDER_WAY = 8  # batches that run while later ones are filled
+_LEAST_FLOPS = 1e7  # of a row: a few milliseconds; see `may_take_turns`
+_ROWS_IN_TURN, _TOKENS_IN_TURN = 16, 4096  # the most of an executable whose rows take turns
+_RUNS_TIMED = 3  # of a batch in each way
+_WORTH_TURNS = 1.25  # how much longer a row may take, as fewer executables are compiled
 
 PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
 
@@ -51,11 +58,13 @@ class Planned:
         way: The program and the bucket.
         members: The examples, by their place in the window.
         rows: How many rows the executable of each batch takes.
+        in_turn: Whether rows are computed one after the other.
     """
 
     way: Batched
     members: Sequence[int]
     rows: Sequence[int]
+    in_turn: bool = False
 
     def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
         """The row count and the examples of each batch."""
@@ -133,8 +142,11 @@ class MapCall:
                 key = way.program, tuple(way.bucket.values())
                 ways.setdefault(key, way)
                 members[key].append(i)
-        if not members:
-            return []
+        takes_turns = self._engine.takes_turns
+        in_turn = [] if summed else [k for k, way in ways.items() if takes_turns.get(way.program)]
+        planned = [self._planned_in_turn(ways.pop(k), members[k], window) for k in in_turn]
+        if not ways:
+            return planned
         known, asked = self._known_counts(summed)
         if not self._engine.provider.allowance.affordable():
             asked = set(known)
@@ -150,11 +162,19 @@ class MapCall:
             for key, way in ways.items()
         ]
         budget = self._options.token_budget or default_budget(groups)
-        return [
+        return planned + [
             # Rows of like lengths go together: a loop of a batch runs as long as the longest row.
             Planned(ways[key], sorted(members[key], key=lambda i: window[i].kind.real), counts)
             for key, counts in zip(ways, batches(groups, budget), strict=True)
         ]
+
+    def _planned_in_turn(
+        self, way: Batched, members: Sequence[int], window: Sequence[Row]
+    ) -> Planned:
+        """The batches of examples that take turns: all take equally many rows."""
+        count = rows_in_turn(way)
+        ordered = sorted(members, key=lambda i: window[i].kind.real)
+        return Planned(way, ordered, [count] * -(-len(ordered) // count), True)
 
     def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
         """The row counts that have an executable, by program and bucket.
@@ -206,7 +226,7 @@ class MapCall:
         for planned in self.plan(window):
             for count, members in planned.batches():
                 rows = [window[i] for i in members]
-                wait = self._start(planned.way, count, rows, shared)
+                wait = self._start(planned, count, rows, shared)
                 under_way.append((members, wait))
                 while len(under_way) > _UNDER_WAY:
                     finish()
@@ -218,20 +238,22 @@ class MapCall:
         return results
 
     def _start(
-        self, way: Batched, count: int, rows: Sequence[Row], shared: SharedArguments
+        self, planned: Planned, count: int, rows: Sequence[Row], shared: SharedArguments
     ) -> Callable[[], list[Any]]:
         """Start a batch.
 
         Returns:
             A function that waits for the results of its examples.
         """
-        engine = self._engine
-        found = self.executable(way, self.kinds.rows(count), rows[0])
+        engine, way = self._engine, planned.way
+        found = self.executable(way, self.kinds.rows(count, in_turn=planned.in_turn), rows[0])
         if isinstance(found, Alone):
             return lambda: self.run_alone(rows, found.why)
         entry, is_compiled = found
         checked = engine.config.check is not Check.OFF
         try:
+            if is_compiled and not checked and may_take_turns(engine, entry, way, self.kinds):
+                self._compare_ways(way, entry, rows, shared)
             if checked:
                 given = rows, self.kinds, shared, self._options.out
                 results = checked_results(engine, entry, *given)
@@ -242,6 +264,25 @@ class MapCall:
         engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
         self.tell_observer(rows)
         return (lambda: results) if checked else (lambda: results_of(launched, self._options.out))
+
+    def _compare_ways(
+        self, way: Batched, entry: Executable, rows: Sequence[Row], shared: SharedArguments
+    ) -> None:
+        """Run a batch in both ways, and note whether the rows of the program take turns."""
+        engine = self._engine
+        found = self.executable(way, self.kinds.rows(rows_in_turn(way), in_turn=True), rows[0])
+        if isinstance(found, Alone):
+            engine.takes_turns[way.program] = False
+            return
+        seconds = []
+        for each in (entry, found[0]):
+            part, runs = rows[: each.rows], []
+            for _ in range(_RUNS_TIMED):  # the first run sets the executable up
+                began = time.perf_counter()
+                jax.block_until_ready(launch(each, part, self.kinds, shared).outs)
+                runs.append((time.perf_counter() - began) / len(part))
+            seconds.append(min(runs))
+        engine.takes_turns[way.program] = seconds[1] < seconds[0] * _WORTH_TURNS
 
     def executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
         """The executable of a batch.
@@ -328,6 +369,28 @@ class MapCall:
             for row in rows:
                 observer.learn(self.kinds.call_of(row), row.kind.call)
                 observer.note(row.kind.call.sizes)
+
+
+def may_take_turns(engine: Engine, entry: Executable, way: Batched, kinds: Kinds) -> bool:
+    """Whether it is worth finding out if the rows of a program are as fast one after the other.
+
+    Then one executable serves every number of rows. It is for programs whose rows take long, on
+    one CPU: elsewhere, and for short ones, a loop is slower.
+    """
+    return (
+        way.program not in engine.takes_turns
+        and entry.rows is not None
+        and entry.flops >= _LEAST_FLOPS * entry.rows
+        and entry.on_host
+        and kinds.sharding is None
+        and not any(jax.dtypes.issubdtype(d, jax.dtypes.extended) for d, _ in way.program.out_types)
+    )
+
+
+def rows_in_turn(way: Batched) -> int:
+    """How many rows an executable takes at most whose rows take turns."""
+    most = max(1, _TOKENS_IN_TURN // way.tokens)
+    return min(_ROWS_IN_TURN, 1 << (most.bit_length() - 1))
 
 
 def note_alone(engine: Engine, why: MaskingError, examples: int) -> None:

@@ -67,6 +67,8 @@ class Engine:
         buckets: Chooses buckets.
         refusals: Programs that cannot be masked, and why.
         decisions: Decides what a call does.
+        takes_turns: Whether `map` computes the rows of a batch one after the other, by program; see
+            `bucketjit._ragged.run`.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
             because the function that is traced may call its own bucketed function.
         observer: Learns from each masked call, or None.
@@ -92,6 +94,7 @@ class Engine:
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock)
         self.refusals = Refusals()
+        self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
         self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
@@ -106,6 +109,7 @@ class Engine:
             for memory in (self.memory, *self.memories_apart):
                 memory.clear()
             self.refusals.clear()
+            self.takes_turns.clear()
             self.recompiles.clear()
             self.buckets.clear()
 
