@@ -46,8 +46,8 @@ class Event:
             for a new signature, or with other axes open), ``"stand-in"`` (a larger bucket serves a
             call while its own compiles), ``"budget"`` (a compile beyond the compile budget),
             ``"recompile"`` (a function compiles for each size, or beyond its buckets),
-            ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"plan"`` (an adaptive
-            strategy changed its buckets), ``"ahead"`` (listed buckets were not compiled with the
+            ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"plan"`` (whether
+            calls are faster in chunks), ``"ahead"`` (listed buckets were not compiled with the
             first call, and why), ``"process"`` (no other process compiles an executable in the
             background, and why), ``"error"`` (a compile in the background failed), ``"load"`` (an
             executable was read from a file), ``"wait"`` (another process compiled meanwhile; see

@@ -6,21 +6,20 @@ Those about what is compiled and kept are in `bucketjit._api.resource_builders` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
 from bucketjit import strategies
-from bucketjit._api.chunked_log import chunked_log
 from bucketjit._api.options import DynamicAxes, OverflowName, checked_dim, checked_strategy, member
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._api.source_builders import SourceBuilders
-from bucketjit._api.whole_calls import whole_calls
-from bucketjit._config import Overflow
+from bucketjit._config import AheadOfCalls, Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit.errors import SpecError, StrategyContractError
-from bucketjit.strategies._search.histogram import Sizes
-from bucketjit.strategies.base import Strategy
+from bucketjit.strategies._search.histogram import Sizes, histogram, is_named
+from bucketjit.strategies.base import Strategy, positive_int
 
 
 class BucketBuilders(ResourceBuilders, SourceBuilders):
@@ -259,8 +258,8 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         set before or after, are used only for calls that lack one of the variables.
 
         Args:
-            plan: `bucketjit.strategies.Joint`, or any object with ``dims``, the variables, and
-                ``bucket_of(sizes) -> buckets``, both dicts by variable.
+            plan: Any object with ``dims``, the variables, and ``bucket_of(sizes) -> buckets``, both
+                dicts by variable.
 
         Returns:
             A new bucketed function.
@@ -286,59 +285,38 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         k: int = 12,
         *,
         cost: Callable[..., float] | None = None,
-        split: str | Mapping[str, int] | None = None,
         ahead: bool = False,
-        measure: bool = True,
     ) -> Self:
         """Fit the buckets to a stream of calls whose sizes are known from a log or a data set.
 
-        There are at most ``k`` buckets, those that cost least for these sizes
-        (`strategies.Optimal.fit`, or `strategies.Joint.fit` of several variables); each further
-        bucket is twice the one before. If a compiled bucket can stand in for a missing one, the
-        missing one compiles in the background. This process compiles it, because the stream as a
-        whole then ends sooner; call `with_background_compile` on the result to have another process
-        compile, which makes single calls wait less.
+        Each variable gets the boundaries of `strategies.fit`, such that these calls need at most
+        ``k`` buckets; beyond the last boundary, each bucket is twice the one before. If a compiled
+        bucket can stand in for a missing one, the missing one compiles in the background. This
+        process compiles it, because the stream as a whole then ends sooner; call
+        `with_background_compile` on the result to have another process compile, which makes single
+        calls wait less.
 
-        On CPU, ``split="b"`` can also serve a call row by row, on several cores at a time. Nothing
-        is padded along ``b``, and all buckets are left for the other variables. That pays for
-        recurrent and small models, whose operations are too small to be shared among cores. It does
-        not pay for large matrix products, which are faster for all rows at once. So one of the
-        first calls of usual size runs both ways, which costs one compile more, and the faster way
-        serves the calls that follow; an event of the kind ``"plan"`` says which and why. Calls of
-        less than about 20 MFLOP, checked calls and calls with donated arguments are not measured:
-        they run in chunks. ``measure=False`` always cuts calls.
-
-        The outputs of the program must be independent along ``b`` (`Overflow.SPLIT`). For chunks,
-        XLA uses its library YNN for reductions only, not for matrix products, which take longer
-        side by side. On Linux, if the chunks keep at least half of the cores busy by these sizes,
-        XLA also does not share an operation of a chunk among threads, unless it is a product of
-        over 0.2 GFLOP: chunks run in a CPU client of their own, which reads the arrays of JAX's
-        client. (Such an array keeps its memory until it is deleted; a donated one is copied.)
-
-        With ``ahead``, the first call compiles the whole plan (`with_ahead_compile`). It takes
-        longer, the calls after it find their buckets, and the stream as a whole ends sooner.
+        With ``ahead``, the first call compiles the buckets of all these calls
+        (`with_ahead_compile`). It takes longer, the calls after it find their buckets, and the
+        stream as a whole ends sooner.
 
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th sizes of all variables are
-                one call. Of a single variable that is not split, it may be a dict of size to count.
-            k: The largest number of buckets.
+                one call. Of a single variable, it may be a dict of size to count.
+            k: The largest number of buckets. A combination of boundaries that is not among these
+                calls is one more, when it comes.
             cost: What a call in a bucket costs. It takes the padded size of the one variable that
-                is planned, or those of several by name (``lambda b, s: b * s * s``), without
-                variables that are split. By default their product.
-            split: A variable along which calls are cut into chunks of 1, or a dict of it to the
-                size of the chunks.
-            ahead: Whether the first call compiles all buckets; with ``split``, the first call after
-                both ways were measured.
-            measure: Whether ``split`` is used only if a measurement shows that it is faster.
+                is planned, or those of several by name (``lambda b, s: b * s * s``). By default
+                their product.
+            ahead: Whether the first call compiles all buckets.
 
         Returns:
             A new bucketed function.
 
         Raises:
             SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of
-                them; ``split`` is malformed or has a variable without sizes; or a flag is no bool.
-                (Calls of a program that cannot be split raise `SplitError`.)
-            TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.Joint.fit` takes it.
+                them; or ``ahead`` is no bool.
+            TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.fit` takes it.
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
@@ -346,39 +324,32 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             >>> rows = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s")
             >>> log = {"b": [2, 2, 7, 7], "s": [30, 31, 9, 10]}
             >>> planned = rows.with_fitted_plan(log, k=2)
-            >>> for b, s in ((7, 10), (2, 30), (1, 7)):
+            >>> for b, s in ((7, 10), (2, 30)):
             ...     _ = planned(np.ones((b, s), np.float32))
             >>> planned.wait_for_compiles()
             True
             >>> [dict(bucket.sizes) for bucket in planned.stats().buckets]
-            [{'b': 7, 's': 31}, {'b': 2, 's': 31}]
-
-            By rows, the same calls need these buckets:
-
-            >>> by_rows = rows.with_fitted_plan(log, k=2, split="b")
-            >>> for b, s in ((2, 30), (7, 10), (1, 7)):
-            ...     _ = by_rows(np.ones((b, s), np.float32))
-            >>> by_rows.wait_for_compiles()
-            True
-            >>> [dict(bucket.sizes) for bucket in by_rows.stats().buckets]
-            [{'b': 1, 's': 31}, {'b': 1, 's': 10}]
+            [{'b': 7, 's': 10}, {'b': 2, 's': 31}]
         """
-        for name, flag in (("ahead", ahead), ("measure", measure)):
-            if not isinstance(flag, bool):
-                raise SpecError(f"{name} must be True or False, got {flag!r}")
-        # Plans are fitted to chunks, not to calls, and the split variable is no part of them.
-        log = chunked_log(sizes, split)
-        planned = self.with_background_compile(process=False)._with(chunked=log.together)
-        if ahead:
-            planned = planned.with_ahead_compile()
-        for dim, chunk in log.chunks.items():
-            planned = planned.with_buckets([chunk], dim, overflow=Overflow.SPLIT)
-        if len(log.sizes) > 1:
-            planned = planned.with_plan(strategies.Joint.fit(log.sizes, k, cost=cost))
-        for dim, values in log.sizes.items():
-            if len(log.sizes) == 1:
-                planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
-            planned = planned.with_overflow(Overflow.EXTEND, dim)
-        if log.chunks and measure:
-            planned = planned._with(whole=whole_calls(planned._config, log, k, cost))
-        return planned
+        if not isinstance(ahead, bool):
+            raise SpecError(f"ahead must be True or False, got {ahead!r}")
+        if not is_named(sizes):
+            raise SpecError(
+                f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {reprlib.repr(sizes)}"
+            )
+        log = {d: list(c) if isinstance(c, Iterator) else c for d, c in sizes.items()}
+        try:
+            calls = histogram(log)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"with_fitted_plan: {error}") from None
+        plan = strategies.fit(log, positive_int("k", k), cost=cost)
+        planned = self.with_background_compile(process=False)
+        for dim, strategy in plan.items():
+            planned = planned.with_strategy(strategy, dim, overflow=Overflow.EXTEND)
+        if not ahead:
+            return planned
+        fitted = {
+            tuple((dim, plan[dim].bucket(n)) for dim, n in zip(plan, call, strict=True))
+            for call in calls.points.tolist()
+        }
+        return planned._with(ahead=AheadOfCalls(fitted=tuple(sorted(fitted))))

@@ -153,7 +153,6 @@ class ExecutableProvider:
         *,
         beside_calls: bool = False,
         is_asked_for: bool = True,
-        may_compile: bool = True,
         epoch: object = None,
     ) -> Source:
         """Compile the executable of a request, unless it is stored or in a file.
@@ -166,7 +165,6 @@ class ExecutableProvider:
             is_asked_for: Whether the user asked for this executable. Then an exhausted budget is
                 reported, and raises (action "error") or warns and compiles ("warn"); otherwise it
                 raises without a report, whatever the action.
-            may_compile: Whether to compile the executable if it is in no file.
             epoch: The `epoch` in which the request was made. A request from before a `clear` is
                 refused. None skips that check.
 
@@ -186,9 +184,7 @@ class ExecutableProvider:
         compile = compile_here
         if beside_calls and self._asks:
             compile = functools.partial(self._compile_apart, request)
-        return self._obtain(
-            request, first_run, compile, is_asked_for, may_compile, is_call=False
-        ).source
+        return self._obtain(request, first_run, compile, is_asked_for, is_call=False).source
 
     def get_own(self, request: CompileRequest) -> Executable:
         """The executable of a request itself, never a stand-in.
@@ -225,7 +221,6 @@ class ExecutableProvider:
         first_run: bool = False,
         compile: Compile = compile_here,
         is_asked_for: bool = True,
-        may_compile: bool = True,
         is_call: bool = True,
     ) -> Provided:
         """The executable of a request: stored, from a file, or compiled by this or another thread.
@@ -246,9 +241,7 @@ class ExecutableProvider:
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry, source, _ = self._load_or_build(
-                request, told, compile, is_asked_for, may_compile
-            )
+            entry, source, _ = self._load_or_build(request, told, compile, is_asked_for)
             if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             with self._lock:
@@ -308,7 +301,6 @@ class ExecutableProvider:
         told: list[Event],
         compile: Compile = compile_here,
         is_asked_for: bool = True,
-        may_compile: bool = True,
     ) -> Provided:
         """The executable from a file, written by now or soon by another process, or compiled here.
 
@@ -321,8 +313,6 @@ class ExecutableProvider:
 
         entry = self._load(request)
         if entry is None:
-            if not may_compile:
-                raise CompileBudgetError(self.allowance.refusal(request))
             place = None if request.kept is None else request.kept.shared()
             with turn(place, functools.partial(self._load, request), tell_wait) as entry:
                 if entry is None:

@@ -114,4 +114,4 @@ class Recall(Generic[V]):
             with engine.lock:
                 engine.memories_apart.add(memory)
         arguments = CallArguments(*given, memory.fast_path)
-        memory.add_masked(signed, arguments, call, served._replace(note=None))
+        memory.add_masked(signed, arguments, call, served)

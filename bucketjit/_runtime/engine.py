@@ -40,7 +40,7 @@ from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, NoTrial, Preparer, Together, Trial
+from bucketjit._runtime.observers import NoTrial, Preparer, Together, Trial
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import PartRefused, Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
@@ -81,7 +81,6 @@ class Engine:
         decisions: Decides what a call does.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
             because the function that is traced may call its own bucketed function.
-        observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
         trial: Measures whether calls are faster in chunks or whole.
         together: Runs calls in the bucket that all processes of a job agree on, or None.
@@ -107,7 +106,6 @@ class Engine:
         self.refusals = Refusals()
         self.splitter = Splitter(config, self.lock)
         self.decisions = Decisions(self.buckets, self.splitter, self.refusals)
-        self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
         self.trial: Trial = NoTrial()
         self.together: Together | None = None
@@ -242,9 +240,6 @@ class Engine:
         if self.config.check is not Check.OFF:
             return result
         self.trial.see(self, signed, call, entry)
-        if self.observer is not None:
-            self.observer.learn(signed, call)
-            self.observer.note(call.sizes)
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
             self.memory.add_masked(signed, given, call, served)
@@ -256,8 +251,7 @@ class Engine:
         """How an executable serves a call."""
         sizes = entry.sizes_for(call)
         finish = entry.finisher(call, out, self.counters)
-        note = None if self.observer is None else functools.partial(self.observer.note, call.sizes)
-        return ServedCall(key, sizes, finish, counter_of(entry, call, signed), note)
+        return ServedCall(key, sizes, finish, counter_of(entry, call, signed))
 
     def run(
         self,
@@ -334,10 +328,7 @@ class Engine:
         if entry is None:
             return None
         served = self.served(decision.key, entry, signed, call, Out.PADDED)
-        handler = self.memory.add_masked(signed, given, call, served)
-        if handler is not None and self.observer is not None:
-            self.observer.learn(signed, call)
-        return handler
+        return self.memory.add_masked(signed, given, call, served)
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
         """Decide what a call does; see `Decisions.decide`.

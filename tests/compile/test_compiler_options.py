@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Check, Fallback
+from bucketjit import BucketedExec, Check
 from bucketjit._compile.requests import RequestFactory
 from bucketjit._xla_defects import workarounds
 from bucketjit.errors import SpecError
@@ -105,41 +105,6 @@ def test_what_xla_does_not_take_is_named(options: Any, name: str, bucketed: bool
     assert executor.cache_size() == 0 == executor.stats().calls
 
 
-@on_cpu
-def test_chunks_that_share_the_cores_leave_products_out_of_the_library() -> None:
-    by_rows = BucketedExec(
-        lambda x: jnp.tanh(jnp.matmul(x, WEIGHTS)), dynamic_axes="b, s, _", fallback=Fallback.ERROR
-    )
-    log = {"b": [3, 4], "s": [48, 64]}
-    planned, whole = by_rows.with_fitted_plan(log, k=1, split="b"), by_rows.with_fitted_plan(log, 1)
-    x = ramp(3, 48, 64)
-    for executor, expected in ((planned, False), (whole, True)):
-        np.testing.assert_allclose(executor(x), np.tanh(x @ WEIGHTS), rtol=1e-5)
-        assert calls_the_library(executor) == [expected]
-    for anew in (planned.with_fitted_plan(log, 1), planned.with_overflow("extend", "b")):
-        np.testing.assert_allclose(anew(x), np.tanh(x @ WEIGHTS), rtol=1e-5)
-        assert calls_the_library(anew) == [True]
-    asked = BucketedExec(
-        planned.__wrapped__,
-        dynamic_axes="b, s, _",
-        compiler_options={"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT"},
-    ).with_fitted_plan(log, k=1, split="b")
-    asked(x)
-    assert calls_the_library(asked) == [True]  # what the user says goes before
-
-
-@on_cpu
-def test_chunks_leave_reductions_to_the_library() -> None:
-    executor = BucketedExec(
-        lambda x: jax.nn.softmax(jnp.matmul(x, WEIGHTS)), dynamic_axes="b, s, _"
-    ).with_fitted_plan({"b": [3], "s": [96]}, k=1, split="b")
-    x = ramp(3, 96, 64) / 1e4
-    np.testing.assert_allclose(executor(x), jax.nn.softmax(x @ WEIGHTS), rtol=1e-2, atol=1e-6)
-    [text] = texts(executor)
-    assert "__ynn_fusion" in text
-    assert " dot(" in text  # by itself, in no fusion of the library
-
-
 def relu(x: Any) -> Any:
     return jax.nn.relu(x @ WEIGHTS).mean()
 
@@ -176,9 +141,8 @@ def test_an_option_of_ours_that_xla_does_not_take_is_given_up(
 ) -> None:
     monkeypatch.setattr(workarounds, "library_options", lambda *_: {"xla_no_such": 1})
     monkeypatch.setattr(RequestFactory, "own_options", frozenset(("xla_no_such",)))
-    executor = BucketedExec(layer, dynamic_axes="b, s, _", check=check).with_fitted_plan(
-        {"b": [3, 4], "s": [2, 8]}, k=2, split="b"
-    )
+    executor = BucketedExec(layer, dynamic_axes="b, s, _", check=check)
+    executor = executor.with_buckets([1], "b", overflow="split").with_buckets([2, 8], "s")
     for b, s in ((3, 2), (2, 8), (1, 7)):
         x = ramp(b, s, 64)
         np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)

@@ -49,9 +49,8 @@ def test_it_is_an_error_by_default() -> None:
     [
         (strategies.Pow2(max=8), 9, 16),
         (strategies.Boundaries([3, 6]), 7, 12),
-        (strategies.Optimal([4]), 9, 16),
-        (strategies.MultipleOf(strategies.Pow2(max=4), 3), 7, 9),
-        (strategies.Adaptive(strategies.Pow2(max=4)), 5, 8),
+        (strategies.fit([2, 4], buckets=1), 9, 16),
+        (strategies.Exponential(1.5, max=4), 5, 6),
     ],
     ids=lambda x: type(x).__name__,
 )
@@ -275,9 +274,7 @@ def test_split_is_as_exact(name: str, xla_compiles: Callable[[], int]) -> None:
 def test_the_largest_bucket_of_any_strategy() -> None:
     for strategy in (
         strategies.Pow2(max=5),
-        strategies.Optimal([2, 5]),
-        strategies.MultipleOf(strategies.Pow2(max=4), 5),
-        strategies.Adaptive(strategies.Linear(5, max=5)),
+        strategies.Boundaries([2, 5]),
     ):
         executor = BucketedExec(rows).with_strategy(strategy, overflow="split")
         assert_like_jit(executor, rows, ramp(12, 3) / 20)
@@ -295,18 +292,6 @@ def test_split_along_two_variables() -> None:
     assert told.splits == (("b", (4, 4, 1)), ("s", (4, 2)))
     assert dict(told.sizes) == {"b": 9, "s": 6} and dict(told.bucket) == {"b": 4, "s": 4}
     assert "in 3 chunks along b: 4, 4, 1" in str(told)
-
-
-def test_split_beyond_a_joint_plan_in_two_variables() -> None:
-    plan = strategies.Joint([{"b": 3, "s": 9}, {"b": 50, "s": 9}])
-    for shape in ((200, 4), (3, 20), (200, 20), (101, 19)):
-        executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, s").with_plan(plan)
-        executor = executor.with_overflow("split")
-        for _ in range(2):
-            assert_like_jit(executor, lambda x: x * 2, ramp(*shape))
-    executor = BucketedExec(rows, dynamic_axes="b, s").with_plan(plan).with_overflow("split")
-    with pytest.raises(SplitError, match="it reduces over s"):
-        executor(ramp(200, 20))
 
 
 def test_expressions_and_sizes_as_arguments() -> None:

@@ -170,7 +170,6 @@ def binding(
     sizes: object,
     hosts: Sequence[Where],
     without_statics: Prepare | None,
-    note: Callable[[], None] | None,
     finish: Change | None,
 ) -> Bind:
     """A function that prepares a call for its chunks; see `Handler.bind`.
@@ -181,7 +180,6 @@ def binding(
         sizes: See `serving`.
         hosts: See `preparing`.
         without_statics: See `preparing`.
-        note: Called for each chunk, or None.
         finish: See `serving`.
 
     Returns:
@@ -215,8 +213,6 @@ def binding(
             if entry.count_signatures() != entry.signatures:
                 entry.note_compiles(*bound.arguments)
             counted()
-            if note is not None:
-                note()
             return result if finish is None else finish(result)
 
         return Part(bound.leaves, serve)
@@ -280,24 +276,20 @@ def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[st
                 raise SignatureChanged
 
 
-def afterwards(gives: Sequence[Where], note: Callable[[], None] | None) -> After | None:
+def afterwards(gives: Sequence[Where]) -> After | None:
     """A function that is called with the arguments of a call when the executable has run.
 
     Args:
         gives: Donated arguments, to be deleted: the executable was given a padded copy of them.
-        note: Called for each call, or None.
 
     Returns:
         The function; None if there is nothing to do.
     """
-    if not gives and note is None:
+    if not gives:
         return None
 
     def after(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if gives:
-            give_away([args[w] if isinstance(w, int) else kwargs[w] for w in gives])
-        if note is not None:
-            note()
+        give_away([args[w] if isinstance(w, int) else kwargs[w] for w in gives])
 
     return after
 

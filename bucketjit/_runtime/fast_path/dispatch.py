@@ -269,7 +269,6 @@ def make_handler(
     leaves: Sequence[Any],
     finish: Change | None,
     line: CallCounter,
-    note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
     joined: bool = False,
 ) -> BucketHandler:
@@ -282,7 +281,6 @@ def make_handler(
         leaves: The leaves of the call, as they came. Only their shapes and types are kept.
         finish: Makes the result of the call from that of the executable, or None.
         line: Counts the calls.
-        note: Called for each call, or None.
         hosts: See `host_arguments`.
         joined: Whether the calls are chunks; see `serving`.
 
@@ -310,9 +308,9 @@ def make_handler(
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)
     is_checked = entry is not None and entry.is_checked_after_runs
-    after = afterwards(gives, note)
+    after = afterwards(gives)
     serve = serving(slot, counted, sizes, prepare, after, finish, joined, is_checked)
     bind = None
     if joined and entry is not None and entry.bind is not None:
-        bind = binding(slot, counted, sizes, hosts, layout.without_statics, note, finish)
+        bind = binding(slot, counted, sizes, hosts, layout.without_statics, finish)
     return BucketHandler(slot, line, serve, bind)

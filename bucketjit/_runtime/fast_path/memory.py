@@ -7,7 +7,7 @@ dropped.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -42,14 +42,12 @@ class ServedCall(NamedTuple):
         sizes: The first argument of the executable, on the device; None if it runs exact.
         finish: Makes the result of the call from that of the executable, or None.
         line: Counts calls like it.
-        note: Called for each call like it, or None.
     """
 
     key: Any
     sizes: Any
     finish: Change | None
     line: CallCounter
-    note: Callable[[], None] | None = None
 
 
 class RememberedCalls:
@@ -160,7 +158,6 @@ class RememberedCalls:
                 signed.leaves,
                 served.finish,
                 served.line,
-                served.note,
                 hosts,
                 joined,
             )

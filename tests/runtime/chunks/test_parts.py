@@ -148,16 +148,6 @@ def test_explained() -> None:
     assert (told.kind, told.bucket) == ("paired", {"b": 1, "s": 4})
 
 
-def test_a_plan_by_rows_of_such_a_function() -> None:
-    sizes = {"b": [5, 9, 3, 8, 2, 1, 30], "s": [3, 17, 9, 12, 30, 5, 4]}
-    executor = BucketedExec(positions, dynamic_axes=(None, "b, s, _"))
-    executor = executor.with_fitted_plan(sizes, k=3, split="b")
-    for b, s in zip(sizes["b"], sizes["s"], strict=True):
-        args = arguments(b, s)
-        assert_same(executor(*args), jax.jit(positions)(*args), rtol=2e-5)
-    assert executor.stats().compiles <= 6  # of several rows, and of one
-
-
 def test_after_the_cache_is_cleared() -> None:
     executor = in_chunks(positions, 1)
     for _ in range(2):

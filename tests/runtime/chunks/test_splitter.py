@@ -18,7 +18,7 @@ from bucketjit import BucketedExec, Padded
 from bucketjit._arrays import padding
 from bucketjit._cores import helper_threads
 from bucketjit._runtime.chunks import chunked_handler
-from bucketjit.errors import SpecError, SplitError
+from bucketjit.errors import SplitError
 from tests.comparison import assert_like_jit, assert_same, ramp
 from tests.runtime.chunks.test_helper_threads import the_helpers
 from tests.runtime.test_buckets import SPLITS, buckets, floats, mlp, rows
@@ -264,92 +264,3 @@ def test_chunks_run_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_handler.ChunkedHandler, "_serve", met)
     assert_same(executor(x), jax.jit(rows)(x), rtol=1e-5)
     assert len(threads) == 3
-
-
-# --- a plan by rows -----------------------------------------------------------------------------
-
-
-LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
-
-
-@pytest.mark.parametrize(("split", "chunk"), [("b", 1), ({"b": 2}, 2)])
-def test_a_fitted_plan_by_rows(split: Any, chunk: int) -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(LOG, 2, split=split)
-    for b, s in ((2, 30), (7, 9), (1, 31), (5, 40), (3, 10)):
-        assert_like_jit(executor, rows, floats(b, s))
-    assert executor.wait_for_compiles(60)
-    assert {b["b"] for b in buckets(executor)} == {chunk}
-    assert {b["s"] for b in buckets(executor)} <= {10, 31, 62}
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({}, "sizes must be a dict such as .*, got {}"),
-        ({"b": [1], "s": [1, 2]}, "as many sizes as there were calls"),
-        ({"b": 3, "s": 4}, r"sizes\['b'\] must be an iterable of ints, not 3"),
-        ({"b": [1.5]}, r"sizes\['b'\] must be a flat iterable of ints"),
-    ],
-)
-def test_a_plan_of_no_sizes(sizes: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(sizes)
-
-
-def test_a_plan_by_costs() -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, s")
-    planned = executor.with_fitted_plan(LOG, 1, cost=lambda b, s: b * s * s)
-    assert "Joint([{'b': 7, 's': 31}])" in repr(planned)
-    with pytest.raises(TypeError, match="cost must take the padded sizes by name, b, s: "):
-        executor.with_fitted_plan(LOG, 1, cost=lambda x, y: x * y)
-
-
-def test_plans_of_several_lengths_and_of_none() -> None:
-    def both(x: Any, y: Any) -> Any:
-        return x.sum(1) + y.sum(1)
-
-    log = {**LOG, "t": [5, 6, 7, 8]}
-    executor = BucketedExec(both, dynamic_axes=("b, s", "b, t")).with_fitted_plan(log, 3, split="b")
-    assert_like_jit(executor, both, floats(4, 9), floats(4, 6))
-    executor = BucketedExec(rows, dynamic_axes="b, _").with_fitted_plan({"b": [3, 4]}, split="b")
-    assert_like_jit(executor, rows, floats(4, 9))
-    assert buckets(executor) == [{"b": 1}]
-
-
-def test_calls_of_size_zero_are_left_out_of_a_plan() -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, s")
-    for empty in ({"b": 0, "s": 40}, {"b": 5, "s": 0}):
-        log = {dim: [*LOG[dim], n] for dim, n in empty.items()}
-        for split in (None, "b"):
-            assert repr(executor.with_fitted_plan(log, 2, split=split)) == repr(
-                executor.with_fitted_plan(LOG, 2, split=split)
-            )
-
-
-def test_a_plan_from_counts() -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, _").with_pow2()
-    for n in (3, 3, 3, 5, 6):
-        executor(floats(n, 2))
-    planned = executor.with_fitted_plan(executor.stats().size_counts, 2)
-    assert repr(planned) == repr(executor.with_fitted_plan({"b": [3, 3, 3, 5, 6]}, 2))
-    assert "Optimal([3, 6])" in repr(planned)
-
-
-@pytest.mark.parametrize(
-    ("log", "split", "message"),
-    [
-        (LOG, "c", "no sizes of 'c', only of b, s"),
-        (LOG, {"b": 0}, "positive int, got 0"),
-        (LOG, {"b": True}, "positive int, got True"),
-        (LOG, 3, "split must be a variable"),
-        ({**LOG, "s": [3]}, "b", "as many sizes as there were calls, not {'b': 4, 's': 1}"),
-        ({**LOG, "b": [2, 1, -1, 3]}, "b", "must not be negative"),
-        ({"b": [0, 0]}, "b", "at least one call"),
-        ({"b": {3: 2}}, "b", "sizes of 'b' must be those of each call, not counts"),
-        ([3], "b", "sizes must be a dict"),
-    ],
-)
-def test_what_a_plan_by_rows_refuses(log: Any, split: Any, message: str) -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, s")
-    with pytest.raises(SpecError, match=message):
-        executor.with_fitted_plan(log, split=split)
