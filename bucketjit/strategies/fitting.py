@@ -152,8 +152,9 @@ def _fitted(
         own = np.unique(np.append(column, top))
         if len(dims) > 1 and len(own) > (each := int(_MOST_COMBINATIONS ** (1 / len(dims)))):
             others = points.prod(axis=1, dtype=np.float64) / column
-            weights = np.bincount(np.searchsorted(own, column), counts * others, len(own))
-            own = cheapest_boundaries(own, weights, own.astype(np.float64), each)
+            total = np.bincount(np.searchsorted(own, column), counts * others, len(own))
+            floats = total.astype(np.float64), own.astype(np.float64)
+            own = cheapest_boundaries(own, *floats, each)
         sizes.append(own)
         where.append(np.searchsorted(own, column))
     shape = tuple(map(len, sizes))

@@ -32,14 +32,15 @@ def cheapest_grid(weights: Floats, costs: Floats, most: int) -> Grid:
         The boundaries of each variable, as positions in its candidates.
     """
     search = _Grids(weights, costs)
-    axes, most = range(weights.ndim), min(most, np.count_nonzero(weights))
+    axes, most = range(weights.ndim), min(most, int(np.count_nonzero(weights)))
     numbers = sorted({max(1, round(most / 1.12**i)) for i in range(64)} & {*range(most + 1)})
     grid: Grid = tuple((n - 1,) for n in weights.shape)
-    best, tried = (search.cost(grid), grid), set()
+    best, tried = (search.cost(grid), grid), set[Grid]()
     while True:
         before, grid = best
         for axis in axes:
-            starts = {search.cut(grid, axis, number) for number in numbers} - tried - {None}
+            cuts = {search.cut(grid, axis, number) for number in numbers}
+            starts = {cut for cut in cuts if cut is not None} - tried
             tried |= starts
             for start in starts:
                 found = (search.descend(start, other, most) for other in axes if other != axis)

@@ -47,7 +47,7 @@ def histogram(sizes: Sizes | Mapping[str, Sizes]) -> Histogram:
         array([1., 2.])
     """
     named = is_named(sizes)
-    columns: Mapping[str, Any] = sizes if named else {"size": sizes}
+    columns: Mapping[str, Any] = sizes if is_named(sizes) else {"size": sizes}
     arrays, counts = {}, None
     for dim, column in columns.items():
         name = f"sizes[{dim!r}]" if named else "sizes"
@@ -71,7 +71,8 @@ def histogram(sizes: Sizes | Mapping[str, Sizes]) -> Histogram:
     if not seen.any():
         raise ValueError("sizes must hold at least one size of 1 or more, not none")
     distinct, where = np.unique(points[seen], axis=0, return_inverse=True)
-    return Histogram(tuple(columns), distinct, np.bincount(where.ravel(), counts[seen]))
+    counts = np.bincount(where.ravel(), counts[seen]).astype(np.float64)
+    return Histogram(tuple(columns), distinct, counts)
 
 
 def _integers(name: str, values: object) -> Ints:
