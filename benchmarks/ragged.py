@@ -184,7 +184,7 @@ def sentences(options: Options) -> list[Row]:
     def encode(params: Any, ids: Any) -> Any:
         return demo.encode(params, ids[None])[0]
 
-    plan = strategies.Optimal.fit(lengths, k=9)
+    plan = strategies.fit(lengths, buckets=9)
     executor = BucketedExec(encode, dynamic_axes=(None, "s")).with_strategy(plan)
     by_calls = demo.ragged_batches([x.tolist() for x in examples], 32)
     exact = jax.jit(demo.encode)

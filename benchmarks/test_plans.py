@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bucketjit.strategies import Adaptive, Joint, Optimal, Pow2
+from bucketjit.strategies import fit
 
 CALLS, DISTINCT = 100_000, 10_000
 
@@ -21,30 +21,16 @@ def sizes() -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("k", [8, 32])
 @pytest.mark.parametrize("cost", ["size", "function"])
-def test_optimal(benchmark: Any, k: int, cost: str) -> None:
-    benchmark.group = f"Optimal.fit, {CALLS} calls of {DISTINCT} sizes"
+def test_one_variable(benchmark: Any, k: int, cost: str) -> None:
+    benchmark.group = f"{CALLS} calls of {DISTINCT} sizes"
     function = None if cost == "size" else lambda n: 100 + n * n
-    plan = benchmark.pedantic(Optimal.fit, (sizes(), k), {"cost": function}, rounds=3)
+    plan = benchmark.pedantic(fit, (sizes(), k), {"cost": function}, rounds=3)
     assert len(plan.boundaries) == k
 
 
-@pytest.mark.parametrize("fit", [Optimal.fit_joint, Joint.fit], ids=["grid", "joint"])
-def test_two_variables(benchmark: Any, fit: Any) -> None:
-    benchmark.group = "batch and length, 1000 calls, 12 executables"
-    rng = np.random.default_rng(0)
-    seen = {"b": rng.integers(1, 33, 1000), "s": rng.lognormal(4, 0.7, 1000).astype(int) + 1}
-    benchmark.pedantic(fit, (seen, 12), rounds=3)
-
-
-def test_observing_a_call(benchmark: Any) -> None:
-    benchmark.group = "Adaptive"
-    strategy = Adaptive(Pow2())
-    benchmark(strategy.observe, 17)
-
-
-def test_replanning(benchmark: Any) -> None:
-    benchmark.group = "Adaptive"
-    strategy = Adaptive(Pow2(), compile_cost=0)
-    for n in (np.random.default_rng(0).lognormal(4, 0.7, 10_000).astype(int) + 1).tolist():
-        strategy.observe(n)
-    assert benchmark(strategy.propose) is not None
+@pytest.mark.parametrize("k", [8, 32])
+def test_two_variables(benchmark: Any, k: int) -> None:
+    benchmark.group = "batch and length, 10,000 calls"
+    lengths = np.random.default_rng(0).lognormal(5, 0.8, 10_000).astype(int) + 1
+    seen = {"b": np.maximum(1, 8192 // lengths), "s": lengths}
+    benchmark.pedantic(fit, (seen, k), rounds=3)

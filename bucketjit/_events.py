@@ -46,9 +46,9 @@ class Event:
             for a new signature, or with other axes open), ``"stand-in"`` (a larger bucket serves a
             call while its own compiles), ``"budget"`` (a compile beyond the compile budget),
             ``"recompile"`` (a function compiles for each size, or beyond its buckets),
-            ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"plan"`` (an adaptive
-            strategy changed its buckets), ``"ahead"`` (listed buckets were not compiled with the
-            first call, and why), ``"error"`` (a compile in the background failed), ``"load"`` (an
+            ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"ahead"`` (listed
+            buckets were not compiled with the first call, and why), ``"error"`` (a compile in the
+            background failed), ``"load"`` (an
             executable was read from a file), ``"wait"`` (another process compiled meanwhile; see
             ``share`` of `BucketedExec.with_persistence`), ``"stale"`` (a file was made for another
             version, program or machine), ``"damaged"``, ``"distrusted"``, ``"unreadable"`` or

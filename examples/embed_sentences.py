@@ -374,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
 
     by_rows = (
         BucketedExec(encode_one, dynamic_axes=(None, "s"))
-        .with_strategy(strategies.Optimal.fit(lengths, k=options.buckets))
+        .with_strategy(strategies.fit(lengths, options.buckets))
         .with_on_event(on_event)
     )
     by_batches = (

@@ -96,7 +96,7 @@ PLANS = (
     Entry("expert pow2, no floors", "with_jax:expert_without_floors"),
     Entry("expert pow2", "with_jax:expert"),
     _bucketjit("pow2, no floors", lambda e, _: e.with_pow2()),
-    _bucketjit("12 fitted buckets", lambda e, sizes: e.with_plan(_joint(sizes, 12))),
+    _bucketjit("12 fitted buckets", lambda e, sizes: _fitted(e, sizes, 12)),
     _bucketjit(
         "12 fitted, in the background",
         lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 12),
@@ -108,10 +108,12 @@ def _by_variable(sizes: Sizes) -> dict[str, list[int]]:
     return {"b": [b for b, _ in sizes], "s": [s for _, s in sizes]}
 
 
-def _joint(sizes: Sizes, k: int) -> Any:
-    from bucketjit.strategies import Joint
+def _fitted(executor: Any, sizes: Sizes, k: int) -> Any:
+    from bucketjit.strategies import fit
 
-    return Joint.fit(_by_variable(sizes), k)
+    for dim, strategy in fit(_by_variable(sizes), k).items():
+        executor = executor.with_strategy(strategy, dim)
+    return executor
 
 
 def entry(name: str) -> Entry:

@@ -7,7 +7,7 @@ Those about what is compiled and kept are in `bucketjit._api.resource_builders` 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -21,11 +21,11 @@ from bucketjit._api.options import (
 )
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._api.source_builders import SourceBuilders
-from bucketjit._config import Overflow
+from bucketjit._config import AheadOfCalls, Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit.errors import SpecError, StrategyContractError
-from bucketjit.strategies._search.histogram import Sizes, joint_histogram
-from bucketjit.strategies.base import Strategy
+from bucketjit.strategies._search.histogram import Sizes, histogram, is_named
+from bucketjit.strategies.base import Strategy, positive_int
 
 
 class BucketBuilders(ResourceBuilders, SourceBuilders):
@@ -262,8 +262,8 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         set before or after, are used only for calls that lack one of the variables.
 
         Args:
-            plan: `bucketjit.strategies.Joint`, or any object with ``dims``, the variables, and
-                ``bucket_of(sizes) -> buckets``, both dicts by variable.
+            plan: Any object with ``dims``, the variables, and ``bucket_of(sizes) -> buckets``, both
+                dicts by variable.
 
         Returns:
             A new bucketed function.
@@ -293,18 +293,19 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
     ) -> Self:
         """Fit the buckets to a stream of calls whose sizes are known from a log or a data set.
 
-        There are at most ``k`` buckets, those that cost least for these sizes
-        (`strategies.Optimal.fit`, or `strategies.Joint.fit` of several variables); each further
-        bucket is twice the one before. If a compiled bucket can stand in for a missing one, the
-        missing one compiles in the background.
+        Each variable gets the boundaries of `strategies.fit`, such that these calls need at most
+        ``k`` buckets; beyond the last boundary, each bucket is twice the one before. If a compiled
+        bucket can stand in for a missing one, the missing one compiles in the background.
 
-        With ``ahead``, the first call compiles the whole plan (`with_ahead_compile`). It takes
-        longer, the calls after it find their buckets, and the stream as a whole ends sooner.
+        With ``ahead``, the first call compiles the buckets of all these calls
+        (`with_ahead_compile`). It takes longer, the calls after it find their buckets, and the
+        stream as a whole ends sooner.
 
         Args:
             sizes: Sizes of past calls by dimension variable; the i-th sizes of all variables are
                 one call. Of a single variable, it may be a dict of size to count.
-            k: The largest number of buckets.
+            k: The largest number of buckets. A combination of boundaries that is not among these
+                calls is one more, when it comes.
             cost: What a call in a bucket costs. It takes the padded size of the one variable that
                 is planned, or those of several by name (``lambda b, s: b * s * s``). By default
                 their product.
@@ -316,7 +317,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         Raises:
             SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of
                 them; or ``ahead`` is no bool.
-            TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.Joint.fit` takes it.
+            TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.fit` takes it.
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
@@ -324,42 +325,32 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             >>> rows = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s")
             >>> log = {"b": [2, 2, 7, 7], "s": [30, 31, 9, 10]}
             >>> planned = rows.with_fitted_plan(log, k=2)
-            >>> for b, s in ((7, 10), (2, 30), (1, 7)):
+            >>> for b, s in ((7, 10), (2, 30)):
             ...     _ = planned(np.ones((b, s), np.float32))
             >>> planned.wait_for_compiles()
             True
             >>> [dict(bucket.sizes) for bucket in planned.stats().buckets]
-            [{'b': 7, 's': 31}, {'b': 2, 's': 31}]
+            [{'b': 7, 's': 10}, {'b': 2, 's': 31}]
         """
         if not isinstance(ahead, bool):
             raise SpecError(f"ahead must be True or False, got {ahead!r}")
-        log = _checked_log(sizes)
+        if not is_named(sizes):
+            raise SpecError(
+                f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {reprlib.repr(sizes)}"
+            )
+        log = {d: list(c) if isinstance(c, Iterator) else c for d, c in sizes.items()}
+        try:
+            calls = histogram(log)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"with_fitted_plan: {error}") from None
+        plan = strategies.fit(log, positive_int("k", k), cost=cost)
         planned = self.with_background_compile()
-        if ahead:
-            planned = planned.with_ahead_compile()
-        if len(log) > 1:
-            planned = planned.with_plan(strategies.Joint.fit(log, k, cost=cost))
-        for dim, values in log.items():
-            if len(log) == 1:
-                planned = planned.with_strategy(strategies.Optimal.fit(values, k, cost=cost), dim)
-            planned = planned.with_overflow(Overflow.EXTEND, dim)
-        return planned
-
-
-def _checked_log(sizes: Mapping[str, Sizes]) -> Mapping[str, Sizes]:
-    """Sizes to fit a plan to; those of an iterator are listed, as they are read twice."""
-    if not isinstance(sizes, Mapping) or not sizes:
-        raise SpecError(
-            f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {reprlib.repr(sizes)}"
-        )
-    log: Any = {
-        dim: list(values)
-        if isinstance(values, Iterable) and not isinstance(values, Mapping)
-        else values
-        for dim, values in sizes.items()
-    }
-    try:
-        joint_histogram(log)
-    except (TypeError, ValueError) as error:
-        raise SpecError(f"with_fitted_plan: {error}") from None
-    return log
+        for dim, strategy in plan.items():
+            planned = planned.with_strategy(strategy, dim, overflow=Overflow.EXTEND)
+        if not ahead:
+            return planned
+        fitted = {
+            tuple((dim, plan[dim].bucket(n)) for dim, n in zip(plan, call, strict=True))
+            for call in calls.points.tolist()
+        }
+        return planned._with(ahead=AheadOfCalls(fitted=tuple(sorted(fitted))))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache_store import CacheInfo
 from bucketjit._config import is_int_from
-from bucketjit._precompile.adaptive import Adapting
 from bucketjit._precompile.warmup import check_seconds
 from bucketjit._runtime.engine import Engine
 from bucketjit.errors import SpecError
@@ -121,16 +118,5 @@ class CacheControl:
             SpecError: ``timeout`` is no number, or negative.
         """
         check_seconds("wait_for_compiles: timeout", timeout)
-        engine = self._engine
-        deadline = None if timeout is None else time.monotonic() + timeout
-        # Both the threads of adaptive strategies and those of background compiles. They share the
-        # time that is left.
-        observers = [other.observer for other in engine.shared.engines]
-        for workers in (
-            *(observer.workers for observer in observers if isinstance(observer, Adapting)),
-            engine.provider.workers,
-        ):
-            left = None if deadline is None else max(deadline - time.monotonic(), 0)
-            if workers is not None and not workers.wait(left):
-                return False
-        return True
+        workers = self._engine.provider.workers
+        return workers is None or workers.wait(timeout)

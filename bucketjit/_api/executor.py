@@ -36,7 +36,6 @@ from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._precompile.adaptive import adaptive
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
 from bucketjit._runtime.engine import Engine
@@ -164,7 +163,6 @@ class BucketedExec(
         if is_disabled():
             self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
-        self._engine.observer = adaptive(self._engine)
         self._engine.preparer = ahead(config)
         self._engine.together = together(config)
         make = functools.partial(self._sharing, self._engine.shared)

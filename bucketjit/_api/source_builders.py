@@ -29,12 +29,12 @@ class SourceBuilders:
         """Compile all buckets that the strategies list, with the first call that a program serves.
 
         Strategies with a largest bucket list their buckets (`strategies.buckets_of`: those of
-        `with_buckets`, ``with_pow2(max=64)``, `strategies.Optimal`, `strategies.Joint`). All
-        combinations are compiled, several at the same time; variables of other strategies have
-        the bucket of the first call. That call waits for all compiles, or for loading what is in
-        files (`with_persistence`); later calls find their buckets. It is like `warmup` with the
-        first call as the example, and each executable is run once. Other signatures, derivatives,
-        and programs for other sizes have their own first call.
+        `with_buckets`, ``with_pow2(max=64)``, `strategies.fit`). All combinations are compiled,
+        several at the same time; variables of other strategies have the bucket of the first call.
+        That call waits for all compiles, or for loading what is in files (`with_persistence`);
+        later calls find their buckets. It is like `warmup` with the first call as the example, and
+        each executable is run once. Other signatures, derivatives, and programs for other sizes
+        have their own first call.
 
         Some buckets are compiled only when a call needs them, and the reason is logged: those for
         which the function raises; all, if the cache has no room for them; those beyond a compile

@@ -56,9 +56,9 @@ class Warming:
             sizes: Sizes of the calls: a dict of a variable to sizes or to a strategy that has a
                 largest bucket (`strategies.buckets_of`; a strategy of your own lists its buckets as
                 ``boundaries``), of which all combinations are warmed up; a list of dicts of a
-                variable to a size; a joint plan; or, of a single variable, its strategy. By default
-                the sizes of ``args``. Of more than 4,096 combinations, only the smallest and the
-                largest size in each bucket are looked at.
+                variable to a size; or, of a single variable, its strategy. By default the sizes of
+                ``args``. Of more than 4,096 combinations, only the smallest and the largest size in
+                each bucket are looked at.
             workers: Number of threads that compile; by default one per core, up to four.
             time_budget: Seconds after which no further compile begins.
             progress: Whether to show progress on standard error: a bar in a terminal, if rich is

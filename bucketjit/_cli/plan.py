@@ -1,34 +1,43 @@
-"""The command ``plan``: compares how many executables and how much padding strategies need."""
+"""The command ``plan``: fits buckets to the sizes of past calls, and compares powers of two."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from bucketjit._cli.arguments import positive_int
 from bucketjit._cli.command import Command, UsageError
-from bucketjit._cli.comparison import Plan, compare, compare_joint, frontier
 from bucketjit._cli.files import read_text, shown_name
 from bucketjit._cli.lengths import parse_lengths
-from bucketjit._cli.plot import plot
 from bucketjit._cli.tables import print_table
 from bucketjit._events import counted
+from bucketjit.strategies import Assessment, Pow2, Strategy, assess_joint, fit
 
 _LARGEST_MULTIPLE = 2**40  # the largest N of --multiple-of
 _DESCRIPTION = """\
-Compare strategies on the sizes of past calls: how many executables each needs, and which share
-of the work is padding. LENGTHS.txt has one call a line: its size, or the sizes of several
-dimension variables, separated by white space or commas. A first line may name them:
+Fit buckets to the sizes of past calls, and compare powers of two: how many executables each plan
+needs, and which share of the work is padding. LENGTHS.txt has one call a line: its size, or the
+sizes of several dimension variables, separated by white space or commas. A first line may name
+them:
 
     b, s
     32, 17
     8, 120
 
-Several variables are planned together: by a ladder for each of them, by boundaries for each (a
-grid), and by buckets placed freely (joint).
+Several variables are planned together: there is an executable for each combination of their
+boundaries that occurs.
 """
+
+
+class _Plan(NamedTuple):
+    """The strategies by variable, the buckets that are used, and what they need and pad."""
+
+    name: str
+    strategies: Mapping[str, Strategy]
+    buckets: list[tuple[int, ...]]
+    assessment: Assessment
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +60,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="round buckets up to multiples of N, those of one variable or all",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--plot", metavar="FILE", help="draw the plans too: a .png, .svg or .pdf")
 
 
 def _multiple(text: str) -> tuple[str | None, int]:
@@ -69,15 +77,7 @@ def _run(options: argparse.Namespace) -> None:
     # A call with a size of 0 runs exact, in no bucket, so it does not count.
     calls = [call for call in zip(*sizes.values(), strict=True) if all(call)]
     sizes = dict(zip(sizes, map(list, zip(*calls, strict=True)), strict=True))
-    if len(sizes) == 1:
-        (dim,) = sizes
-        plans = compare(sizes[dim], options.k, multiples[dim])
-    else:
-        plans = compare_joint(sizes, options.k, multiples)
-    if options.plot is not None:
-        most = max(options.k, *(plan.assessment.executables for plan in plans))
-        least = frontier(sizes[dim], most, multiples[dim]) if len(sizes) == 1 else []
-        plot(options.plot, sizes, plans, options.k, least)
+    plans = _plans(sizes, options.k, multiples)
     if options.json:
         print(json.dumps(_as_json(sizes, options.k, plans), indent=2))
         return
@@ -90,6 +90,22 @@ def _run(options: argparse.Namespace) -> None:
         ],
         numeric=("executables", "waste"),
     )
+
+
+def _plans(sizes: Mapping[str, list[int]], k: int, multiples: Mapping[str, int]) -> list[_Plan]:
+    """Powers of two, the fitted plan, and of one variable a fitted plan of as many executables."""
+
+    def plan(name: str, chosen: Mapping[str, Strategy]) -> _Plan:
+        calls = {*zip(*sizes.values(), strict=True)}
+        buckets = {tuple(chosen[d].bucket(n) for d, n in zip(sizes, c, strict=True)) for c in calls}
+        return _Plan(name, chosen, sorted(buckets), assess_joint(chosen, sizes))
+
+    pow2 = plan("pow2", {dim: Pow2(multiple_of=multiples[dim]) for dim in sizes})
+    plans = [pow2, plan("fitted", fit(sizes, k, multiple_of=multiples))]
+    as_many = pow2.assessment.executables
+    if len(sizes) == 1 and as_many != k:
+        plans.append(plan("fitted, as pow2", fit(sizes, as_many, multiple_of=multiples)))
+    return plans
 
 
 def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str, int]:
@@ -105,14 +121,14 @@ def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str
     return multiples
 
 
-def _code(plan: Plan) -> str:
-    """The strategy as Python code."""
-    if isinstance(plan.strategy, Mapping):
-        return ", ".join(f"{dim}: {strategy!r}" for dim, strategy in plan.strategy.items())
-    return repr(plan.strategy)
+def _code(plan: _Plan) -> str:
+    """The strategies as Python code."""
+    if len(plan.strategies) == 1:
+        return repr(*plan.strategies.values())
+    return ", ".join(f"{dim}: {strategy!r}" for dim, strategy in plan.strategies.items())
 
 
-def _as_json(sizes: Mapping[str, list[int]], k: int, plans: list[Plan]) -> dict[str, Any]:
+def _as_json(sizes: Mapping[str, list[int]], k: int, plans: list[_Plan]) -> dict[str, Any]:
     """The output of ``--json``. Waste is a share, 0 to 1."""
     return {
         "calls": len(next(iter(sizes.values()))),
@@ -133,7 +149,7 @@ def _as_json(sizes: Mapping[str, list[int]], k: int, plans: list[Plan]) -> dict[
 
 COMMAND = Command(
     name="plan",
-    summary="compare strategies on the sizes of past calls",
+    summary="fit buckets to the sizes of past calls",
     description=_DESCRIPTION,
     add_arguments=_add_arguments,
     run=_run,

@@ -77,22 +77,18 @@ class Allowance:
         with self._lock:
             self._forbidden = max(0, self._forbidden + by)
 
-    def affordable(self, count: int = 1) -> bool:
-        """Whether so many compiles are allowed now.
-
-        Args:
-            count: How many.
-        """
+    def affordable(self) -> bool:
+        """Whether a compile is allowed now."""
         spent = self.spent
         with spent.lock:
-            return self._allows(spent, count)
+            return self._allows(spent)
 
-    def _allows(self, spent: Spending, count: int = 1) -> bool:
-        """Whether so many more compiles are within the limits. The lock of ``spent`` is held."""
+    def _allows(self, spent: Spending) -> bool:
+        """Whether one more compile is within the limits. The lock of ``spent`` is held."""
         budget = self._budget
         return not (
             self._forbidden
-            or (budget.compiles is not None and spent.compiles + count > budget.compiles)
+            or (budget.compiles is not None and spent.compiles + 1 > budget.compiles)
             or (budget.seconds is not None and spent.seconds >= budget.seconds)
         )
 

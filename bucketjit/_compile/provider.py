@@ -141,7 +141,6 @@ class ExecutableProvider:
         first_run: bool,
         *,
         is_asked_for: bool = True,
-        may_compile: bool = True,
         epoch: object = None,
     ) -> Source:
         """Compile the executable of a request, unless it is stored or in a file.
@@ -152,7 +151,6 @@ class ExecutableProvider:
             is_asked_for: Whether the user asked for this executable. Then an exhausted budget is
                 reported, and raises (action "error") or warns and compiles ("warn"); otherwise it
                 raises without a report, whatever the action.
-            may_compile: Whether to compile the executable if it is in no file.
             epoch: The `epoch` in which the request was made. A request from before a `clear` is
                 refused. None skips that check.
 
@@ -168,7 +166,7 @@ class ExecutableProvider:
             raise Cleared
         if request.key in self._cache:
             return "cache"
-        return self._obtain(request, first_run, is_asked_for, may_compile, is_call=False).source
+        return self._obtain(request, first_run, is_asked_for, is_call=False).source
 
     def get_own(self, request: CompileRequest) -> Executable:
         """The executable of a request itself, never a stand-in.
@@ -204,7 +202,6 @@ class ExecutableProvider:
         request: CompileRequest,
         first_run: bool = False,
         is_asked_for: bool = True,
-        may_compile: bool = True,
         is_call: bool = True,
     ) -> Provided:
         """The executable of a request: stored, from a file, or compiled by this or another thread.
@@ -225,7 +222,7 @@ class ExecutableProvider:
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry, source, _ = self._load_or_build(request, told, is_asked_for, may_compile)
+            entry, source, _ = self._load_or_build(request, told, is_asked_for)
             if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             with self._lock:
@@ -284,7 +281,6 @@ class ExecutableProvider:
         request: CompileRequest,
         told: list[Event],
         is_asked_for: bool = True,
-        may_compile: bool = True,
     ) -> Provided:
         """The executable from a file, written by now or soon by another process, or compiled here.
 
@@ -297,8 +293,6 @@ class ExecutableProvider:
 
         entry = self._load(request)
         if entry is None:
-            if not may_compile:
-                raise CompileBudgetError(self.allowance.refusal(request))
             place = None if request.kept is None else request.kept.shared()
             with turn(place, functools.partial(self._load, request), tell_wait) as entry:
                 if entry is None:

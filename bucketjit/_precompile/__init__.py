@@ -1,4 +1,4 @@
-"""Compiles buckets before calls need them: warm-up, manifests, listed buckets, adaptive strategies.
+"""Compiles buckets before calls need them: warm-up, manifests, listed buckets.
 
 The package may import `bucketjit._runtime`, `bucketjit._autodiff` and what is below them.
 """

@@ -134,20 +134,19 @@ def listed_buckets(config: Config, call: ResolvedCall) -> list[list[Choice]]:
         call: A call.
 
     Returns:
-        A list of choices for the variables of the joint plan, if any, and one for each other
+        A list of choices for the variables that are fitted together, if any, and one for each other
         variable. Variables whose strategy lists no buckets are left out.
     """
     found: list[list[Choice]] = []
-    together: tuple[str, ...] = ()
-    plan = config.plan
-    if isinstance(plan, strategies.Joint) and call.sizes.keys() >= set(plan.dims):
-        together = plan.dims
-        found.append([tuple(zip(plan.dims, row, strict=True)) for row in plan.buckets])
+    fitted = () if config.ahead is None else config.ahead.fitted
+    together = {dim for choice in fitted for dim, _ in choice}
+    if together and together <= call.sizes.keys():
+        found.append(list(fitted))
+    else:
+        together = set()
     for variable in call.sizes:
-        if variable in together:
-            continue
         buckets = strategies.buckets_of(config.strategy_of(variable))
-        if buckets is not None:
+        if variable not in together and buckets is not None:
             found.append([((variable, size),) for size in buckets])
     return found
 

@@ -33,8 +33,8 @@ def combinations(
 
     Args:
         sizes: None for ``own``; a dict from a variable to a size, to sizes, or to a strategy that
-            has a largest bucket; a list of dicts from a variable to a size; a joint plan; or, if
-            there is one variable, its strategy.
+            has a largest bucket; a list of dicts from a variable to a size; or, if there is one
+            variable, its strategy.
         variables: The dimension variables of the arguments.
         own: The sizes of the example arguments.
         bucket_of: Takes a variable and a size; sizes with equal results are in one bucket.
@@ -54,8 +54,6 @@ def combinations(
                 f"{_listed(variables)}; give a dict of each to its sizes"
             )
         sizes = {variables[0]: sizes}
-    if hasattr(sizes, "bucket_of"):  # a joint plan becomes the list of its buckets
-        sizes = [dict(zip(sizes.dims, row, strict=True)) for row in sizes.buckets]
     if isinstance(sizes, Mapping):
         check_names(sizes, variables)
         each = {v: _sizes_of(v, given) for v, given in sizes.items()}
@@ -70,7 +68,7 @@ def combinations(
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
         raise SpecError(
             f"sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
-            f"a plan, got {reprlib.repr(sizes)}"
+            f"a strategy, got {reprlib.repr(sizes)}"
         )
     found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
     for i, one in enumerate(sizes):

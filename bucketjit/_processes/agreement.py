@@ -176,7 +176,6 @@ class Agreement:
             if handler is not None and (job is None or name in self._common):
                 with contextlib.suppress(NotPlaced, Evicted):
                     result = handler.serve(*given)
-                    self._note(engine, found)
                     return result
             return self._run(engine, considered, given, masked, found, job)
         except SignatureChanged:
@@ -212,9 +211,6 @@ class Agreement:
                 self._recall.remember(engine, name, signed, call, given, served)
         if is_compiled:
             engine.recompiles.note(signed, call.sizes)
-        if engine.observer is not None:
-            engine.observer.learn(signed, call)
-        self._note(engine, found)
         return result
 
     def _sign(self, engine: Engine, given: Given) -> SignedCall:
@@ -222,11 +218,6 @@ class Agreement:
         if self._shards is not None:
             return self._shards.sign(engine, given)
         return engine.signer.sign(*given)
-
-    def _note(self, engine: Engine, found: Round) -> None:
-        """Tell an adaptive strategy the largest sizes, which are the same on all processes."""
-        if engine.observer is not None:
-            engine.observer.note(found.sizes())
 
     # --- what this process proposes ---
 
@@ -241,8 +232,7 @@ class Agreement:
         with nullcontext() if job is None else job.busy(self.seconds):  # it may be traced now
             signed = self._sign(engine, given)
             considered = self.consider(engine, signed)
-        # An adaptive strategy proposes another bucket when it has adapted.
-        if considered.proposal.kind is Kind.BUCKET and engine.observer is None:
+        if considered.proposal.kind is Kind.BUCKET:
             kept, whole = without_values(signed), considered.sharded
             whole = None if whole is None else dataclasses.replace(whole, given=kept)
             remembered = considered._replace(signed=kept, sharded=whole)
@@ -297,7 +287,7 @@ class Agreement:
             proposal = Proposal(Kind.CANNOT, digest, why=in_one_line(error))
             return Considered(signed, call, proposal, error, sharded)
         lost = self._lost(engine)
-        proposal = Proposal(Kind.BUCKET, digest, bucket, call.sizes, lost)
+        proposal = Proposal(Kind.BUCKET, digest, bucket, lost)
         return Considered(signed, call, proposal, None, sharded)
 
     def _of_decision(
@@ -309,7 +299,7 @@ class Agreement:
         match decision:
             case Masked(program, bucket, None) if not program.is_checked_after_runs:
                 lost = self._lost(engine)
-                proposal = Proposal(Kind.BUCKET, digest, bucket, call.sizes, lost)
+                proposal = Proposal(Kind.BUCKET, digest, bucket, lost)
                 return Considered(signed, call, proposal)
             case Exact(Because.NO_OPEN_AXIS):
                 return Considered(signed, call, Proposal(Kind.EXACT, digest))

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from bucketjit import strategies
 from bucketjit._compile.files.keys import OWN_PRIMITIVES
 from bucketjit._jax.jaxprs import all_equations
 from bucketjit._persistence.fingerprint import NoDigest, program_digest
@@ -35,9 +34,8 @@ def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> st
         call: The same call, resolved.
     """
     program, config = call.program, engine.config
-    plan = "" if config.plan is None else _strategy(config.plan)
-    parts: list[Any] = [engine.name, plan]
-    parts += [(v, _strategy(config.strategy_of(v))) for v in call.sizes]
+    parts: list[Any] = [engine.name, config.plan]
+    parts += [(v, config.strategy_of(v)) for v in call.sizes]
     if isinstance(program, Program):
         parts += [_text_of(program.jaxpr), str(program.out_tree), [str(g) for g in program.guards]]
     else:
@@ -69,7 +67,7 @@ def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[st
     more = "" if len(opened) <= _MOST_INPUTS else f" and {len(opened) - _MOST_INPUTS} more"
     chosen = {"plan": config.plan} if config.plan is not None else {}
     chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
-    buckets = ", ".join(f"{v} in {_strategy(s)}" for v, s in chosen.items())
+    buckets = ", ".join(f"{v} in {_plain(repr(s))}" for v, s in chosen.items())
     whole = f"{engine.name}({', '.join(opened[:_MOST_INPUTS])}{more})"
     statics: dict[Any, Any] = {**signed.statics.positional, **signed.statics.keyword}
     return [
@@ -124,13 +122,6 @@ def _text_of(jaxpr: Any) -> str:
         for eqn in all_equations(jaxpr):
             lines.append(f"{eqn.primitive.name} {[str(v.aval) for v in eqn.outvars]}")
         return "\n".join(lines)
-
-
-def _strategy(strategy: object) -> str:
-    """A strategy as text, equal on all processes also where it adapts to the calls."""
-    if isinstance(strategy, strategies.Adaptive):
-        return type(strategy).__name__
-    return _plain(repr(strategy))
 
 
 def _static(value: object) -> str:

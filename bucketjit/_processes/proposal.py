@@ -34,7 +34,6 @@ class Proposal:
         kind: Its kind.
         program: A digest of the program, the types and the strategies.
         bucket: The padded size of each variable.
-        sizes: The logical size of each variable.
         lost: The executables that all processes had, and that this one has no more.
         why: An error or a reason, in words.
         place: The batch and the number of the call since that batch; ``""`` outside of loops.
@@ -43,14 +42,13 @@ class Proposal:
     kind: Kind
     program: str = ""
     bucket: Mapping[str, int] = field(default_factory=dict)
-    sizes: Mapping[str, int] = field(default_factory=dict)
     lost: Sequence[str] = ()
     why: str = ""
     place: str = ""
 
     def text(self) -> str:
         """The proposal as a message."""
-        parts = self.kind.value, self.program, self.bucket, self.sizes, self.lost, self.why
+        parts = self.kind.value, self.program, self.bucket, self.lost, self.why
         return json.dumps([x if isinstance(x, str) else _plain(x) for x in (*parts, self.place)])
 
     @classmethod
@@ -163,10 +161,6 @@ class Round(NamedTuple):
     def bucket(self) -> dict[str, int]:
         """The largest bucket of each variable."""
         return _largest([x.bucket for x in self.proposals if x is not None])
-
-    def sizes(self) -> dict[str, int]:
-        """The largest logical size of each variable."""
-        return _largest([x.sizes for x in self.proposals if x is not None])
 
     def lost(self) -> set[str]:
         """The executables that a process has no more."""

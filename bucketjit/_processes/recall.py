@@ -113,4 +113,4 @@ class Recall(Generic[V]):
             self._of_buckets[name] = memory
             with engine.lock:
                 engine.memories_apart.add(memory)
-        memory.add_masked(signed, CallArguments(*given), call, served._replace(note=None))
+        memory.add_masked(signed, CallArguments(*given), call, served)

@@ -329,7 +329,6 @@ class Kinds:
         return (
             known.version == engine.refusals.version
             and known.call.tokens is signature.tokens
-            and engine.observer is None  # an adaptive strategy changes its buckets
             and (program is None or not program.unfitted)  # buckets grow with unfitted sizes
         )
 

@@ -158,7 +158,6 @@ class _Window:
         except SignatureChanged:
             return self._alone(rows, PLACED, total)
         engine.counters.batch(counted_batch(entry, rows, call.mapped), is_compiled)
-        call.tell_observer(rows)
         program = way.program
         dtypes = [dtype for dtype, _ in program.out_types]
         total.add(rows[0].kind.call.out_tree, dtypes, sums, len(rows))

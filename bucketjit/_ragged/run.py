@@ -262,7 +262,6 @@ class MapCall:
         except SignatureChanged:
             return lambda: self.run_alone(rows, PLACED)
         engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
-        self.tell_observer(rows)
         return (lambda: results) if checked else (lambda: results_of(launched, self._options.out))
 
     def _compare_ways(
@@ -357,18 +356,6 @@ class MapCall:
         if why is not None:
             note_alone(engine, why, len(rows))
         return [engine.serve(self.kinds.call_of(row), None, self._options.out) for row in rows]
-
-    def tell_observer(self, rows: Sequence[Row]) -> None:
-        """Tell an adaptive strategy the sizes of examples that were run.
-
-        Args:
-            rows: The examples.
-        """
-        observer = self._engine.observer
-        if observer is not None:
-            for row in rows:
-                observer.learn(self.kinds.call_of(row), row.kind.call)
-                observer.note(row.kind.call.sizes)
 
 
 def may_take_turns(engine: Engine, entry: Executable, way: Batched, kinds: Kinds) -> bool:

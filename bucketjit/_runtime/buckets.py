@@ -18,7 +18,7 @@ from bucketjit._config import Config, Overflow
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._tracing.interface import Interface
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies._extended import extended
+from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import checked_bucket, checked_joint
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
@@ -58,9 +58,6 @@ def _planned(
     plan = config.plan
     if plan is None or any(dim not in sizes for dim in plan.dims):
         return {}, {}
-    grows = tuple(d for d in plan.dims if policy_of(config, d) is Overflow.EXTEND)
-    if grows and hasattr(plan, "extended"):
-        plan = plan.extended(grows)
     wanted = {dim: sizes[dim] for dim in plan.dims}
     beyond: dict[str, int] = {}
     # The plan names one variable that is too large at a time. If that one may stay exact, the plan
@@ -97,7 +94,7 @@ def padded_size(config: Config, variable: str, n: int) -> int:
     except BucketOverflowError:
         match policy_of(config, variable):
             case Overflow.EXTEND:
-                return checked_bucket(extended(strategy), variable, n)
+                return checked_bucket(Extended(strategy), variable, n)
             case Overflow.EXACT:
                 return n
         raise
@@ -239,8 +236,7 @@ class Buckets:
         bucket = padded_sizes(self._config, sizes)
         if program.fits(bucket):
             return bucket
-        # Adaptive strategies choose another bucket for the same sizes later: both are in the key.
-        key = (*sizes.items(), *bucket.items())
+        key = tuple(sizes.items())
         with self._lock:
             known = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
             if key not in known:

@@ -29,7 +29,7 @@ from bucketjit._runtime.decisions import Because, Decision, Decisions, Exact, Ma
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import CallObserver, Preparer, Together
+from bucketjit._runtime.observers import Preparer, Together
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
@@ -71,7 +71,6 @@ class Engine:
             `bucketjit._ragged.run`.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
             because the function that is traced may call its own bucketed function.
-        observer: Learns from each masked call, or None.
         preparer: Compiles for later calls, or None.
         together: Runs calls in the bucket that all processes of a job agree on, or None.
     """
@@ -96,7 +95,6 @@ class Engine:
         self.refusals = Refusals()
         self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
-        self.observer: CallObserver | None = None
         self.preparer: Preparer | None = None
         self.together: Together | None = None
 
@@ -224,9 +222,6 @@ class Engine:
             )
         if self.config.check is not Check.OFF:
             return result
-        if self.observer is not None:
-            self.observer.learn(signed, call)
-            self.observer.note(call.sizes)
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
             self.memory.add_masked(signed, given, call, served)
@@ -238,8 +233,7 @@ class Engine:
         """How an executable serves a call."""
         sizes = entry.sizes_for(call)
         finish = entry.finisher(call, out, self.counters)
-        note = None if self.observer is None else functools.partial(self.observer.note, call.sizes)
-        return ServedCall(key, sizes, finish, counter_of(entry, call, signed), note)
+        return ServedCall(key, sizes, finish, counter_of(entry, call, signed))
 
     def run(
         self,

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bucketjit.errors import StrategyContractError
-from bucketjit.strategies._search.costs import costs_of, joint_costs_of
-from bucketjit.strategies._search.histogram import Sizes, histogram, joint_histogram
+from bucketjit.strategies._search.costs import Cost, costs_of
+from bucketjit.strategies._search.histogram import Sizes, histogram
 from bucketjit.strategies.base import Strategy, checked_bucket, checked_strategy
-from bucketjit.strategies.joint import Joint
 
 
 class Assessment(NamedTuple):
@@ -54,24 +53,18 @@ def assess(
         ValueError: If there is no size, or a size or a cost is negative.
 
     Examples:
-        >>> from bucketjit.strategies import Optimal, Pow2
+        >>> from bucketjit.strategies import Pow2, fit
         >>> sizes = [17, 18, 18, 20, 33, 40]
         >>> assess(Pow2(), sizes)
         Assessment(executables=2, exact=146.0, padded=256.0)
-        >>> assess(Optimal.fit(sizes, k=2), sizes).waste < assess(Pow2(), sizes).waste / 2
+        >>> assess(fit(sizes, buckets=2), sizes).waste < assess(Pow2(), sizes).waste / 2
         True
     """
-    checked_strategy("strategy", strategy)
-    seen = histogram(sizes)
-    buckets = np.array([checked_bucket(strategy, "size", n) for n in seen.sizes.tolist()])
-    exact = float(costs_of(seen.sizes, cost) @ seen.counts)
-    # The cost function is called once for each bucket that is used, and not for each size.
-    used, where = np.unique(buckets, return_inverse=True)
-    return Assessment(len(used), exact, float(costs_of(used, cost)[where] @ seen.counts))
+    return _assess({"size": checked_strategy("strategy", strategy)}, sizes, cost)
 
 
 def assess_joint(
-    strategies: Mapping[str, Strategy] | Joint,
+    strategies: Mapping[str, Strategy],
     sizes: Mapping[str, Sizes],
     *,
     cost: Callable[..., float] | None = None,
@@ -79,7 +72,7 @@ def assess_joint(
     """Return what strategies of several variables need and pad; see `assess`.
 
     Args:
-        strategies: The strategy of each variable, by its name; or a `Joint` plan for all of them.
+        strategies: The strategy of each variable, by its name.
         sizes: The sizes seen of each variable, by its name; the i-th of all belong to one call.
         cost: What a call in a bucket costs, a function of the padded sizes by name; by default
             their product.
@@ -99,30 +92,27 @@ def assess_joint(
         >>> assess_joint({"b": Pow2(), "s": Pow2()}, {"b": [3, 4], "s": [10, 70]})
         Assessment(executables=2, exact=310.0, padded=576.0)
     """
-    if isinstance(strategies, Mapping):
-        for dim, strategy in strategies.items():
-            checked_strategy(f"the strategy of {dim!r}", strategy)
-    elif not isinstance(strategies, Joint):
+    if not isinstance(strategies, Mapping):
         raise StrategyContractError(
-            "strategies must be a dict of a variable to its strategy, or a Joint, "
-            f"got {strategies!r}"
+            f"strategies must be a dict of a variable to its strategy, got {strategies!r}"
         )
-    seen = joint_histogram(sizes)
-    dims = seen.dims
-    expected = strategies.dims if isinstance(strategies, Joint) else tuple(strategies)
-    if set(dims) != set(expected):
-        raise ValueError(f"sizes must be of the variables {list(expected)}, not {list(dims)}")
-    points = [tuple(point) for point in seen.points.tolist()]
-    buckets = []
-    for point in points:
-        named = dict(zip(dims, point, strict=True))
-        if isinstance(strategies, Joint):
-            bucket = strategies.bucket_of(named)
-        else:
-            bucket = {dim: checked_bucket(strategies[dim], dim, n) for dim, n in named.items()}
-        buckets.append(tuple(bucket.values()))
-    used = dict.fromkeys(buckets)
-    costs = dict(zip(used, joint_costs_of(dims, used, cost).tolist(), strict=True))
-    exact = float(joint_costs_of(dims, points, cost) @ seen.counts)
-    padded = float(np.array([costs[bucket] for bucket in buckets]) @ seen.counts)
-    return Assessment(len(used), exact, padded)
+    for dim, strategy in strategies.items():
+        checked_strategy(f"the strategy of {dim!r}", strategy)
+    return _assess(strategies, sizes, cost)
+
+
+def _assess(
+    strategies: Mapping[str, Strategy], sizes: Sizes | Mapping[str, Sizes], cost: Cost | None
+) -> Assessment:
+    dims, points, counts = histogram(sizes)
+    if set(dims) != set(strategies):
+        raise ValueError(f"sizes must be of the variables {list(strategies)}, not {list(dims)}")
+    padded = np.empty_like(points)
+    for axis, dim in enumerate(dims):
+        own, where = np.unique(points[:, axis], return_inverse=True)
+        buckets = [checked_bucket(strategies[dim], dim, n) for n in own.tolist()]
+        padded[:, axis] = np.array(buckets)[where]
+    # The cost function is called once for each bucket that is used, and not for each size.
+    used, where = np.unique(padded, axis=0, return_inverse=True)
+    exact = float(costs_of(dims, points, cost) @ counts)
+    return Assessment(len(used), exact, float(costs_of(dims, used, cost)[where.ravel()] @ counts))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 import operator
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -50,40 +48,6 @@ class Strategy(Protocol):
         ...
 
 
-class Changing:
-    """Base of a strategy that delegates to another one, its plan, and swaps plans while in use.
-
-    A plan that is swapped between two calls of `bucket` must not look like a broken contract. So
-    code that calls `bucket` more than once reads `plan` once and calls that, as
-    :func:`checked_bucket` does.
-    """
-
-    @property
-    def plan(self) -> Strategy:
-        """The strategy in use now, which itself never changes.
-
-        Raises:
-            NotImplementedError: A subclass has to define it.
-        """
-        raise NotImplementedError
-
-    def bucket(self, n: int, /) -> int:
-        """Return the bucket of a logical size by the present plan.
-
-        Args:
-            n: The logical size, 0 or more.
-
-        Returns:
-            The plan's bucket.
-
-        Raises:
-            BucketOverflowError: If ``n`` is beyond the plan's largest bucket.
-            TypeError: If ``n`` is not an int.
-            ValueError: If ``n`` is negative.
-        """
-        return self.plan.bucket(n)
-
-
 def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
     """Ask a strategy for a bucket, and check its contract.
 
@@ -114,8 +78,6 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
             ...
         bucketjit.errors.BucketOverflowError: dimension 'seq' has size 61, beyond ...
     """
-    if isinstance(strategy, Changing):
-        strategy = strategy.plan
     bucket = _answer(strategy, dim_name, n)
     if isinstance(strategy, Ladder):  # keeps the contract by construction
         return bucket
@@ -133,7 +95,7 @@ def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
     """Ask a joint plan for the buckets of a call, and check its contract.
 
     Args:
-        plan: An object with ``dims`` and ``bucket_of``, such as `Joint`; or None.
+        plan: An object with ``dims`` and ``bucket_of``; or None.
         sizes: Logical size of each dimension variable.
 
     Returns:
@@ -268,29 +230,6 @@ def positive_int(name: str, value: object) -> int:
         ) from None
     if number < 1:
         raise ValueError(f"{name} must be a positive int, not {number}")
-    return number
-
-
-def number_at_least(name: str, value: object, least: float) -> float:
-    """Check that a parameter is a finite number and not too small.
-
-    Args:
-        name: Name of the parameter in messages.
-        value: The parameter.
-        least: The smallest number allowed.
-
-    Returns:
-        The parameter as a float.
-
-    Raises:
-        TypeError: If it is no number.
-        ValueError: If it is below ``least`` or not finite.
-    """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, not {value!r} ({type(value).__name__})")
-    number = float(value)
-    if not (math.isfinite(number) and number >= least):
-        raise ValueError(f"{name} must be a finite number of at least {least:g}, not {value}")
     return number
 
 

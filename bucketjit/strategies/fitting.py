@@ -1,110 +1,172 @@
-"""Checks the options of the strategies that are fitted to sizes: `Optimal` and `Joint`."""
+"""Fits boundaries to the sizes that occur."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import overload
 
-from bucketjit.strategies._search.histogram import Sizes, joint_histogram, largest_bucket
-from bucketjit.strategies._search.table import Table, lay_out
-from bucketjit.strategies.base import Strategy, checked_strategy, positive_int
-from bucketjit.strategies.multiple_of import MultipleOf
+import numpy as np
 
-_T = TypeVar("_T")
+from bucketjit.strategies._search.costs import Cost, costs_of
+from bucketjit.strategies._search.grid import cheapest_grid
+from bucketjit.strategies._search.histogram import Floats, Ints, Sizes, histogram, is_named
+from bucketjit.strategies._search.partition import cheapest_boundaries
+from bucketjit.strategies.base import positive_int
+from bucketjit.strategies.boundaries import Boundaries
 
-
-class JointProblem(NamedTuple):
-    """The checked arguments of a fit of several variables.
-
-    Attributes:
-        dims: The names of the variables.
-        table: The candidates for buckets, with their costs.
-        k: The largest number of executables.
-        beyond: Strategies for larger sizes, by variable.
-    """
-
-    dims: tuple[str, ...]
-    table: Table
-    k: int
-    beyond: Mapping[str, Strategy]
+# The search for several variables looks at all combinations of candidates.
+_MOST_COMBINATIONS = 10_000
 
 
-def joint_problem(
+@overload
+def fit(
     sizes: Mapping[str, Sizes],
-    k: int,
-    cost: Callable[..., float] | None,
-    multiple_of: Mapping[str, int] | None,
-    max: Mapping[str, int] | None,
-    beyond: Mapping[str, Strategy] | None,
-) -> JointProblem:
-    """Check the arguments of `Optimal.fit_joint` and `Joint.fit`, and lay out the candidates.
+    buckets: int = 8,
+    *,
+    cost: Cost | None = None,
+    multiple_of: int | Mapping[str, int] = 1,
+    max: int | Mapping[str, int] | None = None,
+) -> dict[str, Boundaries]: ...
+
+
+@overload
+def fit(
+    sizes: Sizes,
+    buckets: int = 8,
+    *,
+    cost: Callable[[int], float] | None = None,
+    multiple_of: int = 1,
+    max: int | None = None,
+) -> Boundaries: ...
+
+
+def fit(
+    sizes: Sizes | Mapping[str, Sizes],
+    buckets: int = 8,
+    *,
+    cost: Cost | None = None,
+    multiple_of: int | Mapping[str, int] = 1,
+    max: int | Mapping[str, int] | None = None,
+) -> Boundaries | dict[str, Boundaries]:
+    """Find the boundaries that cost least for sizes like those seen.
+
+    With as many executables they pad far less than a ladder: buckets are close where sizes are
+    frequent and far apart where they are rare. The cost of a plan is the sum over all calls of the
+    cost of their buckets.
+
+    Of one variable, no other choice of at most ``buckets`` of the sizes seen, rounded up to
+    ``multiple_of``, is cheaper. That holds for every cost, also for a measured one that is lower
+    for a larger bucket.
+
+    Of several variables, each gets its own boundaries, and there is one executable for each
+    combination of them that occurs: at most ``buckets`` for the calls seen. If batches are made of
+    a fixed number of tokens, say, most combinations do not occur, and the boundaries can be close.
+    A combination that was not seen is one more executable when it comes. The boundaries of one
+    variable are fitted exactly while those of the others are fixed, in turn; that finds the
+    cheapest plan nearly always, but not with certainty. If a variable has very many sizes, the best
+    of them are candidates: 100 each for two variables, fewer for more.
 
     Args:
-        sizes: See `Joint.fit`.
-        k: See `Joint.fit`.
-        cost: See `Joint.fit`.
-        multiple_of: See `Joint.fit`.
-        max: See `Joint.fit`.
-        beyond: See `Joint.fit`.
+        sizes: The sizes seen, in any iterable or array; or a mapping of size to count, such as a
+            ``Counter``. Of several variables, a mapping of the name of each to its sizes; the i-th
+            of all belong to one call. A call with a size of 0 does not count: it runs exact.
+        buckets: The largest number of executables that these calls may need.
+        cost: What a call in a bucket costs: FLOPs, or seconds measured. A function of the padded
+            size, or of the padded sizes of several variables by name (``lambda b, s: b * s * s``).
+            By default their product.
+        multiple_of: Every bucket is a multiple of this. Of named variables, one number for all or a
+            mapping from some of them.
+        max: The largest bucket, in the same form; by default the largest size seen, rounded up.
+            Set it if larger sizes than those seen may come.
 
     Returns:
-        The problem.
+        The strategy; for named variables a dict of the strategy of each, for
+        ``with_strategy(plan[dim], dim)`` or ``jit(buckets=plan)``.
 
     Raises:
-        StrategyContractError: See `Joint.fit`.
-        TypeError: See `Joint.fit`.
-        ValueError: See `Joint.fit`.
+        TypeError: If a parameter is of the wrong type, or ``cost`` returns no number.
+        ValueError: If there is no size, one is negative or beyond ``max``; or a parameter or a cost
+            is out of its range.
+
+    Examples:
+        >>> fit([17, 18, 18, 20, 64, 200], buckets=3)
+        Boundaries([20, 64, 200])
+        >>> fit({17: 800, 18: 700, 33: 300, 40: 90, 512: 1}, 3, multiple_of=8, max=1024)
+        Boundaries([24, 40, 1024])
+        >>> batch, seq = [32, 32, 31, 4, 4, 3], [10, 12, 11, 100, 90, 95]
+        >>> fit({"b": batch, "s": seq}, buckets=2)
+        {'b': Boundaries([4, 32]), 's': Boundaries([12, 100])}
     """
-    k = positive_int("k", k)
-    seen = joint_histogram(sizes)
-    dims = seen.dims
-    multiple_of = _by_dim("multiple_of", multiple_of, dims)
-    max = _by_dim("max", max, dims)
-    beyond = _by_dim("beyond", beyond, dims)
-    multiples, largest, rules = [], [], {}
-    for dim, top in zip(dims, seen.largest, strict=True):
-        multiple = positive_int(f"multiple_of[{dim!r}]", multiple_of.get(dim, 1))
-        limit = positive_int(f"max[{dim!r}]", max[dim]) if dim in max else None
-        bound = largest_bucket(f"max[{dim!r}]", top, multiple, limit)
-        # Sizes seen beyond the largest bucket are not fitted to; `beyond` must serve them.
-        check_beyond(f"sizes[{dim!r}]", top, bound, beyond.get(dim))
-        if dim in beyond:
-            rules[dim] = rounded_beyond(checked_strategy(f"beyond[{dim!r}]", beyond[dim]), multiple)
-        multiples.append(multiple)
-        largest.append(bound)
-    return JointProblem(dims, lay_out(seen, cost, multiples, largest), k, rules)
-
-
-def _by_dim(name: str, option: Mapping[str, _T] | None, dims: tuple[str, ...]) -> Mapping[str, _T]:
-    """An option by variable, checked."""
-    if option is None:
-        return {}
-    if not isinstance(option, Mapping) or not option.keys() <= set(dims):
-        raise TypeError(
-            f"{name} must be a mapping from some of the variables {list(dims)}, not {option!r}"
+    most = positive_int("buckets", buckets)
+    seen = histogram(sizes)
+    points, tops = seen.points.copy(), []
+    for axis, dim in enumerate(seen.dims):
+        multiple, limit = (
+            _option(name, option, dim, seen.dims)
+            for name, option in (("multiple_of", multiple_of), ("max", max))
         )
-    return option
+        tops.append(_largest(dim, int(points[:, axis].max()), multiple or 1, limit))
+        points[:, axis] = -(-points[:, axis] // (multiple or 1)) * (multiple or 1)
+    found = [Boundaries(b) for b in _fitted(seen.dims, points, seen.counts, tops, most, cost)]
+    return dict(zip(seen.dims, found, strict=True)) if is_named(sizes) else found[0]
 
 
-def check_beyond(name: str, seen: int, largest: int, beyond: Strategy | None) -> None:
-    """Check that every size has a bucket.
+def _option(name: str, option: object, dim: str, dims: tuple[str, ...]) -> int | None:
+    """An option of one variable, checked; None if it is not given."""
+    if isinstance(option, Mapping):
+        if not option.keys() <= set(dims):
+            raise TypeError(
+                f"{name} must be a mapping from some of the variables {list(dims)}, not {option!r}"
+            )
+        name, option = f"{name}[{dim!r}]", option.get(dim)
+    return None if option is None else positive_int(name, option)
 
-    Args:
-        name: Name of the sizes in messages.
-        seen: The largest size seen.
-        largest: The largest bucket.
-        beyond: The strategy for larger sizes, or None.
 
-    Raises:
-        ValueError: If ``seen`` is larger than ``largest`` and there is no ``beyond``.
-    """
-    if beyond is None and seen > largest:
+def _largest(dim: str, seen: int, multiple: int, limit: int | None) -> int:
+    """The largest bucket of a variable: the limit of the user, or else the largest size seen."""
+    if limit is not None and limit % multiple:
+        raise ValueError(f"max must be a multiple of multiple_of ({multiple}), not {limit}")
+    if limit is not None and seen > limit:
         raise ValueError(
-            f"{name} must not be beyond max ({largest}), not {seen}; leave them out, raise max, "
-            "or give the strategy for them by beyond"
+            f"sizes of {dim!r} must not be beyond max ({limit}), not {seen}; leave them out or "
+            "raise max"
         )
+    bucket = -(-seen // multiple) * multiple if limit is None else limit
+    if bucket >= 2**63:
+        raise ValueError(f"the largest bucket must be below 2**63, not {bucket}")
+    return bucket
 
 
-def rounded_beyond(beyond: Strategy, multiple_of: int) -> Strategy:
-    """The strategy for sizes beyond the last boundary, its buckets rounded up to multiples."""
-    return beyond if multiple_of == 1 else MultipleOf(beyond, multiple_of)
+def _fitted(
+    dims: tuple[str, ...],
+    points: Ints,
+    counts: Floats,
+    tops: list[int],
+    most: int,
+    cost: Cost | None,
+) -> list[list[int]]:
+    """The boundaries of each variable."""
+    sizes, where = [], []
+    for column, top in zip(points.T, tops, strict=True):
+        own = np.unique(np.append(column, top))
+        if len(dims) > 1 and len(own) > (each := int(_MOST_COMBINATIONS ** (1 / len(dims)))):
+            others = points.prod(axis=1, dtype=np.float64) / column
+            total = np.bincount(np.searchsorted(own, column), counts * others, len(own))
+            floats = total.astype(np.float64), own.astype(np.float64)
+            own = cheapest_boundaries(own, *floats, each)
+        sizes.append(own)
+        where.append(np.searchsorted(own, column))
+    shape = tuple(map(len, sizes))
+    weights = np.zeros(shape)
+    np.add.at(weights, tuple(where), counts)
+    combinations = np.stack(np.meshgrid(*sizes, indexing="ij"), axis=-1)
+    costs = costs_of(dims, combinations.reshape(-1, len(dims)), cost).reshape(shape)
+    if not math.isfinite(float(costs.max()) * float(counts.sum())):
+        raise ValueError(
+            "the costs of all sizes must have a sum that a float can hold; count in a larger unit"
+        )
+    if len(dims) == 1:
+        return [cheapest_boundaries(sizes[0], weights, costs, most).tolist()]
+    grid = cheapest_grid(weights, costs, most)
+    return [own[list(ends)].tolist() for own, ends in zip(sizes, grid, strict=True)]

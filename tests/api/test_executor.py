@@ -1424,21 +1424,6 @@ def test_a_cut_bucket_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_array_equal(executor(x=ramp(33)), 3 * ramp(33))
 
 
-def test_a_cut_bucket_is_that_of_the_plan() -> None:
-    plan = strategies.Adaptive(strategies.Pow2(), k=2, patience=50, compile_cost=1)
-    executor = BucketedExec(lambda x: x * 2 if x.shape[1] <= 40 else -x, dynamic_axes="b, s")
-    executor = executor.with_strategy(plan, "b").with_pow2("s")
-    x = np.ones((33, 33), np.float32)
-    executor(x)
-    for _ in range(200):
-        plan.observe(33)
-    assert plan.replan() is not None
-    executor._engine.memory.forget_all()
-    np.testing.assert_array_equal(executor(x), 2 * x)
-    found = [dict(b.sizes) for b in executor.stats().buckets]
-    assert found == [{"b": 64, "s": 40}, {"b": 33, "s": 40}]
-
-
 def test_cut_buckets_are_remembered_of_so_many_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bucketjit._runtime.buckets._CUT", 4)
     executor = BucketedExec(lambda x: x * 2 if x.shape[0] > 40 else x * 3).with_pow2()

@@ -1,32 +1,15 @@
-import itertools
 import json
-import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from bucketjit._cli.app import main
 from bucketjit._cli.command import CommandError
-from bucketjit._cli.comparison import _shares, compare, compare_joint
 from bucketjit._cli.lengths import parse_lengths
 from bucketjit.errors import StrategyError
-from bucketjit.strategies import (
-    Boundaries,
-    BoundedWaste,
-    Exponential,
-    Joint,
-    Linear,
-    Optimal,
-    Pow2,
-    SizeClasses,
-)
+from bucketjit.strategies import Boundaries, Pow2
 
-NAMES = {
-    c.__name__: c
-    for c in (Boundaries, BoundedWaste, Exponential, Joint, Linear, Optimal, Pow2, SizeClasses)
-}
+NAMES = {"Boundaries": Boundaries, "Pow2": Pow2}
 
 
 @pytest.fixture
@@ -64,9 +47,8 @@ def test_table(lengths, capsys):
     out, error = capsys.readouterr()
     assert error == ""
     assert "500 calls of" in out and "at most 5 executables" in out
-    for word in ("pow2", "ladder", "linear", "exponential", "bounded waste", "optimal", "waste"):
+    for word in ("pow2", "fitted", "waste", "Boundaries([", "%"):
         assert word in out
-    assert "Optimal([" in out and "%" in out
 
 
 def test_json_tells_the_same_and_the_buckets(lengths, capsys):
@@ -81,24 +63,20 @@ def test_json_tells_the_same_and_the_buckets(lengths, capsys):
         assert plan["executables"] == len(plan["buckets"])
         padded = sum(strategy.bucket(n) for n in sizes)
         assert plan["waste"] == pytest.approx((padded - sum(sizes)) / padded, abs=1e-6)
-    assert plans["optimal"]["executables"] == 5
-    assert plans["optimal, as pow2"]["executables"] == plans["pow2"]["executables"]
-    for name in ("linear", "exponential", "bounded waste"):
-        assert plans[name]["executables"] <= 5
-        assert plans["optimal"]["waste"] <= plans[name]["waste"]
+    assert list(plans) == ["pow2", "fitted", "fitted, as pow2"]
+    assert plans["fitted"]["executables"] == 5
+    assert plans["fitted, as pow2"]["executables"] == plans["pow2"]["executables"]
+    assert plans["fitted, as pow2"]["waste"] < plans["pow2"]["waste"]
 
 
 def test_columns_are_planned_together(columns, capsys):
     told = as_json(capsys, columns, "--k", 3)
     assert told["calls"] == 20, "one with a size 0 does not count"
     plans = {plan["name"]: plan for plan in told["plans"]}
-    ladders = ["linear", "exponential"]
-    assert list(plans) == ["pow2", "ladder", *ladders, "optimal grid", "joint"]
-    for name in (*ladders, "optimal grid", "joint"):
-        assert plans[name]["executables"] == len(plans[name]["buckets"]) <= 3
-        assert set(plans[name]["buckets"][0]) == {"b", "s"}
-    joint = eval(plans["joint"]["strategy"], NAMES)
-    assert joint.bucket_of({"b": 32, "s": 29}) == {"b": 32, "s": 29}
+    assert list(plans) == ["pow2", "fitted"]
+    assert plans["fitted"]["executables"] == len(plans["fitted"]["buckets"]) <= 3
+    assert max(b["s"] for b in plans["fitted"]["buckets"]) == 29
+    assert plans["fitted"]["strategy"].startswith("b: Boundaries([")
 
 
 def test_multiples(lengths, columns, capsys):
@@ -113,95 +91,17 @@ def test_multiples(lengths, columns, capsys):
     assert "--multiple-of: no variable 't', there are b, s" in capsys.readouterr().err
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=30), st.integers(1, 12))
-def test_ladders_keep_to_k(sizes, k):
-    for plan in compare(sizes, k, 1):
-        if plan.name not in ("pow2", "ladder", "optimal, as pow2"):
-            assert plan.assessment.executables <= k, plan
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 300), st.integers(1, 9)), min_size=1, max_size=20),
-    st.integers(1, 12),
-)
-def test_ladders_of_several_variables_keep_to_k(calls, k):
-    sizes = dict(zip("ab", map(list, zip(*calls, strict=True)), strict=True))
-    plans = {plan.name: plan for plan in compare_joint(sizes, k, dict.fromkeys("ab", 1))}
-    for name in ("linear", "exponential", "bounded waste"):
-        if name == "bounded waste" and name not in plans:
-            continue  # no percentage of waste has so few rungs
-        assert plans[name].assessment.executables <= k, plans[name]
-        assert plans[name].strategy.keys() == sizes.keys()
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    ["1\n105726923776836102\n", "103203074396900982 968427680044961202\n1 999999999999999999"],
-)
-def test_a_ladder_beyond_what_a_shape_can_hold_is_left_out(sizes, tmp_path, capsys):
-    lengths = tmp_path / "lengths.txt"
-    lengths.write_text(sizes)
-    names = [plan["name"] for plan in as_json(capsys, lengths)["plans"]]
-    assert names[0] == "pow2" and "bounded waste" not in names
-    assert {"optimal", "optimal grid"} & set(names)
-
-
 def test_what_the_library_refuses_is_one_line(tmp_path, capsys):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("999999999999999999\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bucketjit._cli.plan.compare", refuse)
+        patch.setattr("bucketjit._cli.plan.fit", refuse)
         assert main(["plan", str(lengths)]) == 1
     assert capsys.readouterr().err.endswith("bucketjit plan: StrategyError: no\n")
 
 
-def refuse(*_):
+def refuse(*_, **__):
     raise StrategyError("no")
-
-
-def test_the_shares_of_variables():
-    for k, count in ((1, 3), (6, 2), (12, 2), (7, 3)):
-        every = [c for c in itertools.product(range(1, k + 1), repeat=count) if np.prod(c) <= k]
-        largest = [
-            c
-            for c in every
-            if not any((*c[:i], c[i] + 1, *c[i + 1 :]) in every for i in range(count))
-        ]
-        assert sorted(_shares(k, count)) == largest
-
-
-@pytest.mark.parametrize("ending", ["png", "svg"])
-def test_plot(lengths, columns, tmp_path, capsys, ending):
-    pytest.importorskip("matplotlib")
-    for file in (lengths, columns):
-        drawing = tmp_path / f"{file.stem}.{ending}"
-        as_json(capsys, file, "--plot", drawing, "--k", 3)
-        assert drawing.read_bytes().startswith(b"\x89PNG" if ending == "png" else b"<?xml")
-
-
-def test_a_plot_that_cannot_be_written(lengths, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    for path in (tmp_path / "none" / "plot.png", tmp_path / "plot.what"):
-        assert main(["plan", str(lengths), "--plot", str(path)]) == 1
-        error = capsys.readouterr().err
-        assert error.startswith(f"python -m bucketjit plan: cannot draw {path}: ")
-        assert error.count("\n") == 1
-
-
-def test_what_is_not_installed_is_named(lengths, capsys, monkeypatch):
-    for module in [m for m in sys.modules if m.split(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert main(["plan", str(lengths), "--plot", "x.png", "--json"]) == 1
-    assert "plots need matplotlib; install it with" in capsys.readouterr().err
-
-
-def test_json_needs_nothing_more(lengths, capsys, monkeypatch):
-    for package in ("rich", "matplotlib"):
-        monkeypatch.setitem(sys.modules, package, None)
-    as_json(capsys, lengths)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, strategies
+from bucketjit import BucketedExec
 from bucketjit.types import Event, Eviction
 from tests.comparison import ramp
 
@@ -123,13 +123,8 @@ def test_ways_to_serve_calls_go_too() -> None:
     assert sum(executor.stats().size_counts["b"].values()) == 100
 
 
-def _adaptive(executor: BucketedExec) -> BucketedExec:
-    return executor.with_strategy(strategies.Adaptive(strategies.Pow2(), k=4))
-
-
 CONFIGURED: dict[str, Callable[[BucketedExec], BucketedExec]] = {
     "background": lambda e: e.with_background_compile(),
-    "adaptive": _adaptive,
     "hysteresis": lambda e: e.with_maxsize(2, eviction=Eviction(hysteresis=4)),
     "bytes": lambda e: e.with_maxsize(None, max_bytes=1, eviction=Eviction(hysteresis=8)),
     "ahead": lambda e: e.with_buckets([4, 8]).with_ahead_compile().with_maxsize(2),

@@ -42,12 +42,12 @@ from bucketjit.errors import (
 )
 from bucketjit.types import Event, Eviction
 from tests.comparison import (
-    assert_goes_with_its_last_reference,
     assert_like_jit,
     assert_same,
     ramp,
     unrolled,
 )
+from tests.plans import Boxes
 
 
 def spread(p: Any, x: Any) -> Any:
@@ -148,21 +148,21 @@ def test_warm_up_of_committed_arrays(xla_compiles: Callable[[], int]) -> None:
 
 
 def test_warm_up_by_plans() -> None:
-    plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 16}, {"b": 8, "s": 64}])
-    executor = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s").with_plan(plan)
+    plan = strategies.fit({"b": [4, 8, 8], "s": [16, 16, 64]}, buckets=4)
+    executor = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s", buckets=plan)
     report = executor.warmup(np.zeros((1, 1), np.float32), sizes=plan, progress=False)
-    assert len(report.compiled) == 3
+    assert len(report.compiled) == 4
     with executor.forbid_compiles():
         for b, s in ((1, 1), (4, 16), (3, 17), (8, 16), (5, 64)):
             np.testing.assert_allclose(executor(ramp(b, s)), ramp(b, s).sum(1), rtol=1e-5)
-    one = strategies.Optimal([5, 9])
+    one = strategies.Boundaries([5, 9])
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="n").with_strategy(one)
     report = executor.warmup(ramp(1), sizes={"n": one}, progress=False)
     assert list(map(dict, report.compiled)) == [{"n": 9}, {"n": 5}]
 
 
 def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
-    plan = strategies.Optimal.fit([3, 4, 30, 31], k=2)
+    plan = strategies.fit([3, 4, 30, 31], buckets=2)
     rows = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_strategy(plan)
     report = rows.warmup(np.zeros((1, 4), np.float32), sizes=plan, progress=False)
     assert sorted(b["b"] for b in report.compiled) == [4, 31]
@@ -721,9 +721,9 @@ def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> 
     assert xla_compiles() - before == 1 and executor.stats().compiles == 3
 
 
-@pytest.mark.parametrize("policy", ["extend", "exact"])
+@pytest.mark.parametrize("policy", ["exact"])
 def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
-    plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 16}])
+    plan = Boxes({"b": 4, "s": 16}, {"b": 8, "s": 16})
     fn = lambda x: jnp.cumsum(x, axis=1)  # noqa: E731
     executor = BucketedExec(fn, dynamic_axes="b, s").with_plan(plan).with_overflow(policy, "b")
     for b, s in ((3, 9), (9, 9), (20, 16)):
@@ -734,7 +734,6 @@ def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
     assert (
         sizes
         == {
-            "extend": {(4, 16), (16, 16), (32, 16)},
             "exact": {(4, 16), (9, 16), (20, 16)},
         }[policy]
     )
@@ -973,36 +972,6 @@ def test_the_interpreter_ends_with_compiles_waiting() -> None:
     assert time.monotonic() - began < 60
 
 
-_ADAPTS_AT_EXIT = """
-import atexit, threading, time
-import jax.numpy as jnp, numpy as np
-from bucketjit import BucketedExec, strategies
-ended, begun = threading.Event(), threading.Event()
-def tell(event):
-    if threading.current_thread() is not threading.main_thread():
-        begun.set()
-        ended.wait()  # until the interpreter ends
-        print(event.kind, flush=True)
-plan = strategies.Adaptive(strategies.Pow2(min=64), k=8, patience=64, compile_cost=0.01)
-executor = BucketedExec(jnp.exp).with_strategy(plan).with_on_event(tell)
-for n in range(1, 65):
-    executor(np.ones(n, np.float32))
-begun.wait()
-ends = threading.Event()
-def later():
-    ends.wait()
-    time.sleep(0.5)
-    ended.set()
-threading.Thread(target=later, daemon=True).start()  # no thread can be started at the end
-atexit.register(ends.set)
-"""
-
-
-def test_the_interpreter_ends_with_a_plan_half_compiled() -> None:
-    done = run(_ADAPTS_AT_EXIT)
-    assert (done.returncode, done.stdout) == (0, "compile\n"), done.stderr
-
-
 _WARMS_UP_AT_EXIT = """
 import atexit, threading
 import jax, jax.numpy as jnp, numpy as np
@@ -1133,9 +1102,8 @@ def test_threads_end_with_the_executor(live_executables: Callable[[], int]) -> N
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("adapts", [False, True])
 def test_for_an_executor_that_is_gone_nothing_is_begun(
-    adapts: bool, live_executables: Callable[[], int]
+    live_executables: Callable[[], int],
 ) -> None:
     others = set(threading.enumerate())
     begun, go_on = threading.Semaphore(0), threading.Event()
@@ -1149,15 +1117,9 @@ def test_for_an_executor_that_is_gone_nothing_is_begun(
         return ctx.bind(x)
 
     executor = BucketedExec(jnp.exp).with_rules({jax.lax.exp_p: exp})
-    if adapts:
-        plan = strategies.Adaptive(strategies.Pow2(min=64), k=8, patience=64, compile_cost=0.01)
-        executor = executor.with_strategy(plan)
-        for n in range(1, 65):
-            executor(ramp(n))
-    else:
-        executor = executor.with_linear(4).with_background_compile()
-        for n in (64, 4, 8, 12, 16, 20):
-            executor(ramp(n))
+    executor = executor.with_linear(4).with_background_compile()
+    for n in (64, 4, 8, 12, 16, 20):
+        executor(ramp(n))
     assert begun.acquire(timeout=60)
     started = set(threading.enumerate()) - others
     threads = [t for t in started if t.name == "bucketjit-compile"]
@@ -1392,11 +1354,11 @@ def test_what_jit_compiles_once_more_is_told_of(
         ] in str(warned[0].message)
 
 
-@pytest.mark.parametrize("budget", [CompileBudget(0, action="warn"), CompileBudget(1)])
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.CompileBudgetWarning")
 def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
-    budget: CompileBudget, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    budget = CompileBudget(0, action="warn")
     executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2()
     engine = executor._engine
     signed = engine.signer.sign((ramp(3),), {})
@@ -1409,7 +1371,7 @@ def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
         assert go.wait(60)
 
     monkeypatch.setattr(ExecutableProvider, "_load", load)
-    beside = {"first_run": False, "is_asked_for": False, "may_compile": False}
+    beside = {"first_run": False, "is_asked_for": False}
     with ThreadPoolExecutor(2) as pool:
         background = pool.submit(engine.provider.prepare, order, **beside)
         assert begun.wait(60)
@@ -1596,7 +1558,7 @@ def test_bounds_may_be_ints_of_numpy() -> None:
 
 
 def test_a_joint_plan_chooses_buckets() -> None:
-    plan = strategies.Joint([{"b": 4, "s": 16}, {"b": 8, "s": 8}, {"b": 8, "s": 16}])
+    plan = Boxes({"b": 4, "s": 16}, {"b": 8, "s": 8}, {"b": 8, "s": 16})
     fn = lambda x, y: (x.sum(1), y * 2)  # noqa: E731
     executor = BucketedExec(fn, dynamic_axes=("b, s", "n")).with_plan(plan).with_pow2("n")
     for b, s in ((3, 9), (5, 7), (5, 9), (4, 16), (1, 1)):
@@ -1622,173 +1584,6 @@ def test_joint_plans_are_held_to_the_contract() -> None:
         BucketedExec(jnp.exp).with_plan(Small)
 
 
-def adapts_to_three_sizes() -> None:
-    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
-    executor = BucketedExec(jnp.cumsum).with_strategy(strategy)
-    sizes = (17, 40, 70)
-    for i in range(300):
-        n = sizes[i % 3]
-        np.testing.assert_allclose(executor(ramp(n)), np.cumsum(ramp(n)))
-        if i % 64 == 63:
-            assert executor.wait_for_compiles(60)
-    assert isinstance(strategy.plan, strategies.Optimal)
-    with executor.forbid_compiles():
-        before = executor.stats()
-        for n in sizes:
-            executor(ramp(n))
-    hits = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
-    assert all(hits[n] >= 1 for n in sizes) and executor.stats().misses == before.misses
-    assert executor.stats().calls == 303
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_plans_of_two_variables_are_compiled_before_they_are_gone_by(shared: bool) -> None:
-    def of_both(x: Any) -> Any:
-        return jax.nn.softmax(x.sum(0), -1), (x * x).sum()
-
-    def adaptive() -> Any:
-        return strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
-
-    executor = BucketedExec(of_both, dynamic_axes="b, s")
-    executor = executor.with_strategy(adaptive(), "b") if not shared else executor
-    executor = executor.with_strategy(adaptive(), *(() if shared else ("s",)))
-    here, told = threading.current_thread(), []
-    executor = executor.with_on_event(
-        lambda event: told.append((event.kind, threading.current_thread() is here))
-    )
-    calls = [(b, s) for b in (3, 5, 6) for s in (17, 18, 33, 34)]
-    rounds = 0
-    while sum(kind == "plan" for kind, _ in told) < (1 if shared else 2):
-        rounds += 1
-        assert rounds < 200
-        for b, s in calls:
-            assert_same(executor(ramp(b, s)), jax.jit(of_both)(ramp(b, s)), rtol=1e-5)
-        assert executor.wait_for_compiles(60)
-    for b, s in calls:
-        executor(ramp(b, s))
-    first = told.index(("plan", False))
-    assert told.count(("compile", True)) == told[:first].count(("compile", True)) == 4
-
-
-@pytest.mark.parametrize("name", [None, "default_matmul_precision"])
-def test_an_adaptive_strategy_follows_the_sizes(name: str | None) -> None:
-    with CONTEXTS[name]() if name else contextlib.nullcontext():
-        adapts_to_three_sizes()
-
-
-def test_a_plan_is_compiled_for_every_kind_of_call() -> None:
-    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=1)
-    executor = BucketedExec(lambda x: (x * x).sum(), dynamic_axes="b, s").with_pow2("b")
-    executor = executor.with_strategy(strategy, "s")
-    gradient = jax.grad(executor)
-
-    def call_all(times: int) -> None:
-        for i in range(times):
-            for b in (2, 5):
-                n = (17, 40)[i % 2]
-                assert executor(ramp(b, n)) == (ramp(b, n) ** 2).sum()
-                assert executor(ramp(b, n, dtype=np.int32)) == (ramp(b, n) ** 2).sum()
-                np.testing.assert_array_equal(gradient(ramp(b, n)), 2 * ramp(b, n))
-
-    executor(ramp(9, 3))  # one of its kind, of which there will not be another
-    call_all(40)
-    assert executor.wait_for_compiles(60)
-    assert isinstance(strategy.plan, strategies.Optimal)
-    with executor.forbid_compiles():
-        call_all(4)
-    assert {b["s"] for b in buckets(executor) if b["b"] == 16} == {4}
-
-
-def test_an_adaptive_strategy_asks_for_no_compile_that_is_not_allowed() -> None:
-    told: list[Event] = []
-    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
-    executor = BucketedExec(jnp.cumsum).with_strategy(strategy).with_on_event(told.append)
-    for n in (17, 40, 70):
-        executor(ramp(n))
-
-    def go_on() -> None:
-        for i in range(300):
-            executor(ramp((17, 40, 70)[i % 3]))
-            if i % 64 == 63:
-                assert executor.wait_for_compiles(60)
-
-    with executor.forbid_compiles():
-        go_on()
-    assert {event.kind for event in told} <= {"compile", "signature"}
-    assert isinstance(strategy.plan, strategies.Pow2)
-    go_on()
-    assert isinstance(strategy.plan, strategies.Optimal)
-
-
-@pytest.mark.parametrize("hysteresis", [0, 8])
-def test_an_adaptive_strategy_keeps_to_the_cache(hysteresis: int) -> None:
-    told: list[Event] = []
-    strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
-    executor = BucketedExec(lambda x: x * 2).with_strategy(strategy).with_on_event(told.append)
-    executor = executor.with_maxsize(2, eviction=Eviction(hysteresis=hysteresis))
-    for i in range(400):
-        executor(ramp((5, 17, 33, 40)[i % 4]))
-    assert executor.wait_for_compiles(60)
-    assert isinstance(strategy.plan, strategies.Pow2)
-    [event] = [e for e in told if e.kind == "error"]
-    assert event.detail == (
-        "the plan stays: another one needs 4 executables, and the cache holds 2"
-    )
-    roomy = executor.with_maxsize(4, eviction=Eviction(hysteresis=8))
-    for i in range(400):
-        roomy(ramp((5, 17, 33, 40)[i % 4]))
-    assert roomy.wait_for_compiles(60)
-    assert isinstance(strategy.plan, strategies.Optimal)
-
-
-def mixed(executor: BucketedExec, count: int = 400) -> None:
-    for i in range(count):
-        executor(ramp((17, 33, 40, 65)[i % 4]))
-        if i % 64 == 63:
-            assert executor.wait_for_compiles(60)
-
-
-def test_an_adaptive_strategy_begins_no_plan_that_the_budget_does_not_cover() -> None:
-    for budget, adopted in ((6, False), (7, True)):
-        strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
-        executor = BucketedExec(jnp.cumsum, compile_budget=budget).with_strategy(strategy)
-        mixed(executor)
-        assert isinstance(strategy.plan, strategies.Optimal) is adopted
-        assert executor.stats().compiles == (7 if adopted else 3)
-        if not adopted:
-            executor(ramp(200))
-
-
-@pytest.mark.parametrize("budget", [0, 1])
-def test_an_adaptive_strategy_adopts_what_is_in_files(budget: int, tmp_path: Any) -> None:
-    def make(budget: int | None) -> tuple[BucketedExec, Any]:
-        strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
-        executor = BucketedExec(jnp.cumsum, compile_budget=budget).with_strategy(strategy)
-        return executor.with_persistence(tmp_path), strategy
-
-    mixed(make(None)[0])
-    executor, strategy = make(budget)
-    mixed(executor)
-    assert isinstance(strategy.plan, strategies.Optimal)
-    assert (executor.stats().compiles, executor.stats().loads) == (0, 7)
-
-
-@pytest.mark.parametrize("first", ["plan", "strategy"])
-def test_an_adaptive_strategy_does_not_watch_what_a_plan_decides(first: str) -> None:
-    told: list[Event] = []
-    strategy = strategies.Adaptive(strategies.Pow2(), k=4, patience=64, compile_cost=1)
-    executor = BucketedExec(jnp.exp, dynamic_axes="b, s").with_on_event(told.append)
-    plan = strategies.Joint([{"b": 8, "s": 65}])
-    if first == "plan":
-        executor = executor.with_plan(plan).with_strategy(strategy, "s")
-    else:
-        executor = executor.with_strategy(strategy, "s").with_plan(plan)
-    for i in range(400):
-        executor(np.ones((3, (17, 33, 40, 65)[i % 4]), np.float32))
-    assert executor.wait_for_compiles(60)
-    assert buckets(executor) == [{"b": 8, "s": 65}] and not [e for e in told if e.kind == "plan"]
-
-
 def test_a_warm_up_without_open_axes() -> None:
     """Two dicts of arrays of several sizes are static, as dicts of weights are."""
     executor = BucketedExec(lambda p, d: (d["x"] @ p["w"]).mean() * d["s"][0]).with_pow2()
@@ -1802,24 +1597,3 @@ def test_a_warm_up_without_open_axes() -> None:
     short = BucketedExec(lambda p, x: x @ p["w"]).with_pow2().warmup(d, progress=False)
     [(_, why)] = short.failed
     assert "missing 1 required positional argument" in why
-
-
-def test_a_plan_that_cannot_be_made_is_told_once() -> None:
-    told: list[Event] = []
-    strategy = strategies.Adaptive(strategies.Pow2(), cost=lambda n: 1 / 0, patience=64)
-    executor = BucketedExec(lambda x: x * 2).with_strategy(strategy).with_on_event(told.append)
-    for _ in range(4):
-        for _ in range(64):
-            executor(np.ones(17, np.float32))
-        assert executor.wait_for_compiles(60)
-    (event,) = [e for e in told if e.kind == "error"]
-    assert event.detail == "the plan stays: ZeroDivisionError: division by zero"
-
-
-def test_an_adaptive_executor_goes_with_its_last_reference() -> None:
-    strategy = strategies.Adaptive(strategies.Pow2(), k=3, patience=64, compile_cost=50)
-    made = [BucketedExec(jnp.cumsum).with_strategy(strategy)]
-    for n in (17, 40) * 40:  # enough for a look at the plan
-        made[0](ramp(n))
-    assert made[0].wait_for_compiles(60)
-    assert_goes_with_its_last_reference(made)

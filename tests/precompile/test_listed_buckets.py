@@ -21,7 +21,7 @@ from bucketjit.errors import (
     FallbackWarning,
     SpecError,
 )
-from bucketjit.strategies import Adaptive, Joint, Linear, Optimal
+from bucketjit.strategies import Linear
 from bucketjit.types import Event, Eviction
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
@@ -54,7 +54,7 @@ def limited(budget: int | CompileBudget) -> BucketedExec:
 
 
 def test_every_combination_is_there_after_the_first_call(executor: BucketedExec) -> None:
-    executor = executor.with_buckets([2, 8], "b").with_strategy(Optimal([5, 9, 31]), "s")
+    executor = executor.with_buckets([2, 8], "b").with_buckets([5, 9, 31], "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert buckets(executor) == grid([2, 8], [5, 9, 31])
     with executor.forbid_compiles():
@@ -77,13 +77,6 @@ def test_nothing_more_without_a_list(executor: BucketedExec) -> None:
         assert each.stats().compiles == 1
 
 
-def test_joint_plans(executor: BucketedExec) -> None:
-    plan = Joint([{"b": 2, "s": 31}, {"b": 7, "s": 10}, {"b": 7, "s": 31}])
-    executor = executor.with_plan(plan)
-    assert_like_jit(executor, rows, floats(1, 4))
-    assert buckets(executor) == [{"b": 2, "s": 31}, {"b": 7, "s": 10}, {"b": 7, "s": 31}]
-
-
 def test_a_joint_plan_of_ones_own_lists_nothing(executor: BucketedExec) -> None:
     class Same:
         dims = ("b", "s")
@@ -98,7 +91,7 @@ def test_a_joint_plan_of_ones_own_lists_nothing(executor: BucketedExec) -> None:
 
 def test_fitted_plans() -> None:
     executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(LOG, 2, ahead=True)
-    assert_like_jit(executor, rows, floats(1, 9))
+    assert_like_jit(executor, rows, floats(2, 30))
     compiled = executor.stats().compiles
     assert compiled == 2
     for b, s in zip(*LOG.values(), strict=True):
@@ -300,17 +293,6 @@ def test_axes_that_turn_out_to_be_open_are_planned_too() -> None:
             np.testing.assert_allclose(executor(x, y), both(x, y), rtol=1e-4, atol=1e-5)
 
 
-def test_a_joint_plan_of_other_variables_is_left_out() -> None:
-    def maybe(x: Any, y: Any = None) -> Any:
-        return jnp.tanh(x).sum(1) + (0 if y is None else y.sum())
-
-    plan = Joint([{"b": 2, "t": 31}, {"b": 7, "t": 10}, {"b": 7, "t": 31}])
-    executor = BucketedExec(maybe, dynamic_axes=("b, _", "t")).with_pow2("b").with_plan(plan)
-    executor = executor.with_ahead_compile()
-    assert_like_jit(executor, maybe, floats(3, 4))
-    assert buckets(executor) == [{"b": 4}]
-
-
 @pytest.mark.parametrize("boundaries", [np.array([4, 8]), lambda self: (4, 8)])
 def test_strategies_of_ones_own_list_nothing(boundaries: Any) -> None:
     class Own:
@@ -328,7 +310,7 @@ def test_strategies_with_a_largest_bucket_are_compiled_ahead() -> None:
     executor = (
         BucketedExec(rows, dynamic_axes="b, s").with_pow2("b", min=2, max=6).with_ahead_compile()
     )
-    executor = executor.with_strategy(Adaptive(Linear(8, max=16)), "s")
+    executor = executor.with_strategy(Linear(8, max=16), "s")
     assert_like_jit(executor, rows, floats(3, 4))
     expected = [{"b": b, "s": s} for b in (2, 4, 6) for s in (8, 16)]
     assert sorted(buckets(executor), key=lambda bucket: tuple(bucket.values())) == expected

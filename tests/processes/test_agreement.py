@@ -78,12 +78,11 @@ def test_random_steps_take_the_same_buckets_on_all_processes(count: int, steps: 
 
 
 def local_choices(rank: int) -> dict[str, Any]:
-    """What a process would decide by itself: evictions, stand-ins, adaptive buckets, budgets."""
+    """What a process would decide by itself: evictions, stand-ins, budgets."""
     variants = {
         "evicting": total().with_maxsize(2),
         "patient": total().with_maxsize(2, eviction=bucketjit.types.Eviction("lfu", 2)),
         "in the background": total().with_background_compile(),
-        "adaptive": total(buckets=bucketjit.strategies.Adaptive(bucketjit.strategies.Pow2())),
         "several axes": total(dynamic_axes="b, s"),
     }
     every = np.random.default_rng(1).integers(1, 60, (40, 2))
@@ -106,7 +105,6 @@ def test_what_one_process_knows_decides_nothing() -> None:
     first, second = [x.result for x in run_processes(local_choices, 2)]
     for name in ("evicting", "patient", "in the background", "several axes"):
         assert first[name] == second[name]
-    assert [x for x, _ in first["adaptive"][0]] == [x for x, _ in second["adaptive"][0]]
     assert first["evicting"][1] and first["patient"][1]
     assert first["budget"][:2] == ["AgreementError", [1]]
     assert "CompileBudgetError" in first["budget"][2]

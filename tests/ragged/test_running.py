@@ -23,6 +23,7 @@ from bucketjit.errors import (
     SpecError,
 )
 from bucketjit.types import Eviction
+from tests.plans import Boxes
 
 F32 = np.float32
 
@@ -119,7 +120,7 @@ def test_a_variable_called_rows() -> None:
     [
         lambda ex: ex,
         lambda ex: ex.with_strategy(strategies.Linear(6)),
-        lambda ex: ex.with_strategy(strategies.Optimal.fit([3, 9, 17], k=2)),
+        lambda ex: ex.with_strategy(strategies.fit([3, 9, 17], buckets=2)),
         lambda ex: ex.with_pow2(max=8).with_overflow("extend"),
     ],
 )
@@ -456,7 +457,7 @@ def test_a_function_from_a_file(tmp_path: Path) -> None:
 
 
 def test_joint_plans() -> None:
-    plan = strategies.Joint([{"n": 4, "m": 16}, {"n": 16, "m": 4}, {"n": 16, "m": 16}])
+    plan = Boxes({"n": 4, "m": 16}, {"n": 16, "m": 4}, {"n": 16, "m": 16})
     executor = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("n", "m")).with_plan(plan)
     xs, ys = ones(3, 9, 5, 4), ones(9, 2, 12, 16)
     assert [float(x) for x in executor.map(xs, ys)] == [12, 11, 17, 20]
@@ -465,16 +466,6 @@ def test_joint_plans() -> None:
         (16, 4),
         (16, 16),
     }
-
-
-def test_adaptive_strategies_learn_from_examples() -> None:
-    adaptive = strategies.Adaptive(strategies.Pow2(), k=2, patience=32)
-    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_strategy(adaptive)
-    lengths = [5, 6, 30, 31] * 16
-    for _ in range(4):
-        assert [float(x) for x in executor.map(ones(*lengths))] == lengths
-        executor.wait_for_compiles(60)
-    assert executor.stats().rows == 4 * 64
 
 
 def test_events_name_the_rows() -> None:

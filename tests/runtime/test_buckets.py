@@ -47,9 +47,8 @@ def test_it_is_an_error_by_default() -> None:
     [
         (strategies.Pow2(max=8), 9, 16),
         (strategies.Boundaries([3, 6]), 7, 12),
-        (strategies.Optimal([4]), 9, 16),
-        (strategies.MultipleOf(strategies.Pow2(max=4), 3), 7, 9),
-        (strategies.Adaptive(strategies.Pow2(max=4)), 5, 8),
+        (strategies.fit([2, 4], buckets=1), 9, 16),
+        (strategies.Exponential(1.5, max=4), 5, 6),
     ],
     ids=lambda x: type(x).__name__,
 )

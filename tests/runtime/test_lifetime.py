@@ -145,17 +145,9 @@ def scrape(model: Model, tmp_path: Path) -> None:
         pytest.param(masked, pow2, scrape, id="metrics"),
         pytest.param(
             paired,
-            lambda e: e.with_strategy(
-                strategies.Optimal.fit([3, 5, 6, 64], k=2)
-            ).with_ahead_compile(),
+            lambda e: e.with_strategy(strategies.fit([3, 5, 6, 64], 2)).with_ahead_compile(),
             call,
             id="ahead",
-        ),
-        pytest.param(
-            paired,
-            lambda e: e.with_strategy(strategies.Adaptive(strategies.Pow2(), k=4)),
-            call,
-            id="adaptive",
         ),
         pytest.param(paired, pow2, keep, id="persistence"),
     ],

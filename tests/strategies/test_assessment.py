@@ -1,7 +1,7 @@
 import pytest
 
 from bucketjit.errors import BucketOverflowError, StrategyContractError
-from bucketjit.strategies import Boundaries, Exact, Joint, Pow2, assess, assess_joint
+from bucketjit.strategies import Boundaries, Exact, Pow2, assess, assess_joint
 
 
 def test_counts_calls_not_sizes():
@@ -29,16 +29,14 @@ def test_a_broken_strategy_is_not_believed():
         assess(Boundaries([8]), [9])
 
 
-def test_joint_strategies_and_plans():
+def test_several_variables():
     sizes = {"b": [3, 3, 4], "s": [10, 10, 70]}
     strategies = {"s": Pow2(), "b": Pow2()}
     assert assess_joint(strategies, sizes) == (2, 340.0, 2 * 64 + 512)
     assert assess_joint(strategies, sizes, cost=lambda b, s: s) == (2, 90.0, 160.0)
-    plan = Joint([{"b": 4, "s": 16}, {"b": 4, "s": 128}])
-    assert assess_joint(plan, sizes) == assess_joint(strategies, sizes)
 
 
-@pytest.mark.parametrize("strategies", [{"b": Pow2()}, Joint([{"b": 4, "t": 8}])])
+@pytest.mark.parametrize("strategies", [{"b": Pow2()}, {"b": Pow2(), "t": Pow2()}])
 def test_variables_must_be_the_same(strategies):
     with pytest.raises(ValueError, match=r"sizes must be of the variables \['b'.*not \['b', 's'\]"):
         assess_joint(strategies, {"b": [3], "s": [10]})

@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+import bucketjit
 from bucketjit import errors
 from bucketjit.strategies import (
     Boundaries,
-    BoundedWaste,
     Exact,
     Exponential,
     Linear,
-    MultipleOf,
-    Optimal,
     Pow2,
-    SizeClasses,
     Strategy,
     checked_bucket,
+    fit,
 )
 from tests.strategies.contract import check_contract, sizes
 
@@ -56,20 +54,14 @@ STRATEGIES = [
     Pow2(max=100),
     Linear(8, max=100),
     Exponential(1.5, max=100),
-    SizeClasses(max=100),
-    BoundedWaste(0.2, max=100),
     Boundaries([10, 100]),
-    Optimal([10, 100]),
-    Optimal([10, 40], beyond=Pow2(max=100)),
-    MultipleOf(Boundaries([10, 98]), 20),
+    fit([10, 40, 100], buckets=3),
     Exact(),
 ]
 LADDERS = [
     Pow2,
     lambda **kw: Linear(8, **kw),
     lambda **kw: Exponential(1.5, **kw),
-    lambda **kw: SizeClasses(2, **kw),
-    lambda **kw: BoundedWaste(0.2, **kw),
 ]
 
 
@@ -179,13 +171,16 @@ def test_linear_refuses_a_wrong_step(step, error):
         (Pow2(min=4, multiple_of=2), "Pow2(min=4, multiple_of=2)"),
         (Linear(8, max=64), "Linear(8, max=64)"),
         (Exponential(1.5, min=16), "Exponential(1.5, min=16)"),
-        (SizeClasses(2, min=16), "SizeClasses(2, min=16)"),
-        (BoundedWaste(0.2, max=64), "BoundedWaste(0.2, max=64)"),
         (Exact(), "Exact()"),
     ],
 )
 def test_repr_shows_what_was_given(strategy, text):
     assert repr(strategy) == text
+
+
+def test_a_name_that_is_none_names_the_choices():
+    with pytest.raises(AttributeError, match="no 'SizeClasses'; choose from .*Exponential.* fit"):
+        bucketjit.strategies.SizeClasses  # noqa: B018
 
 
 class TestCheckedBucket:

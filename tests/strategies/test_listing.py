@@ -9,20 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bucketjit.strategies import (
-    Adaptive,
     Boundaries,
-    BoundedWaste,
     Exact,
     Exponential,
-    Joint,
     Linear,
-    MultipleOf,
-    Optimal,
     Pow2,
-    SizeClasses,
     buckets_of,
 )
-from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.listing import MOST_LISTED
 
 LISTED = [
@@ -32,14 +25,7 @@ LISTED = [
     Pow2(max=60, multiple_of=12),
     Linear(16, max=100, multiple_of=4),
     Exponential(1.3, max=90),
-    SizeClasses(max=100),
-    BoundedWaste(0.2, min=8, max=77),
     Boundaries([30, 60, 90]),
-    Optimal.fit([3, 5, 90, 91, 200], k=3),
-    MultipleOf(Boundaries([10, 20, 35]), 8),
-    MultipleOf(MultipleOf(Pow2(max=50), 3), 8),
-    MultipleOf(Adaptive(Pow2(max=50)), 3),
-    Adaptive(Linear(7, max=50)),
 ]
 
 
@@ -61,11 +47,6 @@ def test_of_any_ladder(smallest: int, largest: int, multiple: int) -> None:
     )
 
 
-def test_the_planned_ones_of_what_goes_on() -> None:
-    assert buckets_of(Extended(Pow2(max=48, min=16))) == (16, 32, 48)
-    assert buckets_of(Optimal.fit([4, 8], k=2, beyond=Pow2())) == (4, 8)
-
-
 def test_of_ones_own() -> None:
     class Own:
         boundaries = (10, 20)  # whatever that means there
@@ -73,7 +54,7 @@ def test_of_ones_own() -> None:
         def bucket(self, n: int) -> int:
             return -(-n // 10) * 10
 
-    assert buckets_of(Own()) is None and buckets_of(MultipleOf(Own(), 4)) is None
+    assert buckets_of(Own()) is None
 
 
 @pytest.mark.parametrize(
@@ -82,11 +63,7 @@ def test_of_ones_own() -> None:
         Pow2(),
         Linear(16),
         Exact(),
-        Adaptive(Pow2()),
-        MultipleOf(Pow2(), 3),
-        Extended(Linear(3)),
         Linear(1, max=MOST_LISTED + 1),
-        Joint([{"b": 8, "s": 64}]),
     ],
     ids=repr,
 )

@@ -157,24 +157,20 @@ def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[st
                 raise SignatureChanged
 
 
-def afterwards(gives: Sequence[Where], note: Callable[[], None] | None) -> After | None:
+def afterwards(gives: Sequence[Where]) -> After | None:
     """A function that is called with the arguments of a call when the executable has run.
 
     Args:
         gives: Donated arguments, to be deleted: the executable was given a padded copy of them.
-        note: Called for each call, or None.
 
     Returns:
         The function; None if there is nothing to do.
     """
-    if not gives and note is None:
+    if not gives:
         return None
 
     def after(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if gives:
-            give_away([args[w] if isinstance(w, int) else kwargs[w] for w in gives])
-        if note is not None:
-            note()
+        give_away([args[w] if isinstance(w, int) else kwargs[w] for w in gives])
 
     return after
 

@@ -265,7 +265,6 @@ def make_handler(
     leaves: Sequence[Any],
     finish: Change | None,
     line: CallCounter,
-    note: Callable[[], None] | None = None,
     hosts: Sequence[Where] = (),
 ) -> Handler:
     """The handler for calls like one that was just served.
@@ -277,7 +276,6 @@ def make_handler(
         leaves: The leaves of the call, as they came. Only their shapes and types are kept.
         finish: Makes the result of the call from that of the executable, or None.
         line: Counts the calls.
-        note: Called for each call, or None.
         hosts: See `host_arguments`.
 
     Returns:
@@ -304,6 +302,6 @@ def make_handler(
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)
     is_checked = entry is not None and entry.is_checked_after_runs
-    after = afterwards(gives, note)
+    after = afterwards(gives)
     serve = serving(slot, counted, sizes, prepare, after, finish, is_checked)
     return Handler(slot, line, serve)

@@ -6,7 +6,7 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -39,14 +39,12 @@ class ServedCall(NamedTuple):
         sizes: The first argument of the executable, on the device; None if it runs exact.
         finish: Makes the result of the call from that of the executable, or None.
         line: Counts calls like it.
-        note: Called for each call like it, or None.
     """
 
     key: Any
     sizes: Any
     finish: Change | None
     line: CallCounter
-    note: Callable[[], None] | None = None
 
 
 class RememberedCalls:
@@ -144,7 +142,6 @@ class RememberedCalls:
                 signed.leaves,
                 served.finish,
                 served.line,
-                served.note,
                 hosts,
             )
             self._forget([*gone, *table.remember(given.args, given.kwargs, handler)])
