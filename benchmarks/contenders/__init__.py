@@ -82,6 +82,7 @@ ENTRIES = (
         "exponential",
         lambda e, _: e.with_exponential(2, "b", min=4).with_exponential(1.4, "s", min=16),
     ),
+    Entry("bucketjit, rows by map", "with_bucketjit:by_rows"),
     Entry("torch eager", "with_torch:eager", "torch", peer=True),
     Entry("torch.compile(dynamic=True)", "with_torch:compiled", "torch", peer=True),
     Entry("onnxruntime, dynamic axes", "with_onnxruntime:session", "onnxruntime", peer=True),

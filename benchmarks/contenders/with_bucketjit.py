@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.contenders import Contender
+from benchmarks.contenders import SMALLEST_LENGTH, Contender
 from benchmarks.contenders.jax_encoder import encode
 from benchmarks.encoder import Sizes
 from bucketjit import BucketedExec, Fallback
@@ -27,6 +27,26 @@ def bucketed(
 
     def run(tokens: np.ndarray) -> np.ndarray:
         return np.asarray(executor(weights, tokens))
+
+    def note() -> str:
+        return f"padding {executor.stats().padding_waste:.0%}"
+
+    return Contender(run, lambda: counter.compiles, note)
+
+
+def by_rows(weights: Any, sizes: Sizes) -> Contender:
+    """The encoder of one row, whose calls give their rows to `map`."""
+    counter = CompileCounter()
+    weights = jax.device_put(weights)
+
+    def encode_row(weights: Any, tokens: Any) -> Any:
+        return encode(weights, tokens[None])[0]
+
+    executor = BucketedExec(encode_row, dynamic_axes=(None, "s"), fallback=Fallback.ERROR)
+    executor = executor.with_pow2(min=SMALLEST_LENGTH)
+
+    def run(tokens: np.ndarray) -> np.ndarray:
+        return np.stack(executor.map(weights, list(tokens), in_axes=(None, 0), out="numpy"))
 
     def note() -> str:
         return f"padding {executor.stats().padding_waste:.0%}"
