@@ -193,7 +193,7 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
             register_named_in(raw)
         except Exception as error:  # of the module
             raise ArtifactError(
-                f"{place}: a NamedTuple among the arguments or results cannot be imported here: "
+                f"{place}: a NamedTuple among the arguments or results is not known here: "
                 f"{in_one_line(error)}"
             ) from error
         try:
