@@ -10,8 +10,8 @@ import contextlib
 import dataclasses
 import functools
 import importlib
-import sys
 import re
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
