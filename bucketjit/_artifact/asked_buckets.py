@@ -11,8 +11,9 @@ from bucketjit._events import shown
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.decisions import Because, Chunked, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._sizes.holding import holds, smallest_holding
@@ -29,7 +30,7 @@ _MOST_COMPUTED = 64  # combinations of computed sizes
 
 
 def buckets_of(
-    engine: Engine, signed: SignedCall, first: ResolvedCall, sizes: Sequence[Mapping[str, int]]
+    engine: Engine, signed: SignedCall, tokens: Tokens, sizes: Sequence[Mapping[str, int]]
 ) -> Found:
     """The buckets of calls of some sizes, by program, each once.
 
@@ -41,25 +42,25 @@ def buckets_of(
     Args:
         engine: Serves the calls.
         signed: An example of them.
-        first: The same call, resolved.
-        sizes: The sizes that were asked for.
+        tokens: Its token for each axis of each leaf.
+        sizes: The sizes that were asked for, of all variables.
 
     Returns:
         The buckets of each program.
 
     Raises:
         ArtifactError: A call of these sizes is not masked.
-        SpecError: A size is 0.
+        SpecError: All sizes of a call are 0.
     """
     found: Found = {}
     for one in sizes:
-        at = at_sizes(signed, first.tokens, {**first.sizes, **one})
+        at = at_sizes(signed, tokens, one)
         call = engine.resolve(at)
         match engine.decide(at, call):
             case Masked(program=Program() as program, bucket=bucket):
                 _add(found, program, (dict(bucket), at, call))
             case Exact(Because.EMPTY):
-                raise SpecError(f"sizes: a size is at least 1, got {shown(call.sizes)}")
+                raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
             case Exact(_, why):
                 raise unmasked(why, f" at {shown(call.sizes)}")
             case Chunked():
@@ -69,7 +70,7 @@ def buckets_of(
                 )
             case Refused(error):
                 raise error
-    _add_smaller(engine, signed, first, found)
+    _add_smaller(engine, signed, tokens, found)
     _add_presumed(engine, found)
     return found
 
@@ -94,32 +95,42 @@ def _add(found: Found, program: Program, one: BucketCall) -> None:
         known.append(one)
 
 
-def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found: Found) -> None:
+def _add_smaller(engine: Engine, signed: SignedCall, tokens: Tokens, found: Found) -> None:
     """Add what sizes below the largest buckets need besides."""
-    asked = [bucket for calls in found.values() for bucket, _, _ in calls]
+    asked: dict[Tokens, list[Mapping[str, int]]] = {}
+    for calls in found.values():
+        for bucket, _, call in calls:
+            asked.setdefault(call.tokens, []).append(bucket)
     known = 0
     while known < len(found):  # the guards of a program lead to others
         known = len(found)
-        _add_programs(engine, signed, first, found, asked)
+        for opened, buckets in asked.items():
+            _add_programs(engine, signed, tokens, opened, found, buckets)
 
 
 def _add_programs(
     engine: Engine,
     signed: SignedCall,
-    first: ResolvedCall,
+    tokens: Tokens,
+    opened: Tokens,
     found: Found,
     asked: Sequence[Mapping[str, int]],
 ) -> None:
-    """Add what sizes beside the edges of buckets and guards need."""
-    guards = [guard for program in found for guard in program.guards]
-    for sizes in _sizes_below(asked, tuple(first.sizes), guards):
-        program = next((p for p in found if p.size_constants(sizes) is not None), None)
+    """Add what sizes beside the edges of buckets and guards need.
+
+    The variables that are in `tokens`, and not in `opened`, are 0.
+    """
+    empty = dict.fromkeys(variables_in(tokens), 0)
+    guards = [guard for program in _with_axes(opened, found) for guard in program.guards]
+    for sizes in _sizes_below(asked, variables_in(opened), guards):
+        own = _with_axes(opened, found)
+        program = next((p for p in own if p.size_constants(sizes) is not None), None)
         if program is not None and any(holds(bucket, sizes) for bucket, _, _ in found[program]):
             continue
         if program is None and len(found) == _MOST_PROGRAMS:
             continue
         try:
-            at = at_sizes(signed, first.tokens, sizes)
+            at = at_sizes(signed, tokens, {**empty, **sizes})
             call = engine.resolve(at)
             decision = engine.decide(at, call)
         except Exception as error:  # of the function, which does not take these sizes
@@ -129,6 +140,11 @@ def _add_programs(
         if isinstance(decision, Masked) and isinstance(decision.program, Program):
             bucket = _smallest(asked, sizes, decision.program) or decision.bucket
             _add(found, decision.program, (dict(bucket), at, call))
+
+
+def _with_axes(opened: Tokens, found: Found) -> list[Program]:
+    """The programs of calls that have these open axes."""
+    return [program for program, calls in found.items() if calls[0][2].tokens == opened]
 
 
 def _add_presumed(engine: Engine, found: Found) -> None:

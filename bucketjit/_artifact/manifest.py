@@ -331,6 +331,10 @@ def _function(one: Fields, version: int) -> SavedFunction:
         )
         for leaf in one.records("leaves")
     )
+    programs = tuple(_program(program, leaves, version) for program in one.records("programs"))
+    names = {name for program in programs for name in program.variables}
+    for axis in (axis for leaf in leaves for axis in leaf.axes if isinstance(axis, str)):
+        check_expression(axis, names, one.place)
     statics = one.pair_of_texts_by_name("statics")
     return SavedFunction(
         name=one.text("name"),
@@ -341,7 +345,7 @@ def _function(one: Fields, version: int) -> SavedFunction:
         leaves=leaves,
         statics=statics,
         donated=one.numbers("donated"),
-        programs=tuple(_program(program, leaves, version) for program in one.records("programs")),
+        programs=programs,
     )
 
 
@@ -429,7 +433,6 @@ def _check_sizes(one: Fields, program: SavedProgram, leaves: tuple[Leaf, ...]) -
     computed = _check_computed(one, program, names)
     shapes = [
         *program.inputs,
-        *(leaf.axes for leaf in leaves),
         *(side for pair in program.reshapes for side in pair),
         *(program.table.axes if program.table is not None else ()),
     ]
