@@ -15,6 +15,7 @@ from typing import Any
 
 from jax.tree_util import PyTreeDef
 
+from bucketjit._ir.opaque import decisions_inside
 from bucketjit._raised import raised_anew
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import bind_sizes
@@ -350,7 +351,8 @@ class TracedPrograms:
         is_pinned = any(g.pins for g in program.guards)
         if is_pinned and not program.computed:  # it serves one size; concrete traces may do more
             call = self._pair(tokens, shapes, sizes)
-            if call.program is not None:
+            # A concrete trace does not hold what a primitive of another library decides.
+            if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):
                 return call
         return ResolvedCall(tokens, sizes, program)
 
