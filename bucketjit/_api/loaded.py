@@ -126,7 +126,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
     def buckets(self) -> tuple[dict[str, int], ...]:
         """The padded sizes of each bucket, in the order in which they were saved."""
         return tuple(
-            {v: bucket.sizes[v] for v in self._functions[0].variables}
+            {v: bucket.sizes.get(v, 0) for v in self._functions[0].variables}
             for program in self._functions[0].programs
             for bucket in program.record.buckets
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,8 +15,9 @@ from bucketjit._events import shown
 from bucketjit._raised import frames_inside, is_of_machine
 from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._sizes.holding import holds, smallest_holding
@@ -25,7 +26,7 @@ from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecE
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]
-Unmasked = dict[tuple[int, ...], tuple[MaskingError, SignedCall, ResolvedCall]]
+Unmasked = dict[Hashable, tuple[MaskingError, SignedCall, ResolvedCall]]
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
@@ -39,7 +40,7 @@ _MOST_COMPUTED = 64  # combinations of computed sizes
 
 
 def buckets_of(
-    engine: Engine, signed: SignedCall, first: ResolvedCall, sizes: Sequence[Mapping[str, int]]
+    engine: Engine, signed: SignedCall, tokens: Tokens, sizes: Sequence[Mapping[str, int]]
 ) -> Found:
     """The buckets of calls of some sizes, by program, each once.
 
@@ -51,33 +52,33 @@ def buckets_of(
     Args:
         engine: Serves the calls.
         signed: An example of them.
-        first: The same call, resolved.
-        sizes: The sizes that were asked for.
+        tokens: Its token for each axis of each leaf.
+        sizes: The sizes that were asked for, of all variables.
 
     Returns:
         The buckets of each program.
 
     Raises:
         ArtifactError: A call of these sizes is not masked.
-        SpecError: A size is 0.
+        SpecError: All sizes of a call are 0.
 
     Warns:
         FallbackWarning: The file will not serve some of these sizes.
     """
     found: Found = {}
     for one in sizes:
-        at = at_sizes(signed, first.tokens, {**first.sizes, **one})
+        at = at_sizes(signed, tokens, one)
         call = engine.resolve(at)
         match engine.decide(at, call):
             case Masked(program=Program() as program, bucket=bucket):
                 _add(found, program, (dict(bucket), at, call))
             case Exact(Because.EMPTY):
-                raise SpecError(f"sizes: a size is at least 1, got {shown(call.sizes)}")
+                raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
             case Exact(_, why):
                 raise unmasked(why, f" at {shown(call.sizes)}")
             case Refused(error):
                 raise error
-    _add_smaller(engine, signed, first, found)
+    _add_smaller(engine, signed, tokens, found)
     _add_presumed(engine, found)
     return found
 
@@ -102,14 +103,18 @@ def _add(found: Found, program: Program, one: BucketCall) -> None:
         known.append(one)
 
 
-def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found: Found) -> None:
+def _add_smaller(engine: Engine, signed: SignedCall, tokens: Tokens, found: Found) -> None:
     """Add what sizes below the largest buckets need besides."""
-    asked = [bucket for calls in found.values() for bucket, _, _ in calls]
+    asked: dict[Tokens, list[Mapping[str, int]]] = {}
+    for calls in found.values():
+        for bucket, _, call in calls:
+            asked.setdefault(call.tokens, []).append(bucket)
     unmasked: Unmasked = {}
     known = 0
     while known < len(found):  # the guards of a program lead to others
         known = len(found)
-        _add_programs(engine, signed, first, found, asked, unmasked)
+        for opened, buckets in asked.items():
+            _add_programs(engine, signed, tokens, opened, found, buckets, unmasked)
     for key, (_, at, call) in list(unmasked.items())[: _MOST_PROGRAMS - len(found)]:
         try:
             with engine.lock:
@@ -128,26 +133,32 @@ def _add_smaller(engine: Engine, signed: SignedCall, first: ResolvedCall, found:
 def _add_programs(
     engine: Engine,
     signed: SignedCall,
-    first: ResolvedCall,
+    tokens: Tokens,
+    opened: Tokens,
     found: Found,
     asked: Sequence[Mapping[str, int]],
     unmasked: Unmasked,
 ) -> None:
-    """Add what sizes beside the edges of buckets and guards need, and note what is not masked."""
-    guards = [guard for program in found for guard in program.guards]
-    for sizes in _sizes_below(asked, tuple(first.sizes), guards):
-        program = next((p for p in found if p.size_constants(sizes) is not None), None)
+    """Add what sizes beside the edges of buckets and guards need, and note what is not masked.
+
+    The variables that are in `tokens`, and not in `opened`, are 0.
+    """
+    empty = dict.fromkeys(variables_in(tokens), 0)
+    guards = [guard for program in _with_axes(opened, found) for guard in program.guards]
+    for sizes in _sizes_below(asked, variables_in(opened), guards):
+        own = _with_axes(opened, found)
+        program = next((p for p in own if p.size_constants(sizes) is not None), None)
         if program is not None and any(holds(bucket, sizes) for bucket, _, _ in found[program]):
             continue
         try:
-            at = at_sizes(signed, first.tokens, sizes)
+            at = at_sizes(signed, tokens, {**empty, **sizes})
             call = engine.resolve(at)
             decision = engine.decide(at, call)
         except Exception as error:  # of the function, which does not take these sizes
             if is_of_machine(error):
                 raise
             continue
-        key = tuple(sizes.values())
+        key = opened, *sizes.values()
         match decision:
             case Exact(_, why):
                 unmasked[key] = why, at, call
@@ -157,6 +168,11 @@ def _add_programs(
                     continue
                 unmasked.pop(key, None)
                 _add(found, program, (dict(_smallest(asked, sizes, program) or bucket), at, call))
+
+
+def _with_axes(opened: Tokens, found: Found) -> list[Program]:
+    """The programs of calls that have these open axes."""
+    return [program for program, calls in found.items() if calls[0][2].tokens == opened]
 
 
 def _add_presumed(engine: Engine, found: Found) -> None:

@@ -298,6 +298,10 @@ def decoded(raw: bytes) -> Manifest:
     for function in found.functions:
         for program in function.programs:
             _check_sizes(f"{NAME}: program of {function.name}", program, function.leaves)
+        names = {name for program in function.programs for name in program.variables}
+        for axis in (axis for leaf in function.leaves for axis in leaf.axes):
+            if isinstance(axis, str):
+                check_expression(axis, names, f"{NAME}: {function.name}")
     programs = [program for function in found.functions for program in function.programs]
     if not (found.platforms and found.functions and all(f.programs for f in found.functions)):
         raise ArtifactError(f"{NAME}: it names no function, or no platform; the file is damaged")
@@ -326,7 +330,6 @@ def _check_sizes(place: str, program: SavedProgram, leaves: tuple[Leaf, ...]) ->
     computed = _check_computed(place, program, names)
     shapes = [
         *program.inputs,
-        *(leaf.axes for leaf in leaves),
         *(side for pair in program.reshapes for side in pair),
         *(program.table.axes if program.table is not None else ()),
     ]

@@ -30,7 +30,7 @@ from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.changes import Key
 from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.mismatches import ArgumentFacts, in_words, mismatches
-from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit._signature.traced_programs import NO_SIZES, Traced, TracedPrograms
@@ -145,7 +145,7 @@ class LoadedFunction:
         sizes: dict[str, set[int]] = {}
         for program in self.programs:
             for bucket in program.record.buckets:
-                for variable in self.variables:
+                for variable in bucket.sizes.keys() & set(self.variables):
                     sizes.setdefault(variable, set()).add(bucket.sizes[variable])
         of_file = {
             "fn": self.stub(),
@@ -160,9 +160,10 @@ class LoadedFunction:
         """The positional and the keyword arguments of a call of some sizes, as types.
 
         Args:
-            sizes: The size of each dimension variable.
+            sizes: The size of each dimension variable; that of one left out is 0.
         """
-        return self.tree.unflatten([_value(leaf, sizes) for leaf in self.record.leaves])
+        every = {**dict.fromkeys(self.variables, 0), **sizes}
+        return self.tree.unflatten([_value(leaf, every) for leaf in self.record.leaves])
 
     def engine(self, config: Config, shared: SharedState[Engine] | None = None) -> Engine:
         """An engine that serves its calls.
@@ -305,13 +306,14 @@ class _Programs(TracedPrograms):
         super().__init__(fn, in_tree, types, paths, ())
         self._tokens = tokens
         self._saved = programs
-        self._found = Traced()
+        self._found: dict[frozenset[str], Traced] = {}  # by variables: others are 0
         for program in programs:
-            self.add(program, self._found)
+            own = frozenset(program.record.variables).difference(program.unfitted)
+            self.add(program, self._found.setdefault(own, Traced()))
 
     def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
-        """All programs: static sizes were compared when the call was signed."""
-        return self._found
+        """The programs of the open axes: static sizes were compared when the call was signed."""
+        return self._found.get(frozenset(variables_in(tokens)), Traced())
 
     def every(self) -> list[tuple[Any, Interface]]:
         """The programs, each with what tells it from others; here nothing has to."""
@@ -336,8 +338,21 @@ class _Programs(TracedPrograms):
                 f"program that was not saved: the file has programs for {told}. If the function "
                 "does not raise there, call the bucketed function so before the function is saved"
             )
+        every = variables_in(self._tokens)
+        if empty := [v for v in every if v not in variables_in(tokens)]:
+            raise ArtifactError(
+                f"shapes {[tuple(s) for s in shapes]} take a program that was not saved, as "
+                f"{' and '.join(f'{v} is 0' for v in empty)}: save the function with such sizes, "
+                f"as in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
+            )
         held = "; ".join(
-            ", ".join(map(str, program.guards)) or "sizes whose constants were tabulated"
+            ", ".join(
+                [
+                    *map(str, program.guards),
+                    *(f"{v} == 0" for v in every if v not in program.record.variables),
+                ]
+            )
+            or "sizes whose constants were tabulated"
             for program in self._saved
         )
         raise ArtifactError(

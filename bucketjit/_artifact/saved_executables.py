@@ -98,8 +98,8 @@ class SavedBodies:
         """
         if any(n < 1 for n in sizes.values()):
             raise ArtifactError(
-                f"a call with {shown(sizes)}: a saved function takes no axis of size 0; call it "
-                "with at least one element"
+                f"a call with {shown(sizes)}: a saved function takes no call in which all open "
+                "axes are of size 0; call it with at least one element"
             )
         program = signed.signature.resolve(signed.shapes).program
         assert isinstance(program, LoadedProgram) and program.record.dynamic is not None

@@ -145,7 +145,9 @@ class Transformed:
         call = engine.resolve(signed)
         program = call.program
         if not isinstance(program, LoadedProgram):
-            raise ArtifactError(f"{engine.name}: a saved function takes no axis of size 0")
+            raise ArtifactError(
+                f"{engine.name}: a saved function takes no call whose open axes are all of size 0"
+            )
         match engine.decide(signed, call):
             case Masked(bucket=bucket):
                 return _masked(program, signed, call, bucket)

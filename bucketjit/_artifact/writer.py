@@ -40,6 +40,7 @@ from bucketjit._artifact.manifest import (
 from bucketjit._artifact.size_tables import table_of
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._autodiff.equations import Path as Steps
+from bucketjit._compile.argument_types import at_sizes
 from bucketjit._config import Config
 from bucketjit._export.dynamic import check_platforms, refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
@@ -47,9 +48,11 @@ from bucketjit._jax.names import Without, lacking
 from bucketjit._persistence.environment import versions
 from bucketjit._precompile.warmup import asked
 from bucketjit._runtime.engine import Engine
+from bucketjit._signature.binding import without_empty
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._signature.structs import sign_like
+from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
@@ -164,7 +167,11 @@ def save(
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
-    sizes = _sizes(engine, signed, options.sizes)
+    sizes = _sizes(engine, signed, call, options.sizes)
+    filled = next((one for one in sizes if all(one.values())), None)
+    if filled is not None:  # so that the derivatives, too, have all open axes
+        signed = at_sizes(signed, signed.signature.open_axes(call, signed.shapes)[0], filled)
+        call = engine.resolve(signed)
     members = _Members()
     written = [_function(engine, signed, sizes, options, members, 0)]
     for order in range(1, options.derivatives + 1):
@@ -222,7 +229,8 @@ def _function(
     """
     place = f"functions/{order}"
     first = engine.resolve(signed)
-    found = buckets_of(engine, signed, first, sizes)
+    tokens, own = signed.signature.open_axes(first, signed.shapes)
+    found = buckets_of(engine, signed, tokens, [{**own, **one} for one in sizes])
     saved: list[SavedProgram] = []
     exported: jax.export.Exported | None = None
     for number, (program, calls) in enumerate(found.items()):
@@ -231,6 +239,7 @@ def _function(
         saved.append(maker.write())
         exported = maker.exported
     assert exported is not None
+    opened = {v for calls in found.values() for v in calls[0][2].variables}
     tree = members.add(f"{place}/tree.stablehlo", _tree(signed, first))
     positional, keywords = signed.tree.unflatten(signed.leaves)
     names = [engine.signer.name(i) for i in signed.dynamic]
@@ -240,7 +249,7 @@ def _function(
         arity=len(positional),
         keywords=tuple(sorted(keywords)),
         names=tuple(names[: len(positional)]),
-        leaves=_leaves(signed, first),
+        leaves=_leaves(signed, without_empty(tokens, frozenset(own) - opened)),
         statics=(
             {engine.signer.name(i): repr(v) for i, v in signed.statics.positional.items()},
             {name: repr(v) for name, v in signed.statics.keyword.items()},
@@ -368,22 +377,26 @@ class _ProgramWriter:
         return self._members.add(f"{self._where}/dynamic.stablehlo", modules.serialized(module))
 
 
-def _sizes(engine: Engine, signed: SignedCall, sizes: object) -> list[Mapping[str, int]]:
+def _sizes(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, sizes: object
+) -> list[Mapping[str, int]]:
     """The logical sizes to save buckets for: those asked for, or those of the cache."""
+    axes = signed.signature.open_axes
     if sizes is None:
         compiled = [
-            entry.origin.sizes
+            axes(call, entry.origin.signed.shapes)[1]
             for key, entry in engine.cache.items()
             if isinstance(key[0], Interface)
             and entry.origin is not None
             and entry.origin.signed.signature is signed.signature
         ]
         if compiled:
-            return [dict(one) for one in compiled]
+            return list(compiled)
+    own = axes(call, signed.shapes)[1]
     _, _, wanted = asked(engine, signed, sizes)
     if not wanted:
         raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
-    return list(wanted)
+    return [{**own, **one} for one in wanted]
 
 
 def _refuse_placed(signed: SignedCall) -> None:
@@ -395,10 +408,8 @@ def _refuse_placed(signed: SignedCall) -> None:
             )
 
 
-def _leaves(signed: SignedCall, call: ResolvedCall) -> tuple[Leaf, ...]:
-    rows = zip(
-        signed.signature.paths, signed.signature.types, call.tokens, signed.shapes, strict=True
-    )
+def _leaves(signed: SignedCall, tokens: Tokens) -> tuple[Leaf, ...]:
+    rows = zip(signed.signature.paths, signed.signature.types, tokens, signed.shapes, strict=True)
     return tuple(
         Leaf(
             path,

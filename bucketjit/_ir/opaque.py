@@ -11,14 +11,16 @@ masked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numbers
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn
+from jax.errors import InconclusiveDimensionOperation
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.jax_patches import lenient_jax
-from bucketjit._jax.jaxprs import open_jaxpr, struct_of
+from bucketjit._jax.jaxprs import all_equations, open_jaxpr, struct_of
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.primitives import implementation
 from bucketjit._jax.size_hooks import watch_equalities
@@ -46,10 +48,11 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
         lack = lacking(Without.INSIDE)
         raise _without_rule(prim.name, f", and {lack} to find its implementation" if lack else "")
     function, several = found
-    decided: list[str] = []  # uses of sizes that may decide: there is no guard to hold them here
+    decided: list[tuple[object, ...]] = []  # uses of sizes that may decide
 
     def note(*what: object) -> None:
-        decided.append(" == ".join(map(str, what)))
+        if len(what) < 2 or not _never_equal(*what):
+            decided.append(what)
 
     structs = [struct_of(v.aval) for v in eqn.invars]
 
@@ -65,11 +68,57 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
             raise
         raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
     if decided:
-        raise _without_rule(prim.name, f", and its implementation decides by sizes: {decided[0]}")
+        shown = " == ".join(map(str, decided[0]))
+        raise _without_rule(
+            prim.name, f", and its implementation decides by sizes: {shown}"
+        ) from EqualityOfSizes(*decided[0])
     jaxpr, consts = open_jaxpr(closed)
     if any(inner.primitive is prim for inner in jaxpr.eqns):  # it would be expanded for ever
         raise _without_rule(prim.name)
     return jaxpr, consts
+
+
+class EqualityOfSizes(Exception):
+    """An implementation compares two sizes, or uses one as a key or in a text."""
+
+
+def _never_equal(left: Any, right: Any) -> bool:
+    """Whether a size cannot be equal to another value: its scope, and so a guard, says so."""
+    try:
+        return bool(left > right or left < right)
+    except TypeError:  # None, or a text
+        return not isinstance(right, numbers.Number)
+    except InconclusiveDimensionOperation:
+        return False
+
+
+def decisions_inside(jaxpr: Jaxpr, seen: tuple[Any, ...] = ()) -> Iterator[Exception]:
+    """Why sizes keep primitives of other libraries from being replaced; a guard may change that.
+
+    Args:
+        jaxpr: An open jaxpr with symbolic sizes.
+        seen: The primitives that it is the implementation of.
+
+    Yields:
+        What each comparison of sizes raised, or an `EqualityOfSizes`.
+    """
+    for eqn in all_equations(jaxpr):
+        found = None if eqn.primitive in seen else implementation(eqn.primitive)
+        if found is None or _is_own(found[0]):
+            continue
+        try:
+            inner, _ = looked_inside(eqn)
+        except MaskingError as error:
+            if error.__cause__ is not None and isinstance(error.__cause__, Exception):
+                yield error.__cause__
+        else:
+            yield from decisions_inside(inner, (*seen, eqn.primitive))
+
+
+def _is_own(function: Any) -> bool:
+    """Whether JAX or bucketjit has written the implementation of a primitive."""
+    module = str(getattr(getattr(function, "func", function), "__module__", ""))
+    return module.startswith(("jax._src.", "jaxlib.", "bucketjit."))
 
 
 def _without_rule(name: str, why: str = "") -> MaskingError:

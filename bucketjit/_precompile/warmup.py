@@ -266,7 +266,7 @@ def asked(
     # Without a strategy, guessed axes may be wrong (weights that happen to have the size of the
     # batch, say), and the function fails at other sizes. Resolving the call finds the right ones.
     call = engine.resolve(signed)
-    tokens, own = call.tokens, call.sizes
+    tokens, own = signature.open_axes(call, shapes)
     if not own and sizes is not None:  # all sizes run exact
         tokens = signature.guessed_tokens(shapes)
         own = bind_sizes(tokens, shapes, signature.paths)

@@ -123,14 +123,14 @@ class OnShards:
             FallbackError: It would run at its exact shape.
             BucketOverflowError: A size is beyond the largest bucket.
         """
+        if 0 in call.signed.signature.open_axes(call.call, call.signed.shapes)[1].values():
+            _refuse(_NO_ROWS)
         match engine.decide(call.signed, call.call):
             case Masked(beyond=None) as masked:
                 self._check(call, masked.program)
                 return masked
             case Masked(beyond=why):
                 _refuse(MaskingError(str(why), "choose a larger bucket, or overflow='extend'"))
-            case Exact(Because.EMPTY):
-                _refuse(_NO_ROWS)
             case Exact(Because.NO_OPEN_AXIS):
                 _refuse(_NOTHING_OPEN)
             case Exact(why=refusal):

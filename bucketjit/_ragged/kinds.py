@@ -29,7 +29,6 @@ from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.expressions import evaluate_text
@@ -313,22 +312,21 @@ class Kinds:
             every[i], own[i] = leaf, shape
         signed = dataclasses.replace(like, leaves=every, shapes=own)
         memory, key = like.signature.remembered, (self.mapped, *own)
-        known: Kind | None = memory.get(key)
-        if known is not None and self._holds(known, like.signature):
+        tokens, known = memory.get(key, (None, None))
+        if known is not None and tokens is like.signature.tokens and self._holds(known):
             return known
         kind = self._new_kind(signed)
         if isinstance(kind.way, Batched) and kind.call.size_constants.nbytes <= _MOST_BYTES:
             if len(memory) >= _REMEMBERED:
                 memory.clear()
-            memory[key] = kind
+            memory[key] = like.signature.tokens, kind
         return kind
 
-    def _holds(self, known: Kind, signature: Signature) -> bool:
+    def _holds(self, known: Kind) -> bool:
         """Whether what was decided in an earlier call still holds."""
         engine, program = self._engine, known.call.program
         return (
             known.version == engine.refusals.version
-            and known.call.tokens is signature.tokens
             and (program is None or not program.unfitted)  # buckets grow with unfitted sizes
         )
 

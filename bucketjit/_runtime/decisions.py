@@ -45,7 +45,7 @@ class Because(enum.Enum):
     """The kinds of reasons for which a call runs at its exact shape."""
 
     NO_OPEN_AXIS = "no axis is open"
-    EMPTY = "an axis has size 0"
+    EMPTY = "all open axes have size 0"
     BEYOND = "the user wants sizes beyond the largest bucket exact"
     UNMASKED = "the program cannot be masked"
 

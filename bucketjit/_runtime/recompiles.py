@@ -126,7 +126,7 @@ class Recompiles:
             for axis, size in enumerate(shape):
                 is_size = signature.types[leaf].dtype is None
                 place = "" if is_size else f"axis {axis} of "
-                if size == 0:
+                if size == 0 and not any(sizes.values()):  # it has run exact
                     shapes = self._empty.setdefault(place + signature.paths[leaf], set())
                     shapes.add(tuple(signed.shapes))
                 is_static = tokens is not None and tokens[leaf][axis] == STATIC

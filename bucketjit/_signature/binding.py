@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
 
-from bucketjit._sizes.dynamic_axes import Tokens, places_of
+from jax import export
+
+from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._sizes.expressions import evaluate_text, solve, variables_of
 from bucketjit.errors import ArgumentError, SizeMismatchError
 
@@ -22,6 +26,29 @@ def check_declared(token: str, size: int, where: str) -> None:
     """
     if int(token) != size:
         raise ArgumentError(f"{where} has size {size}, declared {token} in dynamic_axes")
+
+
+@functools.lru_cache(maxsize=1024)
+def without_empty(tokens: Tokens, empty: frozenset[str]) -> Tokens:
+    """The tokens of a call in which some variables are 0: their axes are no longer open.
+
+    Args:
+        tokens: A token per axis of each leaf.
+        empty: The variables.
+
+    Returns:
+        The tokens, with numbers in the place of what depends on these variables alone.
+    """
+    return tuple(tuple(_at_zero(token, empty) for token in row) for row in tokens)
+
+
+def _at_zero(token: str, empty: frozenset[str]) -> str:
+    if token == STATIC or token.isdigit() or empty.isdisjoint(own := variables_of(token)):
+        return token
+    if empty.issuperset(own):
+        return str(evaluate_text(token, dict.fromkeys(own, 0)))
+    rest = re.sub(r"[^\W\d]\w*", lambda name: "0" if name[0] in empty else name[0], token)
+    return str(export.symbolic_shape(rest)[0])
 
 
 def bind_sizes(

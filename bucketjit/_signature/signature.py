@@ -12,6 +12,7 @@ varies: any axis under the default rule, otherwise a listed one.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._raised import is_of_machine
 from bucketjit._signature.axis_guesses import AxisGuesses, Place, Shapes
-from bucketjit._signature.binding import bind_sizes
+from bucketjit._signature.binding import bind_sizes, without_empty
 from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.traced_programs import Refused, TracedPrograms
@@ -30,6 +31,8 @@ from bucketjit._sizes.guards import parse_constraint
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program, TraceRefused
 from bucketjit.errors import ArgumentError, SpecError
+
+_MAX_GUESSES = 4  # of the open axes of a call that has an axis of size 0
 
 
 class Signature:
@@ -202,6 +205,19 @@ class Signature:
         """The programs that exist, each with its arguments that have open axes, in words."""
         return [(inputs_of(self._traced, *key), program) for key, program in self._traced.every()]
 
+    def open_axes(self, call: ResolvedCall, shapes: Shapes) -> tuple[Tokens, dict[str, int]]:
+        """The open axes of a call with their sizes, those of size 0 included.
+
+        Args:
+            call: The call, resolved.
+            shapes: Its shapes.
+
+        Returns:
+            A token per axis of each leaf, and the size of each variable.
+        """
+        tokens = call.tokens if self._tokens is None else self._tokens
+        return tokens, bind_sizes(tokens, shapes, self.paths)
+
     def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
         """The sizes of the variables that the user named, checked, without tracing.
 
@@ -281,9 +297,7 @@ class Signature:
             return self._serve(self._tokens, shapes)
         wanted = self._axes.anonymous(shapes)
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
-            # A size of 0 cannot be open. A later call names the axes.
-            tokens = self._axes.tokens(shapes, {})
-            return self._computing(tokens, shapes) or ResolvedCall(tokens, {}, None)
+            return self._first_empty(wanted, shapes)
         refusal: TraceRefused | None = None  # of the best guess
         pinned: tuple[Tokens, ResolvedCall] | None = None
         for names in self._axes.guesses(shapes, wanted):
@@ -303,6 +317,17 @@ class Signature:
         self._close(wanted, shapes)
         tokens = self._axes.tokens(shapes, {})
         return self._settle(tokens, shapes, ResolvedCall(tokens, {}, None, refusal))
+
+    def _first_empty(self, wanted: Sequence[Place], shapes: Shapes) -> ResolvedCall:
+        """Resolve a call with an axis of size 0; the first call without one names the axes."""
+        filled = [(leaf, axis) for leaf, axis in wanted if shapes[leaf][axis]]
+        for names in itertools.islice(self._axes.guesses(shapes, filled), _MAX_GUESSES):
+            call = self._serve(self._axes.tokens(shapes, names), shapes)
+            if call.program is not None:
+                return call
+            self.remember_refusal(call, shapes)
+        tokens = self._axes.tokens(shapes, {})
+        return self._computing(tokens, shapes) or ResolvedCall(tokens, {}, None)
 
     def _settle(self, tokens: Tokens, shapes: Shapes, call: ResolvedCall) -> ResolvedCall:
         """Make these the open axes, and keep the program of the call that they were traced for."""
@@ -402,7 +427,12 @@ class Signature:
         if not sizes:
             return ResolvedCall(tokens, sizes, None, self._refusal)
         if min(sizes.values()) < 1:
-            return self._computing(tokens, shapes) or ResolvedCall(tokens, sizes, None)
+            empty = frozenset(v for v, n in sizes.items() if n == 0)
+            if min(sizes.values()) < 0 or len(empty) == len(sizes):
+                return self._computing(tokens, shapes) or ResolvedCall(tokens, sizes, None)
+            # Symbolic sizes are at least 1, so these axes are of size 0 in a program of its own.
+            tokens = without_empty(tokens, empty)
+            sizes = {v: n for v, n in sizes.items() if n}
         known = self._traced.at(tokens, shapes)
         # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in known.programs():

@@ -16,13 +16,14 @@ from typing import Any
 
 from jax.tree_util import PyTreeDef
 
+from bucketjit._ir.opaque import decisions_inside
 from bucketjit._raised import raised_anew
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens, places_of
-from bucketjit._sizes.guards import Guard
+from bucketjit._sizes.guards import Guard, parse_constraint
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.interface import Interface
@@ -275,8 +276,10 @@ class TracedPrograms:
         ]
 
     def _constraints(self, tokens: Tokens) -> list[str]:
-        """The user's constraints, and those that sharding requires."""
-        return list(dict.fromkeys([*self.constraints, *map(str, self.evenness(tokens))]))
+        """The user's constraints on the open axes, and those that sharding requires."""
+        opened = set(variables_in(tokens))
+        own = [text for text in self.constraints if parse_constraint(text).variables <= opened]
+        return list(dict.fromkeys([*own, *map(str, self.evenness(tokens))]))
 
     def attempt(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
@@ -332,7 +335,8 @@ class TracedPrograms:
         is_pinned = any(g.pins for g in program.guards)
         if is_pinned and not program.computed:  # it serves one size; concrete traces may do more
             call = self._pair(tokens, shapes, sizes)
-            if call.program is not None:
+            # A concrete trace does not hold what a primitive of another library decides.
+            if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):
                 return call
         return ResolvedCall(tokens, sizes, program)
 

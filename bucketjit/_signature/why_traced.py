@@ -100,7 +100,7 @@ class News:
                 self._traced.paths, call.tokens, before, shapes, strict=True
             )
             for axis, (token, old, now) in enumerate(zip(row, olds, news, strict=True))
-            if token == STATIC and old != now
+            if (token == STATIC or token.isdigit()) and old != now
         ]
         return f"re-signed: {', '.join(changed) or 'other axes are open'}"
 

@@ -162,12 +162,12 @@ class Arguments:
         beyond = {v: n for v, n in sizes.items() if n > subject.bucket[v]}
         if beyond:
             raise ArgumentError(in_words(list(self._beyond(signed, beyond))))
-        if min(sizes.values()) < 1 or any(0 in shape for shape in signed.shapes):
+        if min(sizes.values()) < 1:
             raise ArgumentError(
-                f"a size below 1 has no bucket ({shown(sizes)}); call the bucketed function, which "
-                "runs such a call at its exact shape"
+                f"a size below 1 has no bucket ({shown(sizes)}); call the bucketed function, or "
+                "lower it with such arguments"
             )
-        signature.check_constraints(sizes)
+        signature.check_constraints(signature.open_axes(subject.call, signed.shapes)[1])
         if not program.admits(sizes):
             raise self._other_program(sizes)
         return sizes

@@ -31,6 +31,7 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.computed_sizes import Noticing, Sizing
 from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax, selecting_jax
+from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -45,7 +46,7 @@ from bucketjit._jax.size_hooks import LengthIsInt, watch_equalities
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._raised import handled_before, is_of_machine
-from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_of
+from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_in, variables_of
 from bucketjit._sizes.guards import (
     Guard,
     decide,
@@ -282,7 +283,11 @@ def _traced(
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
         if closed is not None:
-            return _program(closed, attempt, in_tree, leaves, constraints, guards)
+            guard = _guard_inside(closed, sizes, guards)
+            if guard is None or guard in guards:
+                return _program(closed, attempt, in_tree, leaves, constraints, guards)
+            guards.append(guard)
+            continue
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
             _raise_of_machine(failure, attempt.texts)
@@ -346,6 +351,22 @@ def _guard_after(
         or decide_equal(str(failure), sizes, guards)
         or decide_even(str(failure), sizes, guards)
     )
+
+
+def _guard_inside(closed: Any, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Guard | None:
+    """A guard under which the implementation of a primitive of another library can be traced."""
+    for failure in decisions_inside(open_jaxpr(closed)[0]):
+        guard = _guard_after(failure, sizes, guards)
+        if isinstance(failure, EqualityOfSizes) and len(failure.args) == 2:
+            left, right = failure.args
+            if not variables_in([left, right]) <= sizes.keys():  # a size that is computed
+                continue
+            more = evaluate(left, sizes) - evaluate(right, sizes)
+            op, limit = (">=", right + 1) if more > 0 else ("<=", right - 1)
+            guard = Guard(str(left), *((op, str(limit)) if more else ("==", str(right))))
+        if guard is not None:
+            return guard
+    return None
 
 
 def _stands_for_another(error: Exception, handled: BaseException | None) -> bool:

@@ -883,13 +883,15 @@ def test_a_primitive_of_another_library_is_looked_into() -> None:
     for n in (3, 4, 5):
         assert_like_jit(executor, fn, ramp(n, 2))
     assert executor.cache_size() == 2
-    # One that decides by a size would need a guard, which it is too late for.
+    # One that decides by a size makes a guard.
     decides = jax.extend.core.Primitive("decides")
     decides.def_abstract_eval(lambda x: x)
     decides.def_impl(lambda x: x * 2 if x.shape[0] == 4 else x)
+    lowering = jax.interpreters.mlir.lower_fun(decides.impl, multiple_results=False)
+    jax.interpreters.mlir.register_lowering(decides, lowering)
     executor = BucketedExec(decides.bind, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
-    with pytest.raises(FallbackError, match="decides by sizes"):
-        executor(ramp(3))
+    for n in (3, 4, 2, 7):
+        np.testing.assert_array_equal(executor(ramp(n)), ramp(n) * (1 + (n == 4)))
 
 
 def _sparse_product(data: Any, indices: Any, vector: Any) -> Any:
