@@ -211,11 +211,6 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
     )
 
 
-def is_for(executable: Any, device: jax.Device) -> bool:
-    """Whether a loaded executable is for ``device`` alone (of the same client of XLA)."""
-    return list(executable.local_devices()) == [device]
-
-
 def loaded_function(
     xla: object,
     kept: Sequence[int],

@@ -16,10 +16,8 @@ What is trusted, and what is not:
   the contents of its constants, the bucket, the types and the device of the arguments, the donated
   arguments, the versions and sources of the libraries, flags and configuration. Executables whose
   dependencies have no sound digest (host callbacks, primitives and rules from elsewhere) are not
-  stored. A file may be loaded before a call requests its key. It passes the same checks first, and
-  is handed out for its own key only.
+  stored.
 * Processes on several machines may use a directory at once. Nothing depends on locks, on clocks
-  that agree, or on process numbers: files are written beside their place and renamed, and which
-  process compiles is decided by the exclusive creation of a file (`claims`).
+  that agree, or on process numbers: files are written beside their place and renamed.
 * No problem with a file breaks a call: an event reports it, and the executable is compiled.
 """

@@ -29,8 +29,6 @@ SUFFIX = ".bjx"
 
 _TEMPORARY = ".writing-"
 
-CLAIM = ".claim-"  # begins the name of a claim; see `bucketjit._persistence.claims`
-
 _ABANDONED = 3600.0  # seconds after which an unfinished file counts as left by a process that ended
 
 _TRIES = 5  # to read a file that other machines replace or remove meanwhile
@@ -275,22 +273,6 @@ def key_of(path: Path) -> str:
     return path.stem.partition("-")[2]
 
 
-def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
-    """The files of one kind, the last used first.
-
-    Args:
-        directory: The directory.
-        kind: The kind of calls: the first half of the identity.
-        most: How many to return at most.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
-    with os.scandir(directory) as listed:
-        names = [e.name for e in listed if e.name.startswith(kind) and _NAME.fullmatch(e.name)]
-    return sorted((directory / name for name in names), key=_used, reverse=True)[:most]
-
-
 def of_key(directory: Path, key: str) -> Path | None:
     """A file with this key and any identity; None if there is none or the directory cannot be read.
 
@@ -418,7 +400,7 @@ def _entry(path: Path) -> Entry:
 
 
 def abandoned(directory: Path) -> list[Path]:
-    """Temporary files and claims that nobody has written to for more than an hour.
+    """Temporary files that nobody has written to for more than an hour.
 
     Args:
         directory: The directory.
@@ -427,7 +409,7 @@ def abandoned(directory: Path) -> list[Path]:
         OSError: The directory cannot be read.
     """
     with os.scandir(directory) as listed:
-        names = [e.name for e in listed if e.name.startswith((_TEMPORARY, CLAIM))]
+        names = [e.name for e in listed if e.name.startswith(_TEMPORARY)]
     limit = _now(directory) - _ABANDONED if names else 0.0
     return [p for name in sorted(names) if 0 < _used(p := directory / name) < limit]
 

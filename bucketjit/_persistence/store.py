@@ -15,7 +15,6 @@ from typing import ClassVar, NamedTuple
 
 from bucketjit._events import LONGEST, Event, printable
 from bucketjit._persistence import file_format, files
-from bucketjit._persistence.claims import claim_path
 from bucketjit._persistence.file_format import Damaged, Header
 from bucketjit._persistence.files import Distrusted
 from bucketjit._raised import frames_inside
@@ -139,18 +138,6 @@ class Store:
             raise Damaged("its name is not that of its key")
         return header, raw
 
-    def latest(self, kind: str, most: int) -> list[Path]:
-        """The files of one kind, the last used first. Empty if the directory cannot be read.
-
-        Args:
-            kind: See `Wanted`.
-            most: How many to return at most.
-        """
-        try:
-            return files.latest_of(self.directory, kind, most)
-        except OSError:
-            return []  # `find` reports that
-
     def mark_used(self, wanted: Wanted) -> None:
         """Note on the file that the executable was used, so that it is removed later than others.
 
@@ -158,30 +145,6 @@ class Store:
             wanted: The executable.
         """
         files.mark_used(self._path(wanted))
-
-    def exists(self, wanted: Wanted) -> bool:
-        """Whether there is a file of an executable, which may be damaged.
-
-        Args:
-            wanted: The executable.
-        """
-        return os.path.exists(self._path(wanted))
-
-    def claim(self, wanted: Wanted) -> Path | None:
-        """Where processes claim an executable before they compile it; see `claims`.
-
-        Args:
-            wanted: The executable.
-
-        Returns:
-            The path; None if the directory cannot be used, which `keep` reports.
-        """
-        try:
-            files.make_directory(self.directory)
-            files.check_directory(self.directory)
-        except (Distrusted, OSError):
-            return None
-        return claim_path(self.directory, wanted.key)
 
     def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
         """Write an executable; emit an event and warn if that is not possible.

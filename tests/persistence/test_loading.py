@@ -24,7 +24,7 @@ from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Check
-from bucketjit._compile.files import preload, stored
+from bucketjit._compile.files import stored
 from bucketjit._compile.kernel import Kernel
 from bucketjit._jax import compiler, serialization
 from bucketjit._persistence import environment, file_format, files
@@ -499,8 +499,7 @@ def test_a_file_that_does_not_load_for_the_moment_stays(kept, monkeypatch, error
     assert kept.did(kept(), call) == (1, 0)
     with monkeypatch.context() as patch:
         failing = Mock(side_effect=error("RESOURCE_EXHAUSTED: planted"))
-        for module in (stored, preload):
-            patch.setattr(module, "deserialized", failing)
+        patch.setattr(stored, "deserialized", failing)
         assert kept.did(kept(), call) == (1, 0) and failing.called
     assert len(kept.files()) == 1 and "damaged" not in kept.kinds()
     assert kept.did(kept(), call) == (0, 1)
@@ -809,6 +808,8 @@ def test_options_are_checked(tmp_path):
     for bound in (0, -1, True, 1.5):
         with pytest.raises(SpecError, match="max_bytes"):
             executor.with_persistence(tmp_path, max_bytes=bound)
+    with pytest.raises(TypeError, match="share"):
+        executor.with_persistence(tmp_path, share="first")  # type: ignore[call-arg]
 
 
 # --- JAX's own cache ----------------------------------------------------------------------------

@@ -23,7 +23,6 @@ from bucketjit._compile.files.keys import (
     short_digest,
     type_text,
 )
-from bucketjit._compile.files.sharing import SharedPlace
 from bucketjit._compile.kernel import Kernel, Transform, with_type_of_counts
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import has_bytes
@@ -36,7 +35,6 @@ from bucketjit._jax.serialization import (
     Placement,
     cache_hits,
     deserialized,
-    is_for,
     loaded_function,
     serialized,
 )
@@ -95,12 +93,7 @@ class Stored:
         wanted = self._find_key()
         if wanted is None:
             return None
-        ahead = self._files.preloading.claim(self._store, wanted)
         try:
-            # It was loaded for the device expected then. The program may be tied to another one.
-            if ahead is not None and is_for(ahead[1], self._device()):
-                self._store.mark_used(wanted)
-                return self._entry(*ahead, began)
             found = self._store.find(wanted)
             if found is None:
                 return None
@@ -155,14 +148,6 @@ class Stored:
             nbytes=len(raw),
         )
         self._store.keep(header, raw, wanted)
-
-    def shared(self) -> SharedPlace | None:
-        """Where processes agree which of them compiles; None if each does, or there is no key."""
-        wanted = self._wanted
-        claim = None if wanted is None or not self._files.is_shared else self._store.claim(wanted)
-        if wanted is None or claim is None:
-            return None
-        return SharedPlace(claim, functools.partial(self._store.exists, wanted))
 
     def _failed(self, error: Exception) -> None:
         """Discard the file of a loaded executable that does not run."""
