@@ -220,13 +220,10 @@ class Persistent:
     Attributes:
         directory: The directory; None to keep none.
         max_bytes: The most bytes of all files; None for no bound.
-        share: ``"first"`` if the first of several processes that need an executable compiles it,
-            and the others wait for its file; None if each compiles for itself.
     """
 
     directory: str | None = None
     max_bytes: int | None = None
-    share: str | None = None
 
 
 def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:

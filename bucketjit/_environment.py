@@ -24,7 +24,7 @@ DISABLE, LOG = "BUCKETJIT_DISABLE", "BUCKETJIT_LOG"
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 _KINDS = {
-    "compiles": {*("compile", "load", "wait", "evict", "recompile", "budget", "error", "ahead")},
+    "compiles": {*("compile", "load", "evict", "recompile", "budget", "error", "ahead")},
     "fallbacks": {"fallback", "inlined", "recompile", "error"},
 }
 _CHOICES = (*_KINDS, "all")

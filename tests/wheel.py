@@ -62,7 +62,7 @@ COMMANDS = {
     "plan lengths.txt --k 2": "pow2 ",
     "report stats.json": "4 shapes, 3 executables: 1 compile, about ",
     "cache files": "3 executables, ",
-    "cache verify files": "n=8 ",
+    "cache list files": "n=8 ",
     "cache prune files --max-size 0": "removed 3 of 3 files",
     "inspect total.bkt": "float32[n, 2]",
     "unpack total.bkt unpacked": "wrote ",

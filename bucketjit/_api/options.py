@@ -36,7 +36,6 @@ FallbackName: TypeAlias = Literal["exact", "error"]
 CheckName: TypeAlias = Literal["off", "poison", "exact", "exact always"]
 OverflowName: TypeAlias = Literal["error", "extend", "exact"]
 OutName: TypeAlias = Literal["jax", "numpy", "padded"]
-ShareName: TypeAlias = Literal["first"]
 
 
 class Options(TypedDict, total=False):

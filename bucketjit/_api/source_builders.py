@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from bucketjit._api.options import ShareName, bound
+from bucketjit._api.options import bound
 from bucketjit._config import AheadOfCalls, Config, Persistent, is_positive_int
 from bucketjit._persistence.files import Distrusted, check_directory
 from bucketjit.errors import SpecError
@@ -68,16 +68,11 @@ class SourceBuilders:
         directory: str | os.PathLike[str] | None,
         *,
         max_bytes: int | None = None,
-        share: ShareName | None = None,
     ) -> Self:
         """Keep executables in files, so that the next process loads what this one compiles.
 
         A process that finds the executable of a bucket in a file traces the function once, and
-        loads the file: no masking, no lowering, no compile. While it traces, it loads the most
-        recently used executables of the same function for arguments of the same types (at most 32,
-        no more than the cache has room for, none if its bytes are bounded), so that calls find
-        them ready. Those that no call needs are dropped with the bucketed function; those of
-        another program than the traced one are dropped at once.
+        loads the file: no masking, no lowering, no compile.
 
         Without this method the directory ``bucketjit`` in JAX's own compilation cache
         (``jax_compilation_cache_dir``) is used, if JAX has one. It gets all executables; but if
@@ -90,18 +85,9 @@ class SourceBuilders:
         are not stored, with an event that says why: those with host callbacks, primitives of other
         libraries, rules of `with_rules`, or arguments on several devices.
 
-        An executable of more than 2 GiB, unpacked, is not stored. A file that claims more than
-        that, or more than its length can hold, counts as damaged. Files are read and unpacked in
-        pieces of 1 MiB.
-
         Several processes may share the directory, also on several machines that have it on a
-        network file system; there are no locks. By default, processes that need an executable at
-        the same time compile it each. With ``share="first"`` the first one compiles, in calls,
-        warm-up or the background. The others wait until its file is there, and load it: a job of
-        many processes compiles each bucket once. If a process dies while it compiles, another one
-        takes its place after 10 seconds. If it fails, or its executable cannot be loaded, the
-        others compile; they wait for two such compiles at most, and for 20 minutes at most. Each
-        process must find the same program and environment, as in files of earlier processes.
+        network file system; there are no locks. Processes that need an executable at the same time
+        compile it each.
 
         **An executable is machine code: whoever can write into the directory can run code as
         you.** A directory that others can write into is refused, and a missing one is created for
@@ -111,15 +97,13 @@ class SourceBuilders:
             directory: The directory; several processes may share it. None to store nothing.
             max_bytes: The largest size of all files; whenever one is written, the least recently
                 used are removed beyond that. None for no bound.
-            share: ``"first"``: one of several processes compiles, and the others wait for its
-                file. None: each compiles what it does not find.
 
         Returns:
             A new bucketed function.
 
         Raises:
-            SpecError: The directory is a file, others can write into it, ``max_bytes`` is no
-                positive int, or ``share`` is another text.
+            SpecError: The directory is a file, others can write into it, or ``max_bytes`` is no
+                positive int.
 
         Examples:
             >>> import tempfile, numpy as np
@@ -133,8 +117,6 @@ class SourceBuilders:
             (1, 0, 1)
         """
         max_bytes = bound("max_bytes", max_bytes)
-        if share not in (None, "first"):
-            raise SpecError(f"share must be 'first' or None, got {share!r}")
         if directory is None:
             return self._with(persistence=Persistent())
         if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
@@ -146,4 +128,4 @@ class SourceBuilders:
             pass  # made when the first executable is written
         except (Distrusted, OSError, ValueError) as error:
             raise SpecError(f"with_persistence: {error}") from None
-        return self._with(persistence=Persistent(str(path), max_bytes, share))
+        return self._with(persistence=Persistent(str(path), max_bytes))

@@ -272,6 +272,3 @@ class InFile:
         Args:
             entry: The executable.
         """
-
-    def shared(self) -> None:
-        """Nothing: each process compiles what the file lacks."""

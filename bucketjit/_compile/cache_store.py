@@ -151,14 +151,6 @@ class CacheStore(Generic[K, V]):
         with self._lock:
             return key in self._slots
 
-    @property
-    def room(self) -> float:
-        """How many entries can be added before others are evicted; 0 if ``max_bytes`` is set."""
-        with self._lock:
-            if self._max_bytes is not None:
-                return 0
-            return math.inf if self._maxsize is None else self._maxsize - len(self._slots)
-
     def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
         """Evict entries until one more of this weight fits.
 

@@ -418,16 +418,17 @@ def jitted(
     kept = dict(options)
     if constants is not None:
 
-        def with_constants(shared: Any, /, *args: Any, **named: Any) -> Any:
-            return run(shared, args, named)
+        def with_constants(shared: Any, /, *_args: Any, **named: Any) -> Any:
+            return run(shared, _args, named)
 
         with_constants.__name__ = name
         donate = tuple(1 + i for i in sorted(donated))
         of_all = jax.jit(with_constants, donate_argnums=donate, compiler_options=kept)
         return WithConstants(of_all, constants)
 
-    def alone(*args: Any, **named: Any) -> Any:
-        return run((), args, named)
+    # JAX takes a keyword argument of the user's for this one if it has the same name.
+    def alone(*_args: Any, **named: Any) -> Any:
+        return run((), _args, named)
 
     alone.__name__ = name
     describe(alone)

@@ -11,7 +11,6 @@ where compiling it again at once would only evict another one.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 import weakref
@@ -25,7 +24,6 @@ from bucketjit._compile.budget import Allowance, Spending
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.cache_store import CLEARED
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.files.sharing import turn
 from bucketjit._compile.first_run import run_first
 from bucketjit._compile.requests import CompileRequest, Source, key_without_owner
 from bucketjit._config import Background, CompileBudget
@@ -282,22 +280,14 @@ class ExecutableProvider:
         told: list[Event],
         is_asked_for: bool = True,
     ) -> Provided:
-        """The executable from a file, written by now or soon by another process, or compiled here.
+        """The executable from a file, or compiled here.
 
         See `prepare` for the arguments, and `_build` for ``told``.
         """
-
-        def tell_wait(seconds: float) -> None:
-            why = "another process compiled"
-            told.append(Event("wait", self._name, request.sizes, seconds, why))
-
         entry = self._load(request)
         if entry is None:
-            place = None if request.kept is None else request.kept.shared()
-            with turn(place, functools.partial(self._load, request), tell_wait) as entry:
-                if entry is None:
-                    spent = self.allowance.spend(request, is_asked_for)
-                    return Provided(self._build(request, spent, told), "compile")
+            spent = self.allowance.spend(request, is_asked_for)
+            return Provided(self._build(request, spent, told), "compile")
         told.append(_event("load", self._name, request, entry))
         return Provided(entry, "file")
 

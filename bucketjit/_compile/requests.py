@@ -19,11 +19,9 @@ from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.executable_files import ExecutableFiles
-from bucketjit._compile.files.preload import Preloading
-from bucketjit._compile.files.sharing import SharedPlace
 from bucketjit._compile.kernel import ONE, Kernel, Transform
 from bucketjit._compile.rows import Rows, rows_key
-from bucketjit._config import Check, Config
+from bucketjit._config import Config
 from bucketjit._events import emit
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
@@ -51,7 +49,6 @@ class Requests:
         config: The configuration.
         name: Name of the function.
         cache: The compiled executables, among which a stand-in is looked for.
-        preloading: The executables that are loaded from files before they are requested.
         bodies: Makes what knows the bodies of kernels.
         transform: What a kernel takes.
 
@@ -65,7 +62,6 @@ class Requests:
         config: Config,
         name: str,
         cache: ExecutableCache[Any, Executable],
-        preloading: Preloading,
         bodies: MakeBodies = TracedBodies,
         transform: Transform = ONE,
     ) -> None:
@@ -75,7 +71,7 @@ class Requests:
         # dropped frees its executables at once.
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         tell = functools.partial(emit, listeners=config.listeners)
-        self.files = ExecutableFiles(config.persistence, config.rules, name, tell, preloading)
+        self.files = ExecutableFiles(config.persistence, config.rules, name, tell)
         self._bodies = bodies(config, self.rules)
         self._transform = transform
         self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
@@ -93,15 +89,6 @@ class Requests:
     def needed(self, program: Interface) -> Workarounds:
         """The workarounds that a program needs for XLA to compute it correctly."""
         return self._bodies.workarounds(program)
-
-    def expect(self, signed: SignedCall) -> None:
-        """Begin to load the executables that a signature may need while its function is traced.
-
-        Args:
-            signed: The first call of the signature.
-        """
-        if self._config.check is Check.OFF and self._transform is ONE:
-            self.files.expect(signed)
 
     def masked(
         self,
@@ -391,9 +378,6 @@ class StoredPlace(Protocol):
         Args:
             entry: The executable.
         """
-
-    def shared(self) -> SharedPlace | None:
-        """Where several processes agree which of them compiles, once `load` has found nothing."""
 
 
 class CompileRequest(NamedTuple):

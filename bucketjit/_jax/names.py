@@ -123,14 +123,12 @@ USES = (
     Use("interpreters.partial_eval", "finalize", Without.FORGETTING),
     Use(
         "interpreters.pxla",
-        "JitGlobalCppCacheKeys MeshExecutableFastpathData UnloadedMeshExecutable"
-        " _get_layouts_from_executable cc_shard_arg get_dispatch_layouts"
-        " reflatten_outputs_for_dispatch",
+        "JitGlobalCppCacheKeys UnloadedMeshExecutable _get_layouts_from_executable cc_shard_arg"
+        " get_dispatch_layouts",
         Without.FILES,
     ),
     Use("api_util", "InternalFloatingPointError", Without.FILES),
     Use("api_util", "debug_info fun_sourceinfo", Without.LINES),
-    Use("sharding_impls", "physical_sharding", Without.FILES),
     Use("tree_util", "dispatch_registry", Without.FILES),
     Use("lax.linalg", "initialize_lapack", Without.FILES),
     Use("lax.parallel", "_psum_is_async", Without.COUNTS),

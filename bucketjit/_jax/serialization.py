@@ -20,10 +20,8 @@ from bucketjit._jax import names
 from bucketjit._raised import in_one_line, is_of_machine
 
 _api_util = names.module("api_util")
-_array = names.module("array")
 _linalg = names.module("lax.linalg")
 _pxla = names.module("interpreters.pxla")
-_sharding_impls = names.module("sharding_impls")
 _tree_util = names.module("tree_util")
 _xla_client = names.module("lib").xla_client
 _flags: Any = jax.config  # its flags are public, but have no types
@@ -211,11 +209,6 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
     )
 
 
-def is_for(executable: Any, device: jax.Device) -> bool:
-    """Whether a loaded executable is for ``device`` alone (of the same client of XLA)."""
-    return list(executable.local_devices()) == [device]
-
-
 def loaded_function(
     xla: object,
     kept: Sequence[int],
@@ -297,7 +290,8 @@ class _Loaded:
         self._out_tree = out_tree
         self._placement = placement
         self._kept = frozenset(kept)
-        self._count = len(in_avals)
+        self._avals, self._count = in_avals, len(in_avals)
+        self._servers: dict[tuple[bool, PyTreeDef], Callable[..., tuple[Any, Any, bool]]] = {}
         if not self._kept <= set(range(self._count)):
             raise ValueError(f"{self._count} arguments cannot be taken at {sorted(self._kept)}")
         devices = _xla_client.DeviceList(placement.devices)
@@ -370,13 +364,12 @@ class _Loaded:
             Exception: Whatever ``check``, ``fresh`` or the executable raises.
         """
         self._check(args, kwargs)
-        leaves = jax.tree_util.tree_leaves((args, kwargs))
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         committed = self._placed_here(leaves)
         if committed is None or len(leaves) != self._count or self._runs is False:
             return self._fresh(*args, **kwargs), None, False
-        executable = self.executables[committed]
         try:
-            flat = executable.unsafe_call(*leaves)
+            served = self._server(committed, tree)(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
             arrays = [x for x in leaves if isinstance(x, jax.Array)]
             # `fresh` cannot run again on donated arguments, and need not after a good first run.
@@ -390,31 +383,23 @@ class _Loaded:
                 raise FloatingPointError("a result has a NaN or an infinity") from None
             return self._fresh(*args, **kwargs), None, False
         self._runs = True
-        result = jax.tree_util.tree_unflatten(self._out_tree, flat)
-        flat, tree = _pxla.reflatten_outputs_for_dispatch(self._out_tree, flat)
-        if not all(isinstance(x, _array.ArrayImpl) for x in flat):  # the fast path makes only these
-            return result, None, False
+        return served
 
-        def physical(shardings: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
-            return [
-                _sharding_impls.physical_sharding(a, s)
-                if jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended)
-                else s
-                for s, a in zip(shardings, avals, strict=True)
-            ]
+    def _server(self, committed: bool, tree: PyTreeDef) -> Callable[..., tuple[Any, Any, bool]]:
+        """What ``jax.stages.Compiled`` does for arguments that its own C++ half has not seen.
 
-        fast = _pxla.MeshExecutableFastpathData(
-            executable.xla_executable,
-            tree,
-            physical(executable._in_shardings, executable.in_avals),
-            physical(executable._out_shardings, executable.out_avals),
-            [x.aval for x in flat],
-            [x.committed for x in flat],
-            [i in self._kept for i in range(self._count)],
-            executable._dispatch_in_layouts,
-            [],
-        )
-        return result, fast, False
+        It runs the executable, and makes the data for a C++ half (``_cache_miss`` of jaxlib's
+        ``PjitFunction``). ``Compiled`` itself takes other weak types without a word, and raises
+        for arguments in another placement; `meet` comes before it.
+        """
+        known = self._servers.get((committed, tree))
+        if known is None:
+            executable = self.executables[committed]
+            info = tree.unflatten(self._avals)
+            compiled: Any = jax.stages.Compiled(executable, [], info, self._out_tree)
+            known = executable.create_cpp_call(compiled._params)._cache_miss
+            self._servers[committed, tree] = known
+        return known
 
     def _placed_here(self, leaves: Sequence[Any]) -> bool | None:
         """Whether an argument is committed to the device; None if one is committed elsewhere.

@@ -1,41 +1,27 @@
-"""Files of executables in a directory: written, read, checked, listed and pruned.
+"""Files of executables in a directory: written, read, listed and bounded.
 
-`file_format` says what is in a file. Nothing here knows JAX. The name of a file is
-``<identity>-<key>.bjx``. The identity is a digest of what users
-distinguish: the kind of calls (a function's name, types), then the bucket, 8 digits each. The key
-covers everything that the executable depends on.
+`record` says what is in a file. Nothing here knows JAX. The name of a file is
+``<identity>-<key>.bjx``; see `Record`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
-import re
 import shutil
 import stat
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 
-from bucketjit._persistence.file_format import Damaged, Header, unpack_file
-from bucketjit._raised import in_one_line
+from bucketjit._persistence import record
+from bucketjit._persistence.record import Damaged, Record
 
 SUFFIX = ".bjx"
 
 _TEMPORARY = ".writing-"
-
-CLAIM = ".claim-"  # begins the name of a claim; see `bucketjit._persistence.claims`
-
-_ABANDONED = 3600.0  # seconds after which an unfinished file counts as left by a process that ended
-
-_TRIES = 5  # to read a file that other machines replace or remove meanwhile
-
-_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{64}" + re.escape(SUFFIX))
 
 
 class Distrusted(Exception):
@@ -45,14 +31,9 @@ class Distrusted(Exception):
 _LINKED = (errno.ELOOP, errno.EMLINK)  # errors of O_NOFOLLOW at a symbolic link; EMLINK on BSD
 
 
-def file_name(identity: str, key: str) -> str:
-    """The name of a file.
-
-    Args:
-        identity: Its identity.
-        key: Its key.
-    """
-    return f"{identity}-{key}{SUFFIX}"
+def file_name(of: Record) -> str:
+    """The name of the file of an executable."""
+    return f"{of.identity}-{of.key}{SUFFIX}"
 
 
 def check_directory(directory: Path) -> None:
@@ -106,49 +87,21 @@ def make_directory(directory: Path) -> None:
             directory.mkdir(mode=0o700)
 
 
-def load(path: Path) -> tuple[Header, bytes]:
-    """The header and the executable in a file that no other user can have written.
-
-    Args:
-        path: The file.
+def load(path: Path) -> tuple[Record, bytes]:
+    """The record and the executable in a file that no other user can have written.
 
     Raises:
         Damaged: It is not what was written.
         Distrusted: Another user could have written it.
         OSError: It cannot be read; `FileNotFoundError` if there is none.
     """
-    payload = io.BytesIO()
-    return _read(path, payload), payload.getvalue()
-
-
-def check(path: Path) -> Header:
-    """The header of a file, after the whole file was checked. The executable is not kept.
-
-    Args:
-        path: The file.
-
-    Raises:
-        Damaged: It is not what was written.
-        Distrusted: Another user could have written it.
-        OSError: It cannot be read; `FileNotFoundError` if there is none.
-    """
-    return _read(path, None)
-
-
-def _read(path: Path, payload: BinaryIO | None) -> Header:
-    """The header of a file; its executable is written to ``payload``, if there is one."""
-    for left in reversed(range(_TRIES)):
-        try:
-            with _opened(path) as file:
-                return unpack_file(file, os.fstat(file.fileno()).st_size, payload)
-        except OSError as error:
-            # On a network file system, an open file is gone when another machine replaces it.
-            if error.errno != errno.ESTALE or not left:
-                raise
-        if payload is not None:
-            payload.seek(0)
-            payload.truncate()
-    raise AssertionError("the last try returns or raises")
+    with _opened(path) as file:
+        if os.fstat(file.fileno()).st_size > record.LARGEST + (1 << 24):
+            raise Damaged("it is longer than any executable")
+        found = record.unpack(file.read())
+    if path.name != file_name(found[0]):
+        raise Damaged("its name is not that of its key")
+    return found
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -266,31 +219,6 @@ def _lock(file: BinaryIO, waits: bool) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
 
 
-def key_of(path: Path) -> str:
-    """The key in the name of a file.
-
-    Args:
-        path: The file.
-    """
-    return path.stem.partition("-")[2]
-
-
-def latest_of(directory: Path, kind: str, most: int) -> list[Path]:
-    """The files of one kind, the last used first.
-
-    Args:
-        directory: The directory.
-        kind: The kind of calls: the first half of the identity.
-        most: How many to return at most.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
-    with os.scandir(directory) as listed:
-        names = [e.name for e in listed if e.name.startswith(kind) and _NAME.fullmatch(e.name)]
-    return sorted((directory / name for name in names), key=_used, reverse=True)[:most]
-
-
 def of_key(directory: Path, key: str) -> Path | None:
     """A file with this key and any identity; None if there is none or the directory cannot be read.
 
@@ -303,18 +231,10 @@ def of_key(directory: Path, key: str) -> Path | None:
     return None
 
 
-def others_of(directory: Path, identity: str, key: str) -> Iterator[Path]:
-    """Files of the same identity with other keys, the last used first.
-
-    Args:
-        directory: The directory.
-        identity: The identity.
-        key: The key to leave out.
-    """
-    found = [
-        p for p in directory.glob(f"{identity}-*{SUFFIX}") if p.name != file_name(identity, key)
-    ]
-    yield from sorted(found, key=_used, reverse=True)
+def others_of(directory: Path, of: Record) -> list[Path]:
+    """Files of the same identity with other keys, the last used first."""
+    found = directory.glob(f"{of.identity}-*{SUFFIX}")
+    return sorted((p for p in found if p.name != file_name(of)), key=_used, reverse=True)
 
 
 def _used(path: Path) -> float:
@@ -350,99 +270,55 @@ def remove(path: Path) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file of a directory, as the commands list it.
+class Entry(NamedTuple):
+    """A file of a directory.
 
     Attributes:
         path: The file.
-        header: Its header; None if it is damaged or not trusted.
-        problem: What is wrong with it, or an empty string.
-        damaged: Whether it can be used by nobody, and can be removed.
+        found: What it says of its executable, or why it cannot be used: `Damaged` if by nobody.
         nbytes: Its length in bytes.
         used: When it was last used, in seconds since 1970.
     """
 
     path: Path
-    header: Header | None
-    problem: str
-    damaged: bool
+    found: Record | Exception
     nbytes: int
     used: float
 
 
-def entries(directory: Path) -> list[Entry]:
-    """All files of a directory, checked, the last used first.
+def entries(directory: Path, is_read: bool = True) -> list[Entry]:
+    """All files of a directory, the last used first.
 
     Args:
         directory: The directory.
+        is_read: Whether to read and check them. Otherwise each counts as damaged.
 
     Raises:
         OSError: The directory cannot be read.
     """
     found = []
     for path in directory.iterdir():
-        if path.name.startswith(_TEMPORARY) or path.suffix != SUFFIX:
+        if path.suffix != SUFFIX:
             continue
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            found.append(_entry(path))
+            told = path.lstat()  # of a symbolic link itself: none is followed
+            what = _found(path) if is_read else Damaged()
+            found.append(Entry(path, what, told.st_size, told.st_mtime))
     return sorted(found, key=lambda e: (-e.used, e.path.name))
 
 
-def _entry(path: Path) -> Entry:
-    """A file of a directory, checked.
+def _found(path: Path) -> Record | Exception:
+    """See `Entry.found`. One file must not keep the others from being listed.
 
     Raises:
         FileNotFoundError: It is gone.
     """
-    header: Header | None = None
-    length, used, problem, damaged = 0, 0.0, "", False
     try:
-        told = path.lstat()  # of a symbolic link itself, as `check` follows none
-        length, used = told.st_size, told.st_mtime
-        header = check(path)
-        if not _NAME.fullmatch(path.name) or key_of(path) != header.key:
-            header = None
-            raise Damaged("its name is not that of its key")
-    except Damaged as error:
-        problem, damaged = str(error), True
-    except Distrusted as error:
-        problem = str(error)
+        return load(path)[0]
     except FileNotFoundError:
         raise
-    except OSError as error:
-        problem = error.strerror or str(error)
-    except Exception as error:  # one file must not keep the others from being listed
-        problem = in_one_line(error)
-    return Entry(path, header, problem, damaged, length, used)
-
-
-def abandoned(directory: Path) -> list[Path]:
-    """Temporary files and claims that nobody has written to for more than an hour.
-
-    Args:
-        directory: The directory.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
-    with os.scandir(directory) as listed:
-        names = [e.name for e in listed if e.name.startswith((_TEMPORARY, CLAIM))]
-    limit = _now(directory) - _ABANDONED if names else 0.0
-    return [p for name in sorted(names) if 0 < _used(p := directory / name) < limit]
-
-
-def _now(directory: Path) -> float:
-    """The time on the machine that keeps a directory, whose clock may differ from the one here."""
-    probe = directory / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        try:
-            return probe.stat().st_mtime
-        finally:
-            remove(probe)
-    except OSError:
-        return time.time()  # it cannot be written, so nothing can be removed either
+    except Exception as error:
+        return error
 
 
 def bound(directory: Path, max_bytes: int) -> list[Path]:
@@ -456,20 +332,14 @@ def bound(directory: Path, max_bytes: int) -> list[Path]:
 
     Returns:
         The files that were removed.
+
+    Raises:
+        OSError: The directory cannot be read.
     """
-    found: list[tuple[float, int, Path]] = []
-    with contextlib.suppress(OSError):
-        for left in abandoned(directory):
-            remove(left)
-        with os.scandir(directory) as listed:
-            names = [e.name for e in listed if e.name.endswith(SUFFIX)]
-        for path in map(directory.joinpath, names):
-            with contextlib.suppress(OSError):
-                told: Any = path.stat()
-                found.append((told.st_mtime, told.st_size, path))
+    remove_unfinished(directory)
     total, gone = 0, []
-    for _, size, path in sorted(found, reverse=True):
-        total += size
-        if total > max_bytes and remove(path):
-            gone.append(path)
+    for entry in entries(directory, is_read=False):
+        total += entry.nbytes
+        if total > max_bytes and remove(entry.path):
+            gone.append(entry.path)
     return gone

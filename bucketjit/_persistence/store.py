@@ -6,18 +6,16 @@ raises into events and warnings.
 
 from __future__ import annotations
 
-import errno
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from bucketjit._events import LONGEST, Event, printable
-from bucketjit._persistence import file_format, files
-from bucketjit._persistence.claims import claim_path
-from bucketjit._persistence.file_format import Damaged, Header
+from bucketjit._persistence import files, record
 from bucketjit._persistence.files import Distrusted
+from bucketjit._persistence.record import Damaged, Record
 from bucketjit._raised import frames_inside
 from bucketjit.errors import PersistenceWarning
 
@@ -29,31 +27,6 @@ _SHOWN_PARTS = {
     "constants": "the constants it closes over changed",
     "call": "the types of its results, the sizes it holds for, or how it is called changed",
 }
-
-
-class Wanted(NamedTuple):
-    """An executable that may be in a file.
-
-    Attributes:
-        kind: Digest of what all buckets of a function have in common: its name and its types.
-        bucket: Digest of the bucket and the argument types, as users distinguish executables.
-        key: Digest of everything that the executable depends on.
-        name, sizes, exact, parts, environment: See `Header`.
-    """
-
-    kind: str
-    bucket: str
-    key: str
-    name: str
-    sizes: Mapping[str, int]
-    exact: bool
-    parts: Mapping[str, str]
-    environment: Mapping[str, str]
-
-    @property
-    def identity(self) -> str:
-        """The first part of its file's name, equal for all versions of program and environment."""
-        return self.kind + self.bucket
 
 
 class Store:
@@ -93,19 +66,17 @@ class Store:
         self._tell = tell
         self._warned: set[str] = set()
 
-    def find(self, wanted: Wanted) -> tuple[Header, bytes] | None:
-        """The header and the bytes of an executable; None if there is no file that can be used.
+    def find(self, wanted: Record) -> tuple[Sequence[int], bytes] | None:
+        """The arguments that an executable takes, and its bytes; None if no file can be used.
 
         If a file exists and cannot be used, an event says why.
-
-        Args:
-            wanted: The executable.
         """
         path = self._path(wanted)
         try:
-            header, raw = self.read(path)
-            if dict(header.environment) != dict(wanted.environment):
-                raise Damaged("its header tells of another environment than its key")
+            files.check_directory(self.directory)
+            found, raw = files.load(path)
+            if found.key != wanted.key:
+                raise Damaged("its name is not that of its key")
         except FileNotFoundError:
             self._tell_stale(wanted)
             return None
@@ -118,113 +89,37 @@ class Store:
         except OSError as error:
             self._warn(wanted, "unreadable", f"cannot read {path}: {error.strerror or error}")
             return None
-        self.mark_used(wanted)
+        files.mark_used(path)
         self._in_use[path] = wanted.environment
-        return header, raw
+        return found.kept, raw
 
-    def read(self, path: Path) -> tuple[Header, bytes]:
-        """The header and the bytes of a file of the directory.
-
-        Args:
-            path: The file.
-
-        Raises:
-            Distrusted: Another user could have written it.
-            Damaged: It is not what was written.
-            OSError: It cannot be read.
-        """
-        files.check_directory(self.directory)
-        header, raw = files.load(path)
-        if header.key != files.key_of(path):
-            raise Damaged("its name is not that of its key")
-        return header, raw
-
-    def latest(self, kind: str, most: int) -> list[Path]:
-        """The files of one kind, the last used first. Empty if the directory cannot be read.
-
-        Args:
-            kind: See `Wanted`.
-            most: How many to return at most.
-        """
-        try:
-            return files.latest_of(self.directory, kind, most)
-        except OSError:
-            return []  # `find` reports that
-
-    def mark_used(self, wanted: Wanted) -> None:
-        """Note on the file that the executable was used, so that it is removed later than others.
-
-        Args:
-            wanted: The executable.
-        """
-        files.mark_used(self._path(wanted))
-
-    def exists(self, wanted: Wanted) -> bool:
-        """Whether there is a file of an executable, which may be damaged.
-
-        Args:
-            wanted: The executable.
-        """
-        return os.path.exists(self._path(wanted))
-
-    def claim(self, wanted: Wanted) -> Path | None:
-        """Where processes claim an executable before they compile it; see `claims`.
-
-        Args:
-            wanted: The executable.
-
-        Returns:
-            The path; None if the directory cannot be used, which `keep` reports.
-        """
-        try:
-            files.make_directory(self.directory)
-            files.check_directory(self.directory)
-        except (Distrusted, OSError):
-            return None
-        return claim_path(self.directory, wanted.key)
-
-    def keep(self, header: Header, raw: bytes, wanted: Wanted) -> None:
+    def keep(self, compiled: Record, raw: bytes) -> None:
         """Write an executable; emit an event and warn if that is not possible.
 
         Args:
-            header: Its header.
+            compiled: What to say of it.
             raw: Its bytes.
-            wanted: What it was requested as.
         """
-        if header.nbytes > file_format.LARGEST:
-            most = file_format.LARGEST
-            why = f"its executable has {header.nbytes} bytes; a file holds {most} at most"
-            self.refuse(wanted.name, wanted.sizes, why)
+        if len(raw) > record.LARGEST:
+            why = f"its executable has {len(raw)} bytes; a file holds {record.LARGEST} at most"
+            self.refuse(compiled.name, compiled.sizes, why)
             return
-        path = self._own_path(wanted)
+        path = self.directory / files.file_name(compiled)
         try:
             files.make_directory(self.directory)
             files.check_directory(self.directory)
-            self._write(path, file_format.pack(header, raw))
-            self._in_use[path] = wanted.environment
+            files.write(path, record.pack(compiled, raw))
+            self._in_use[path] = compiled.environment
             if self._max_bytes is not None and path in files.bound(self.directory, self._max_bytes):
                 why = f"its file has more than the {self._max_bytes} bytes that files may have"
-                self.refuse(wanted.name, wanted.sizes, why)
+                self.refuse(compiled.name, compiled.sizes, why)
         except Distrusted as error:
-            self._warn(wanted, "distrusted", str(error), _NOT_KEPT)
+            self._warn(compiled, "distrusted", str(error), _NOT_KEPT)
         except OSError as error:
             why = f"cannot write {path}: {error.strerror or error}"
-            self._warn(wanted, "unwritable", why, _NOT_KEPT)
+            self._warn(compiled, "unwritable", why, _NOT_KEPT)
 
-    def _write(self, path: Path, data: bytes) -> None:
-        """Write a file. If the disk is full, remove old files and try once more.
-
-        Only files within the bound of bytes are removed for that; without a bound, none is.
-        """
-        try:
-            files.write(path, data)
-        except OSError as error:
-            if self._max_bytes is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            files.bound(self.directory, max(self._max_bytes - len(data), 0))
-            files.write(path, data)
-
-    def discard(self, wanted: Wanted, why: str) -> None:
+    def discard(self, wanted: Record, why: str) -> None:
         """Remove a file that cannot be used. The next compile of its executable writes it again.
 
         Args:
@@ -245,21 +140,17 @@ class Store:
         """
         self._tell(Event("unstored", name, sizes, detail=why))
 
-    def _own_path(self, wanted: Wanted) -> Path:
-        """The file that is written for an executable."""
-        return self.directory / files.file_name(wanted.identity, wanted.key)
-
-    def _path(self, wanted: Wanted) -> Path:
+    def _path(self, wanted: Record) -> Path:
         """The file of an executable, or one with the same key and another identity.
 
         The same program may have written that one under another function name or module.
         """
-        path = self._own_path(wanted)
+        path = self.directory / files.file_name(wanted)
         if os.path.exists(path):  # `Path.exists` may raise
             return path
         return files.of_key(self.directory, wanted.key) or path
 
-    def _warn(self, wanted: Wanted, what: str, detail: str, after: str = _TO_COMPILE) -> None:
+    def _warn(self, wanted: Record, what: str, detail: str, after: str = _TO_COMPILE) -> None:
         """Emit an event for a problem, and warn of the first one of its kind."""
         self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
         if what not in self._warned and (self._warns or what == "damaged"):
@@ -270,32 +161,26 @@ class Store:
                 stacklevel=frames_inside(),
             )
 
-    def _tell_stale(self, wanted: Wanted) -> None:
+    def _tell_stale(self, wanted: Record) -> None:
         """Emit an event for a file that could have been used if nothing had changed since.
 
         A file that this process has used itself belongs to another function of the same name.
         """
         try:
-            for path in files.others_of(self.directory, wanted.identity, wanted.key):
+            for path in files.others_of(self.directory, wanted):
                 if self._in_use.get(path) == wanted.environment:
                     continue
-                header = files.check(path)
-                changes = differences(header, wanted)
+                changes = differences(files.load(path)[0], wanted)
                 self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
                 return
         except (OSError, Damaged, Distrusted):
-            return  # the command `verify` reports those
+            return  # the command `list` reports those
 
 
-def differences(header: Header, wanted: Wanted) -> str:
-    """What has changed since a file was written, in words.
-
-    Args:
-        header: The header of the file.
-        wanted: The executable as it is requested now.
-    """
-    changes = environment_changes(header.environment, wanted.environment)
-    changes += part_changes(header.parts, wanted.parts)
+def differences(then: Record, now: Record) -> str:
+    """What has changed since a file was written, in words."""
+    changes = environment_changes(then.environment, now.environment)
+    changes += part_changes(then.parts, now.parts)
     return "; ".join(changes) or "what it was compiled with is not known"
 
 

@@ -13,7 +13,6 @@ import jax
 from jax.sharding import NamedSharding
 
 from bucketjit._compile.files.executable_files import ExecutableFiles
-from bucketjit._compile.files.keys import kind_of, short_digest
 from bucketjit._compile.files.stored import StoredMasked
 from bucketjit._compile.kernel import Kernel
 from bucketjit._jax.serialization import Placement
@@ -44,11 +43,6 @@ class StoredShards(StoredMasked):
 
     def _device(self) -> Any:
         return self._shards.own[0]
-
-    def _kind(self, device: jax.Device) -> str:
-        # Before a program is traced, executables of one device are loaded by their kind. This is
-        # none of them.
-        return short_digest(kind_of(self._signed, device), self._shards.count)
 
     def _details(self) -> Sequence[Any]:
         mesh = self._shards.rows.mesh

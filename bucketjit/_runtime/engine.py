@@ -87,7 +87,7 @@ class Engine:
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
         self.recompiles = Recompiles(config, self.name, self.signer.name)
-        self.requests = parts.requests(config, self.name, self.cache, self.shared.preloading)
+        self.requests = parts.requests(config, self.name, self.cache)
         self.lock = threading.RLock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
@@ -329,9 +329,6 @@ class Engine:
         """
         began = time.perf_counter()
         with self.lock:
-            # The first call of a signature: start to load its files before it is traced.
-            if signed.signature.tokens is None:
-                self.requests.expect(signed)
             call = signed.signature.resolve(signed.shapes)
             news = signed.signature.take_news()
         if news:

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config
 from bucketjit._runtime.buckets import Buckets
 from bucketjit._signature.signer import Signer
 
-MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable], Preloading], Requests]
+MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable]], Requests]
 
 
 class Parts(NamedTuple):

@@ -1,6 +1,6 @@
 """Holds what the engine of a function shares with the engines of its derivatives.
 
-That is the cache, the provider that fills it, the counters, and preloading from files.
+That is the cache, the provider that fills it, and the counters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.files.preload import Preloading
 from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._config import Config
 from bucketjit._events import emit
@@ -64,7 +63,6 @@ class SharedState(Generic[E]):
         cache: The executables.
         provider: Loads or compiles executables.
         counters: Count what is done.
-        preloading: Loads executables from files before they are needed.
         engines: The engine of the function, and those of its derivatives.
     """
 
@@ -72,13 +70,11 @@ class SharedState(Generic[E]):
         self.counters = Counters()
         self.engines: Engines[E] = Engines()
         self.cache, self.provider = make_cache(config, name, self.counters, self.engines)
-        self.preloading = Preloading(self.cache)
 
     def clear(self) -> None:
         """Drop every executable and engine, and reset the counters."""
         self.provider.clear()
         self.cache.clear()
-        self.preloading.clear()
         self.engines.clear()
         self.counters.clear()
 

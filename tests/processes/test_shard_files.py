@@ -31,7 +31,7 @@ def counts(fn: Any) -> list[int]:
 
 
 def kept(fn: Any, directory: str) -> Any:
-    return fn.with_persistence(directory, share="first")
+    return fn.with_persistence(directory)
 
 
 def trained(rank: int, directory: str, donate: bool) -> Any:
@@ -53,7 +53,7 @@ def trained(rank: int, directory: str, donate: bool) -> Any:
     return [*counts(stepped), stepped.cache_size(), types.pop()]
 
 
-def test_one_process_compiles_and_later_jobs_load(tmp_path: Path) -> None:
+def test_later_jobs_load(tmp_path: Path) -> None:
     def job(count: int, devices: int, donate: bool = False) -> Any:
         outcomes = run_processes(trained, count, str(tmp_path), donate, devices=devices)
         compiles, loads, buckets, types = zip(*(x.result for x in outcomes), strict=True)
@@ -63,7 +63,8 @@ def test_one_process_compiles_and_later_jobs_load(tmp_path: Path) -> None:
     # The number of devices, the processes that have them, and what is donated are in the key.
     for count, devices, donate in ((1, 4, False), (2, 2, True), (2, 2, False)):
         compiles, loads, buckets, types = job(count, devices, donate)
-        assert (compiles, loads) == (buckets, buckets * (count - 1)) and buckets > 1
+        # A process that is late may find what the other has written by then.
+        assert compiles >= buckets > 1 and compiles + loads == buckets * count
     assert job(2, 2) == (0, 2 * buckets, buckets, types)
 
 
@@ -91,6 +92,7 @@ def several_forms(rank: int, directory: str) -> Any:
 
 
 def test_what_a_file_depends_on(tmp_path: Path) -> None:
-    for compiles, loads in ((1, 1), (0, 2)):
+    for fewest in (1, 0):
         found = [x.result for x in run_processes(several_forms, 2, str(tmp_path))]
-        assert np.sum(found, 0).tolist() == [compiles, loads] * 2
+        for compiles, loads in np.sum(found, 0).reshape(2, 2).tolist():
+            assert compiles + loads == 2 and (compiles >= fewest if fewest else compiles == 0)

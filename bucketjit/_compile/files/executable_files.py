@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 from jax.extend.core import Jaxpr
 
-from bucketjit._compile.argument_types import without_values
-from bucketjit._compile.files.keys import OWN_PRIMITIVES, device_of, digest_of, kind_of
-from bucketjit._compile.files.preload import Preloading
+from bucketjit._compile.files.keys import OWN_PRIMITIVES, digest_of
 from bucketjit._config import Persistent
 from bucketjit._events import Event
-from bucketjit._jax.config import looks_for_nans
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.serialization import compilation_cache
-from bucketjit._persistence.environment import environment
 from bucketjit._persistence.fingerprint import NoDigest, program_digest
 from bucketjit._persistence.store import Store
 from bucketjit._signature.signer import SignedCall
@@ -39,7 +32,6 @@ class ExecutableFiles:
         rules: The user's rules, by primitive.
         name: Name of the function.
         tell: Called with each `Event`.
-        preloading: The executables that are loaded before they are requested.
     """
 
     def __init__(
@@ -48,24 +40,17 @@ class ExecutableFiles:
         rules: Mapping[Any, Any],
         name: str,
         tell: Callable[[Event], None],
-        preloading: Preloading,
     ) -> None:
         self._config = config
         self._rules = rules
         self.name = name
         self._tell = tell
-        self.preloading = preloading
         self._stores: dict[Any, Store] = {}
         # The digests of each program, or the reason why it has none.
         self._programs: weakref.WeakKeyDictionary[Program, Mapping[str, str] | str]
         self._programs = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._refused: set[tuple[str, str]] = set()
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether one of several processes compiles, and the others wait for its file."""
-        return self._config is not None and self._config.share == "first"
 
     def store(self) -> Store | None:
         """The directory that is in use now, or None."""
@@ -103,25 +88,6 @@ class ExecutableFiles:
         """
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
-
-    def expect(self, signed: SignedCall) -> None:
-        """Begin to load the files that the calls of a signature may need, before it is traced.
-
-        Args:
-            signed: A call of the signature.
-        """
-        store = self.store()
-        if store is None or looks_for_nans() or lacking(Without.FILES):
-            return
-        if any(isinstance(x, jax.core.Tracer) for x in signed.leaves):
-            return  # inside a transformation: a derivative will run, under another kind
-        try:
-            device = device_of(without_values(signed).leaves)
-            kind = kind_of(signed, device)
-            around = functools.partial(environment, device)
-            self.preloading.expect(store, kind, device, around)
-        except Exception:  # preloading is optional; the request meets the same error and reports it
-            return
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants. Made once: its constants cannot be written to.

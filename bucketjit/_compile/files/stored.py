@@ -23,7 +23,6 @@ from bucketjit._compile.files.keys import (
     short_digest,
     type_text,
 )
-from bucketjit._compile.files.sharing import SharedPlace
 from bucketjit._compile.kernel import Kernel, Transform, with_type_of_counts
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import has_bytes
@@ -36,14 +35,13 @@ from bucketjit._jax.serialization import (
     Placement,
     cache_hits,
     deserialized,
-    is_for,
     loaded_function,
     serialized,
 )
 from bucketjit._persistence.environment import environment
-from bucketjit._persistence.file_format import Header
 from bucketjit._persistence.fingerprint import Digest, NoDigest
-from bucketjit._persistence.store import Store, Wanted
+from bucketjit._persistence.record import Record
+from bucketjit._persistence.store import Store
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.program import Program
@@ -80,7 +78,7 @@ class Stored:
         self._signed = signed
         self._sizes = sizes
         self._make = made
-        self._wanted: Wanted | None = None  # its key, once `load` has made it
+        self._wanted: Record | None = None  # its key, once `load` has made it
         self._hits = 0  # of JAX's own cache, before the compile
 
     @functools.cached_property
@@ -95,17 +93,12 @@ class Stored:
         wanted = self._find_key()
         if wanted is None:
             return None
-        ahead = self._files.preloading.claim(self._store, wanted)
         try:
-            # It was loaded for the device expected then. The program may be tied to another one.
-            if ahead is not None and is_for(ahead[1], self._device()):
-                self._store.mark_used(wanted)
-                return self._entry(*ahead, began)
             found = self._store.find(wanted)
             if found is None:
                 return None
-            header, raw = found
-            return self._entry(header, deserialized(raw, self._placement()), began)
+            kept, raw = found
+            return self._entry(kept, deserialized(raw, self._placement()), began)
         except Exception as error:
             if not is_of_machine(error):
                 self._store.discard(wanted, in_one_line(error))
@@ -142,34 +135,14 @@ class Stored:
             why = f"it cannot be written: {in_one_line(error)}"
             self._files.refuse(self._store, self._sizes, why)
             return
-        header = Header(
-            key=wanted.key,
-            name=wanted.name,
-            sizes=dict(wanted.sizes),
-            exact=wanted.exact,
-            parts=dict(wanted.parts),
-            environment=dict(wanted.environment),
-            kept=kept,
-            seconds=entry.compile_seconds,
-            created=time.time(),
-            nbytes=len(raw),
-        )
-        self._store.keep(header, raw, wanted)
-
-    def shared(self) -> SharedPlace | None:
-        """Where processes agree which of them compiles; None if each does, or there is no key."""
-        wanted = self._wanted
-        claim = None if wanted is None or not self._files.is_shared else self._store.claim(wanted)
-        if wanted is None or claim is None:
-            return None
-        return SharedPlace(claim, functools.partial(self._store.exists, wanted))
+        self._store.keep(wanted._replace(kept=kept, seconds=entry.compile_seconds), raw)
 
     def _failed(self, error: Exception) -> None:
         """Discard the file of a loaded executable that does not run."""
         if self._wanted is not None:
             self._store.discard(self._wanted, in_one_line(error))
 
-    def _find_key(self) -> Wanted | None:
+    def _find_key(self) -> Record | None:
         """Make the key. None, and an event, if the executable has no sound key."""
         self._trace()
         try:
@@ -184,7 +157,7 @@ class Stored:
     def _trace(self) -> None:
         """Trace the function if the key needs that, once. Raises what the call would raise."""
 
-    def _key(self) -> Wanted:
+    def _key(self) -> Record:
         """The key: a digest of program, constants, argument types, options and environment.
 
         Raises:
@@ -208,12 +181,12 @@ class Stored:
         )
         parts = {**self._digests(), "call": called.hexdigest()}
         surroundings = environment(device)
-        return Wanted(
-            kind=self._kind(device),
-            bucket=short_digest(self.exact, types, list(self._sizes.items())),
+        kind = kind_of(self._signed, device)
+        return Record(
+            identity=kind + short_digest(self.exact, types, list(self._sizes.items())),
             key=Digest().add(parts, repr(sorted(surroundings.items()))).hexdigest(),
             name=self._files.name,
-            sizes=self._sizes,
+            sizes=dict(self._sizes),
             exact=self.exact,
             parts=parts,
             environment=surroundings,
@@ -226,10 +199,6 @@ class Stored:
     def _placement(self) -> Placement:
         """Where the executable runs, and where its arguments and results are."""
         return Placement.on(self._device())
-
-    def _kind(self, device: jax.Device) -> str:
-        """The kind of its file."""
-        return kind_of(self._signed, device)
 
     def _checked(self, expected: Expected, args: object, kwargs: object, sizes: object) -> Any:
         """A check of argument types, the same as in the first trace of the function.
@@ -264,7 +233,7 @@ class Stored:
         """Digests of the program and its constants, by part."""
         raise NotImplementedError
 
-    def _entry(self, header: Header, xla: object, began: float) -> Executable:
+    def _entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
         """The cache entry of a loaded executable."""
         raise NotImplementedError
 
@@ -313,12 +282,12 @@ class StoredMasked(Stored):
     def _digests(self) -> Mapping[str, str]:
         return self._files.digests_of(self._program)
 
-    def _entry(self, header: Header, xla: object, began: float) -> Executable:
+    def _entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
         program, made = self._program, self._made
         outs, tree = with_type_of_counts(program, list(map(shaped, self._results())))
         function, compiled = loaded_function(
             xla,
-            header.kept,
+            kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self._leaves()],
             outs,
@@ -362,12 +331,12 @@ class StoredExact(Stored):
     def _digests(self) -> Mapping[str, str]:
         return self._files.digests(*open_jaxpr(self._traced.jaxpr))
 
-    def _entry(self, header: Header, xla: object, began: float) -> Executable:
+    def _entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
         made = self._made
         tree = jax.tree_util.tree_structure(self._traced.out_info)
         function, compiled = loaded_function(
             xla,
-            header.kept,
+            kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self._leaves()],
             out_types(self._traced.jaxpr),
