@@ -412,16 +412,34 @@ def test_donated_arguments(tmp_path: Path) -> None:
 Pair = collections.namedtuple("Pair", "first second")
 
 
+@jax.tree_util.register_pytree_node_class
+class Box:
+    def __init__(self, *held: Any) -> None:
+        self.held = held
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        return self.held, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, held: Any) -> Box:
+        return cls(*held)
+
+
 def test_classes_in_trees(tmp_path: Path) -> None:
     def fn(x: Any) -> Any:
-        return Pair(x, x.sum())
+        return Box(Pair(x, x.sum()))
 
-    with pytest.raises(ArtifactError, match="register_namedtuple_serialization"):
+    with pytest.raises(ArtifactError, match="register_pytree_node_serialization"):
         saved(tmp_path, fn, "n", of(4))
-    jax.export.register_namedtuple_serialization(Pair, serialized_name="tests.artifact.Pair")
+    jax.export.register_pytree_node_serialization(
+        Box,
+        serialized_name="tests.artifact.Box",
+        serialize_auxdata=lambda _: b"",
+        deserialize_auxdata=lambda _: None,
+    )
     got = saved(tmp_path, fn, "n", of(4))(floats(3))
-    assert type(got) is Pair
-    check_equal(got, fn(floats(3)))
+    assert type(got) is Box and type(got.held[0]) is Pair
+    check_equal(got.held[0], fn(floats(3)).held[0])
 
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
