@@ -8,8 +8,9 @@ A mapped argument may be any sequence or iterator; an array gives its rows.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._ragged.stacked import Ragged
+from bucketjit._raised import is_of_machine
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -41,6 +43,7 @@ class Examples:
         mapped: The mapped arguments.
         names: How errors name each of them.
         unsaid: What nobody has called shared, and has so many rows: the name and that number.
+        fn: The function, which is asked whether such an argument may be a list.
     """
 
     args: tuple[Any, ...]
@@ -48,6 +51,7 @@ class Examples:
     mapped: tuple[Name, ...]
     names: tuple[str, ...]
     unsaid: Sequence[tuple[Name, str, int]] = ()
+    fn: Callable[..., Any] | None = None
 
     def lists(self) -> list[Any]:
         """The mapped arguments."""
@@ -97,12 +101,15 @@ class Examples:
             iter(values) if isinstance(values, _KEEPS) else map(_copied, values)
             for values in self.lists()
         ]
+        first: Values = ()
         for index in itertools.count():
             row = tuple(next(one, _MISSING) for one in lists)
             ended = [value is _MISSING for value in row]
             if all(ended):
-                self.refuse_unsaid(index)
+                if self.count is None:  # else it is known before anything runs
+                    self.refuse_unsaid(index, first)
                 return
+            first = first or row
             if any(ended):
                 short, long = ended.index(True), ended.index(False)
                 raise _unequal(
@@ -110,22 +117,45 @@ class Examples:
                 )
             yield row
 
-    def refuse_unsaid(self, count: int | None) -> None:
+    def refuse_unsaid(self, count: int | None, first: Values) -> None:
         """Refuse an argument that may be shared or a list, as it is as long as the lists.
 
         Args:
             count: How many examples there are; None if that is not known yet.
+            first: The mapped arguments of the first example.
 
         Raises:
-            ArgumentError: There is such an argument.
+            ArgumentError: There is such an argument, and the function takes an entry of it, too.
         """
         for name, words, length in self.unsaid:
-            if length == count:
+            if length == count and self._may_be_list(name, first):
                 raise ArgumentError(
                     f"map: {words} has {length} rows and there are {length} examples, so it may be "
                     f"a list of examples or shared by all; say {self._said(name, 0)} if each "
                     f"example has its own, or {self._said(name, None)} if all share it"
                 )
+
+    def _may_be_list(self, name: Name, first: Values) -> bool:
+        """Whether the function takes one entry of an argument in its place."""
+        own = dataclasses.replace(self, mapped=(*self.mapped, name))
+        shared = self.args[name] if isinstance(name, int) else self.kwargs[name]
+        tree: Any
+        leaves, tree = jax.tree_util.tree_flatten(own.call((*first, next(iter(shared)))))
+        arrays = {i: x for i, x in enumerate(leaves) if hasattr(x, "dtype")}
+
+        def call(traced: Mapping[int, Any]) -> Any:
+            args, kwargs = tree.unflatten([traced.get(i, x) for i, x in enumerate(leaves)])
+            return self.fn(*args, **kwargs)  # type: ignore[misc]
+
+        try:
+            jax.eval_shape(call, arrays)
+        except jax.errors.ConcretizationTypeError:
+            return True  # it decides by values, and may take it
+        except Exception as error:  # of the function, which does not
+            if is_of_machine(error):
+                raise
+            return False
+        return True
 
     def _said(self, name: Name, axis: int | None) -> str:
         """The ``in_axes`` that say what an argument is."""
@@ -178,8 +208,11 @@ def examples_of(
         chosen,
         tuple(words.values()),
         () if isinstance(in_axes, Mapping) else _unsaid(signer, args, kwargs, mapped, in_axes),
+        signer.fn,
     )
-    examples.refuse_unsaid(examples.count)  # also raises if lists are not equally long
+    count = examples.count  # raises if lists are not equally long
+    if count:
+        examples.refuse_unsaid(count, tuple(values[0] for values in examples.lists()))
     return examples
 
 

@@ -34,8 +34,9 @@ from bucketjit._ragged.options import Options
 from bucketjit._ragged.plan import Group, batches, default_budget
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.open_outputs import open_axes
+from bucketjit._runtime.open_outputs import has_empty_axis, open_axes
 from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._tracing.interface import Interface
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
@@ -93,8 +94,8 @@ class MapCall:
     @property
     def open_axes(self) -> list[frozenset[int]] | None:
         """The axes of each result that are open for one of the examples; None if all may be."""
-        every = list(self._opened.values())
-        if None in every:
+        every = [axes for axes in self._opened.values() if axes is not None]
+        if not every:
             return None
         return [frozenset().union(*axes) for axes in zip(*every, strict=False)]
 
@@ -194,18 +195,23 @@ class MapCall:
         return found, asked
 
     def _note_open_axes(self, row: Row) -> None:
-        """Note which axes of the results of an example are open, by its program if it has one."""
-        program = row.kind.call.program
-        key = row.like.signature if program is None else program
-        if key not in self._opened:
-            self._opened[key] = (
-                open_axes(self.kinds.call_of(row))
-                if program is None
-                else [
-                    [i for i, size in enumerate(shape) if is_symbolic(size)]
-                    for shape in program.out_shapes
-                ]
-            )
+        """Note which axes of the results of an example are open.
+
+        A program of all sizes tells it. One that is for some sizes only, of which there may be no
+        others in this call, does not: then the function is asked.
+        """
+        call, signature = row.kind.call, row.like.signature
+        is_for_all = call.program is not None and not call.program.guards
+        if call.program is not None:
+            self._opened[call.program] = _open_axes_of(call.program)
+        signed = self.kinds.call_of(row)
+        if (is_for_all and not has_empty_axis(signed.shapes)) or signature in self._opened:
+            return
+        found = open_axes(signed)
+        if found is None and (program := self._engine.program_beside(signed)) is not None:
+            found = _open_axes_of(program)
+        if found is not None or call.program is None:
+            self._opened[signature] = found
 
     # --- running ---
 
@@ -356,6 +362,11 @@ class MapCall:
         if why is not None:
             note_alone(engine, why, len(rows))
         return [engine.serve(self.kinds.call_of(row), None, self._options.out) for row in rows]
+
+
+def _open_axes_of(program: Interface) -> list[list[int]]:
+    """The open axes of each result of a program."""
+    return [[i for i, n in enumerate(shape) if is_symbolic(n)] for shape in program.out_shapes]
 
 
 def may_take_turns(engine: Engine, entry: Executable, way: Batched, kinds: Kinds) -> bool:

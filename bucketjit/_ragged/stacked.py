@@ -59,11 +59,11 @@ class Ragged(Sequence[Any]):
         self._tree = tree
         self._lengths: list[np.ndarray] = [np.asarray(n) for n in own]
         self._axes: list[tuple[int, ...]] = [
-            tuple(range(1, 2 if n.ndim == 1 else 1 + n.shape[1])) if a is None else tuple(a)
+            tuple(range(1, 1 + n.shape[1] if n.ndim > 1 else 2)) if a is None else tuple(a)
             for a, n in zip(chosen, self._lengths, strict=True)
         ]
         for value, n in zip(leaves, self._lengths, strict=True):
-            if not np.ndim(value) or len(value) != len(n):
+            if not np.ndim(value) or not n.ndim or len(value) != len(n):
                 raise ArgumentError(
                     f"Ragged: values of shape {np.shape(value)} and lengths of shape {n.shape}; "
                     "expected a length for each row"

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from bucketjit._arrays.padding import plain
+from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
@@ -22,6 +23,7 @@ from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import Event, emit
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
+from bucketjit._raised import is_of_machine
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
@@ -34,6 +36,7 @@ from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
+from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
@@ -336,6 +339,20 @@ class Engine:
             for detail in news:
                 self.emit(Event("signature", self.name, call.sizes, seconds, detail))
         return call
+
+    def program_beside(self, signed: SignedCall) -> Interface | None:
+        """The program of a call like this one whose axes are not empty; None if there is none."""
+        signature = signed.signature
+        tokens = signature.guessed_tokens(signed.shapes)
+        sizes = bind_sizes(tokens, signed.shapes, signature.paths)
+        try:
+            return self.resolve(
+                at_sizes(signed, tokens, {v: n or 2 for v, n in sizes.items()})
+            ).program
+        except Exception as error:  # of the function, at sizes it was never called with
+            if is_of_machine(error):
+                raise
+            return None
 
     def _run_exact(
         self,

@@ -44,6 +44,11 @@ def open_outs(entry: Executable, signed: SignedCall) -> Sequence[int]:
     return entry.open_outs
 
 
+def has_empty_axis(shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether one of the shapes has an axis of size 0."""
+    return any(0 in shape for shape in shapes)
+
+
 def open_axes(signed: SignedCall) -> list[list[int]] | None:
     """The axes of each result that change with the sizes of the arguments; None if all may.
 

@@ -80,6 +80,7 @@ class Signer:
         config: What the user chose: the function, its static arguments, ``dynamic_axes``.
 
     Attributes:
+        fn: The function.
         parameters: The parameters of the function.
 
     Raises:
@@ -87,7 +88,7 @@ class Signer:
     """
 
     def __init__(self, config: Config) -> None:
-        self._config = config
+        self._config, self.fn = config, config.fn
         self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )

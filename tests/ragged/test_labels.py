@@ -76,6 +76,17 @@ def test_labels_and_shared_arrays_are_as_in_a_loop(form: str, options: Any) -> N
             np.testing.assert_allclose(result, loss(WEIGHTS, x, shared), rtol=1e-5)
 
 
+def test_weights_of_that_length_are_shared_where_an_entry_does_not_fit() -> None:
+    mixed = BucketedExec(lambda w, x: (x @ w).sum(), dynamic_axes=(None, "n, _")).with_pow2()
+    for w in (np.ones(4, F32), np.ones((4, 3), F32), jnp.ones((4, 2))):
+        got = mixed.map(w, examples((4, 2, 1, 3)))
+        assert [float(x) for x in got] == [16.0 * c for c in (4, 1, 0.25, 2.25)] or w.ndim == 2
+        assert len(mixed.map(w, iter(examples((4, 2, 1, 3))))) == 4
+    keyed = BucketedExec(lambda key, x: x + jax.random.normal(key), dynamic_axes=(None, "n"))
+    key = jax.random.PRNGKey(0)  # two numbers, and two examples
+    assert len(keyed.with_pow2().map(key, [np.ones(3, F32), np.ones(2, F32)])) == 2
+
+
 def test_other_lengths_and_trees_are_shared() -> None:
     executor = BucketedExec(lambda p, x: (x @ p["w"]).sum(), dynamic_axes=(None, "n, _"))
     got = executor.with_pow2().map({"w": np.ones((4, 3), F32)}, examples((4, 2, 1, 3)))
@@ -126,6 +137,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[Any, ...]]]
     "a number": (jnp.sum, {"dynamic_axes": "n"}, (2, 0)),
     "exact": (lambda x: x * 2, {}, (2,)),
     "selection": (lambda x: x[x > 0], {"dynamic_axes": "n"}, (2,)),
+    "branch": (lambda x: x if x.shape[0] > 2 else x[:1], {"dynamic_axes": "n"}, (2,)),
     "two axes": (lambda x: jnp.outer(x, x), {"dynamic_axes": "n"}, (2, 2)),
 }
 
@@ -161,6 +173,7 @@ def test_a_loaded_function_has_the_same_lengths(tmp_path: Any) -> None:
         ([-1, 2], "row 0 has length -1"),
         ([1, 4], "row 1 has length 4 along axis 1; expected 0 to 3"),
         ([1.5, 2.0], "whole numbers, got float64"),
+        (3, "expected a length for each row"),
         ([[1, 1], [1, 1]], "expected a length for each ragged axis"),
     ],
 )
