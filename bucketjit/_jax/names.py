@@ -82,6 +82,7 @@ USES = (
     Use("config|mesh", "abstract_mesh_context_manager"),
     Use("core", "JaxprEqnContext current_jaxpr_eqn_context definitely_equal dimension_as_value"),
     Use("core", "eval_trace extend_axis_env_nd top_axis_env trace_ctx trace_state_strong_ref"),
+    Use("core", "max_dim"),
     Use(
         "core",
         "Trace.invalidate _canonicalize_dimension concrete_dim_or_error concrete_or_error",
