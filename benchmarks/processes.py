@@ -60,12 +60,11 @@ def loops(
     told = plain.with_agreement(by=lambda bucket: {"b": next(buckets)})
     every = [max(8, 1 << int(n - 1).bit_length()) for n in sizes.max(1)]
     wait = WAIT if kind == "waits" else 0.0
-    found: dict[str, list[list[float]]] = {"alone": [], "agreed": [], "ahead": []}
+    found: dict[str, list[list[float]]] = {"alone": [], "agreed": []}
     for _ in range(ROUNDS + 1):
         buckets = iter(every)
         found["alone"].append(_steps(told, weights, batches, wait))
         found["agreed"].append(_steps(agreed, weights, batches, wait))
-        found["ahead"].append(_steps(agreed, weights, agreed.agreed(batches), wait))
     return {way: rounds[1:] for way, rounds in found.items()}
 
 
@@ -84,9 +83,8 @@ def agreeing(options: Options) -> list[Row]:
                 slowest = float(np.median(alone.max(0)))
                 row = {"processes": count, "step": kind, "sizes": "uneven" if uneven else "equal"}
                 row |= {"alone_ms": float(np.median(alone)), "slowest_ms": slowest}
-                for way in ("agreed", "ahead"):
-                    row[f"{way}_ms"] = float(np.median([process[way] for process in every]))
-                    row[f"{way}_more"] = row[f"{way}_ms"] - slowest
+                row["agreed_ms"] = float(np.median([process["agreed"] for process in every]))
+                row["more"] = row["agreed_ms"] - slowest
                 found.append(row)
     return found
 
@@ -122,7 +120,7 @@ SECTIONS = (
         "accelerator, or it *is short*. *alone*: each runs the agreed buckets without an exchange. "
         "*slowest*: the slowest process of each step, as long as a step takes that waits for it. "
         "*agreed*: "
-        "`with_agreement`; *ahead*: in a loop over `agreed(batches)`; *more*: beyond the slowest. "
+        "`with_agreement`; *more*: beyond the slowest. "
         "All are milliseconds a step, medians of three rounds. Where the cores are busy, or fewer "
         "than the processes, the exchanges wait for a core.",
         (
@@ -132,9 +130,7 @@ SECTIONS = (
             Column("alone_ms", "alone", ".2f"),
             Column("slowest_ms", "slowest", ".2f"),
             Column("agreed_ms", "agreed", ".2f"),
-            Column("agreed_more", "more", ".2f"),
-            Column("ahead_ms", "ahead", ".2f"),
-            Column("ahead_more", "more", ".2f"),
+            Column("more", "more", ".2f"),
         ),
         "benchmarks.processes:agreeing",
     ),

@@ -16,12 +16,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from bucketjit._compile.build_rows import batch_sizes
 
 from benchmarks.alone import ROOT
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec, strategies
+from bucketjit._compile.rows import batch_sizes
 from bucketjit._ragged.plan import Group, batches, default_budget
 
 D = 32

@@ -158,12 +158,12 @@ class AgreementError(BucketJitError, RuntimeError):
     """The processes of a job do not agree on a call, so none of them runs it.
 
     It is raised on every process: where processes call different programs, where one of them
-    cannot pad its call to a bucket, and where one has raised, has ended or does not come in time.
+    cannot pad its call to a bucket, and where one has raised or does not come in time.
 
     Attributes:
-        step: The number of the call, or of the batch, counted from 1.
-        processes: What each process did, by its index; those that did what is expected are left
-            out.
+        step: The number of the call, counted from 1.
+        processes: What processes did, by index: all of them where their calls differ, else those
+            that are late or have failed.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ other 44, say, as happens where each process reads files of its own. The same st
 three ways, from the same parameters:
 
 * *alone*: one process sees all rows of a batch, with `BucketedExec`,
-* *agreed*: each process gives its own rows to `with_processes`; the processes agree on a bucket one
-  batch ahead, and `jax.lax.pmean` weighs by the rows of each,
+* *agreed*: each process gives its own rows to `with_processes`; the processes agree on a bucket for
+  each step, and `jax.lax.pmean` weighs by the rows of each,
 * *by hand*: each process pads its rows to 64, with masks and sums written by hand, under `jax.jit`.
 
 Each way runs twice, and the second run is timed, when everything is compiled. At the end the
@@ -182,7 +182,7 @@ def run_process(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     def mine() -> Iterator[Batch]:
         return dealt_out(options, options.rank)
 
-    found = {"agreed": train(agreed, state, lambda: agreed.agreed(mine()))}
+    found = {"agreed": train(agreed, state, mine)}
     found["agreed"]["buckets"] = sorted(b.sizes["b"] for b in agreed.stats().buckets)
     by_hand = make_step_by_hand(optimizer, mesh)
     found["by hand"] = train(by_hand, state, mine)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Literal, Self, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
 from bucketjit._config import Agreed
-from bucketjit._processes.agreement import Agreement
-from bucketjit._processes.batches import agreed_batches
 from bucketjit._processes.shard_axis import checked_axis
-from bucketjit._runtime.engine import Engine
 from bucketjit.errors import SpecError
-
-T = TypeVar("T")
 
 
 class Processes:
     """The methods of `BucketedExec` for several processes."""
 
-    _engine: Engine
     _with: Any  # a method of `BucketedExec`
 
     def with_agreement(
@@ -34,15 +28,15 @@ class Processes:
         the same order, from one thread, as with any program for several processes. Name the open
         axes by ``dynamic_axes``: a guess from the arguments may differ from process to process.
 
-        If one process cannot pad its call, calls another function, raises, ends, or does not come,
-        every process gets an `AgreementError` that names it, and no process runs the call. A bucket
-        is compiled in the thread of the call, on all processes; there are no stand-ins.
+        If processes make different calls, or one cannot pad its call, every process gets an
+        `AgreementError` that names the call of each, and no process runs it. It gets one, too, if
+        another one raises, or does not come. A bucket is compiled in the thread of the call.
 
         With one process, this changes nothing, and costs nothing.
 
         Args:
-            timeout: How long a call waits for the other processes, in seconds. A process that
-                traces or compiles is waited for longer, as long as it gives signs of life.
+            timeout: How long a call waits for the other processes, in seconds. It must be longer
+                than it takes one process to trace and compile what the others have already.
             by: ``"kv"`` exchanges the buckets through the key-value store of ``jax.distributed``.
                 Or a function that knows better: it takes the bucket of this process, a dict from
                 variables to sizes, and returns that of all processes.
@@ -118,37 +112,3 @@ class Processes:
         """
         made: Self = self._with(sharded=checked_axis(mesh, axis))
         return made
-
-    def agreed(self, batches: Iterable[T]) -> Iterator[T]:
-        """Iterate over batches, and agree on the bucket of each one while the last one is in use.
-
-        The exchange of `with_agreement` takes one to three milliseconds, and waits for the slowest
-        process. In a loop over ``agreed(batches)`` it happens beside the step of the batch before.
-        For that, the loop asks for the next batch before the step of this one, so an iterator must
-        not fill one buffer again and again. The calls must get the arrays of the batch as they come
-        from the loop, not copies of them; other calls are agreed on when they are made.
-
-        The loop ends when the batches of all processes end. With one process it is a plain loop.
-
-        Args:
-            batches: The batches of this process. Every process must have equally many.
-
-        Returns:
-            An iterator over the same batches.
-
-        Raises:
-            SpecError: There is no agreement.
-            AgreementError: A process has no batch where others have one, or raises, ends, or leaves
-                the loop.
-            Exception: What ``batches`` raises, after the batches before it.
-
-        Examples:
-            >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(lambda x: x.sum()).with_pow2().with_agreement()
-            >>> [float(total(x)) for x in total.agreed([np.ones(3), np.ones(5)])]
-            [3.0, 5.0]
-        """
-        if not isinstance(agreement := self._engine.together, Agreement):
-            raise SpecError("agreed: there is no agreement; add .with_agreement() before")
-        return agreed_batches(self._engine, agreement, batches)

@@ -11,7 +11,6 @@ from typing import Any
 from bucketjit._compile.files.keys import OWN_PRIMITIVES
 from bucketjit._jax.jaxprs import all_equations
 from bucketjit._persistence.fingerprint import NoDigest, program_digest
-from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.parameters import PLAIN_STATICS
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -20,7 +19,6 @@ from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._tracing.program import Program
 
 _MOST_INPUTS = 6  # arguments that a message shows
-_NUMBER = " of a Python number"
 
 
 def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> str:
@@ -34,8 +32,9 @@ def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> st
         call: The same call, resolved.
     """
     program, config = call.program, engine.config
-    parts: list[Any] = [engine.name, config.plan]
-    parts += [(v, config.strategy_of(v)) for v in call.sizes]
+    plan = "" if config.plan is None else _plain(repr(config.plan))
+    parts: list[Any] = [engine.name, plan]
+    parts += [(v, _plain(repr(config.strategy_of(v)))) for v in call.sizes]
     if isinstance(program, Program):
         parts += [_text_of(program.jaxpr), str(program.out_tree), [str(g) for g in program.guards]]
     else:
@@ -55,62 +54,42 @@ def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[st
         call: The same call, resolved.
 
     Returns:
-        Texts, of which the first one is enough if it differs.
+        Lines, of which the first one is enough if it differs.
     """
     config, signature = engine.config, signed.signature
-    leaves = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
-    every = [
-        (f"{kind.dtype}[{', '.join(_axes(row, shape))}]", path, any(t != STATIC for t in row), kind)
-        for path, kind, row, shape in leaves
-    ]
-    opened = [text for text, _, is_open, _ in every if is_open]
-    more = "" if len(opened) <= _MOST_INPUTS else f" and {len(opened) - _MOST_INPUTS} more"
+    rows = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
+    opened, lines = [], []
+    for path, kind, row, shape in rows:
+        text = f"{kind.dtype}[{', '.join(_axes(row, shape))}]"
+        lines.append(f"{path}: {text}{' of a Python number' * kind.weak_type}")
+        opened += [text] if any(token != STATIC for token in row) else []
+    opened[_MOST_INPUTS:] = ["..."] * (len(opened) > _MOST_INPUTS)
     chosen = {"plan": config.plan} if config.plan is not None else {}
     chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
     buckets = ", ".join(f"{v} in {_plain(repr(s))}" for v, s in chosen.items())
-    whole = f"{engine.name}({', '.join(opened[:_MOST_INPUTS])}{more})"
     statics: dict[Any, Any] = {**signed.statics.positional, **signed.statics.keyword}
     return [
-        f"calls {whole}" + (f" with {buckets}" if buckets else ""),
-        *(
-            f"{path}: {text}" + " of a Python number" * kind.weak_type
-            for text, path, _, kind in every
-        ),
+        f"calls {engine.name}({', '.join(opened)})" + (f" with {buckets}" if buckets else ""),
+        *lines,
         *(f"the static argument {name}: {_static(value)}" for name, value in statics.items()),
         f"a function that was traced to program {digest_of_call(engine, signed, call)[:6]}",
     ]
 
 
-def differences(every: Sequence[Sequence[str] | None]) -> dict[int, str]:
-    """What each process calls, in the first text in which they differ.
+def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
+    """What each process calls: the first line, and the first one in which they differ.
 
     Args:
-        every: What `described` returns on each process; None of one that does not tell.
+        every: What `described` returns on each process.
     """
-    told = [texts for texts in every if texts is not None]
-    rows = itertools.zip_longest(*told, fillvalue="another number of arguments")
-    at = next((i for i, row in enumerate(rows) if len(set(row)) > 1), 0)
-    return {
-        i: "makes another call" if texts is None else _calls(texts, at)
-        for i, texts in enumerate(every)
-    }
-
-
-def _calls(texts: Sequence[str], at: int) -> str:
-    """What a process calls."""
-    if at == 0:
-        return texts[0]
-    return f"{texts[0]}, {texts[at] if at < len(texts) else 'another number of arguments'}"
+    rows = enumerate(itertools.zip_longest(*every, fillvalue="another number of arguments"))
+    at, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
+    return {i: f"{x[0]}, {row[i]}" if at else x[0] for i, x in enumerate(every)}
 
 
 def _axes(row: Sequence[str], shape: Sequence[int]) -> list[str]:
     """The axes of an argument: variables, and the sizes of the static ones."""
     return [str(n) if token == STATIC else token for token, n in zip(row, shape, strict=True)]
-
-
-def name_of_executable(digest: str, masked: Masked) -> str:
-    """How processes name an executable to each other."""
-    return f"{digest}:{','.join(map(str, masked.bucket.values()))}"
 
 
 def _text_of(jaxpr: Any) -> str:

@@ -1,34 +1,39 @@
-"""The job that this process belongs to: the processes that ``jax.distributed`` has connected."""
+"""The processes that ``jax.distributed`` has connected, and how each gets a text of every other.
+
+They meet in the key-value store of ``jax.distributed``. Process 0 collects the texts and publishes
+all of them under one key:
+
+    process 1    set 7/1 "b=8"                               get 7/all
+    process 2    set 7/2 "b=16"                              get 7/all
+    process 0    get 7/1, get 7/2      set 7/all ["b=4", "b=8", "b=16"]
+
+A process that has waited long enough publishes what there is. The list that is published first is
+the only one, so all processes draw the same conclusion, also where one is missing.
+"""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import itertools
-import queue
-import sys
-import threading
+import json
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 
-from bucketjit._jax.coordination import Store, StoreLost, client
+from bucketjit._jax.coordination import Store, client
 from bucketjit._jax.names import Without, lacking
-from bucketjit._processes.channel import PULSES, Channel, Messages, period
-from bucketjit._processes.proposal import Kind, Proposal
-from bucketjit._raised import in_one_line
 from bucketjit.errors import AgreementError
 
-_Asked = tuple[str, float, Future[Messages] | None]
+ROOT = "bucketjit/agreement"
+
+_GROUP = 8  # meetings whose keys are deleted together
+_SLICE = 1.0  # seconds of a wait in one piece: between two of them Python handles Ctrl-C
+_LOOK_AHEAD = (0.0, 0.1, 0.2, 0.3)  # pauses between looks at the next meeting, in seconds
 
 
 class Job:
-    """The processes of a job.
+    """The processes of a job. All of them must make the same calls, in the same order.
 
     Args:
         store: The key-value store.
@@ -37,96 +42,80 @@ class Job:
 
     Attributes:
         rank: The index of this process.
-        calls: The exchanges before calls, in the order of the calls of this process.
+        calls: Numbers the calls over all functions.
     """
 
     def __init__(self, store: Store, rank: int, count: int) -> None:
         self.rank = rank
+        self.calls = itertools.count(1)
         self._store = store
-        self._numbers = itertools.count(1)
-        self.calls = Channel(store, rank, count, "calls")
-        # One thread makes the exchanges about batches, in the order in which loops ask for them:
-        # the same order on all processes, also where loops are nested.
-        self._batches = Channel(store, rank, count, "batches")
-        self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        atexit.register(self._end)
+        self._count = count
+        self._steps = itertools.count()
+        self._is_behind = False  # whether a process was missing in the last meeting
 
-    def number(self) -> int:
-        """The number of the next call, counted from 1 over all functions."""
-        return next(self._numbers)
+    def gather(self, text: str, seconds: float) -> list[str | None]:
+        """Give a text, and get those of all processes.
 
-    def ahead(self, message: str, seconds: float) -> Future[Messages]:
-        """Begin an exchange about a batch, in another thread.
+        A process that the others have given up is missing in their list. It takes part in the next
+        meeting, if others are in it already, so that all are in the same one again.
 
         Args:
-            message: The message of this process.
+            text: The text of this process.
             seconds: How long to wait for the others.
+
+        Returns:
+            The text of each process; None of one that did not come in time.
+
+        Raises:
+            StoreLost: The store does not answer.
         """
-        future: Future[Messages] = Future()
-        self._ask((message, seconds, future))
-        return future
-
-    def leave(self, message: str) -> None:
-        """Give a message for the next exchange about a batch, without waiting for the others.
-
-        Args:
-            message: Why there will be no batch.
-        """
-        self._ask((message, 0.0, None))
-
-    def _ask(self, asked: _Asked) -> None:
-        if self._thread is None:
-            # A daemon: the end of the process does not wait for the exchange that is under way.
-            self._thread = threading.Thread(
-                target=self._exchange, name="bucketjit-agreement", daemon=True
-            )
-            self._thread.start()
-        self._asked.put(asked)
-
-    def _exchange(self) -> None:
-        """What the thread runs."""
         while True:
-            message, seconds, future = self._asked.get()
-            if future is None:
-                with contextlib.suppress(StoreLost):
-                    self._batches.tell(message)
-                continue
-            try:
-                future.set_result(self._batches.exchange(message, seconds))
-            except BaseException as error:
-                future.set_exception(error)
+            step = next(self._steps)
+            texts = self._meet(step, text, seconds)
+            self._is_behind = None in texts
+            if texts[self.rank] is not None or not self._is_begun(step + 1):
+                return texts
 
-    @contextmanager
-    def busy(self, seconds: float) -> Iterator[None]:
-        """A context in which this process tells the others from time to time that it is alive.
+    def _meet(self, step: int, text: str, seconds: float) -> list[str | None]:
+        """One meeting."""
+        path, until = _path(step), time.monotonic() + seconds
+        piece = min(_SLICE, seconds / 4)
+        if self.rank or self._is_behind:
+            self._store.set(f"{path}/{self.rank}", text)
+        wanted = [f"{path}/{i}" for i in range(1, self._count)]
+        found = {}
+        for key in [f"{path}/all"] if self.rank else wanted:
+            value = None
+            while value is None and time.monotonic() < until:
+                value = self._store.get(key, min(piece, until - time.monotonic()))
+                if value is None and not self.rank:  # it is not this process that is missing
+                    self._store.set(f"{path}/0", text)
+            found[key] = value
+        published = found.get(f"{path}/all")
+        if published is None:
+            if self.rank or None in found.values():
+                found = {f"{path}/{i}": x for i, x in self._store.under(f"{path}/").items()}
+            found[f"{path}/{self.rank}"] = text
+            every = [found.get(f"{path}/{i}") for i in range(self._count)]
+            published = self._store.publish(f"{path}/all", json.dumps(every))
+        if self.rank == 0 and step % _GROUP == 1 and step > _GROUP:
+            # Who gives a text to a meeting has read the list of the one before.
+            self._store.delete(f"{ROOT}/{step // _GROUP - 1}/")
+        texts: list[str | None] = json.loads(published)
+        return texts
 
-        Args:
-            seconds: How long the others wait without such a sign.
-        """
-        done = threading.Event()
+    def _is_begun(self, step: int) -> bool:
+        """Whether another process is in a meeting."""
+        for pause in _LOOK_AHEAD:
+            time.sleep(pause)
+            if self._store.under(f"{_path(step)}/"):
+                return True
+        return False
 
-        def beat() -> None:
-            for count in itertools.count():
-                if done.wait(period(seconds)):
-                    return
-                with contextlib.suppress(StoreLost):
-                    self._store.set(f"{PULSES}/{self.rank}", f"{time.time()} {count}")
 
-        thread = threading.Thread(target=beat, name="bucketjit-pulse", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            done.set()
-
-    def _end(self) -> None:
-        """Tell the others at the end of this process, so that they need not wait for it."""
-        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        message = Proposal(Kind.ENDED, why="" if error is None else in_one_line(error)).text()
-        with contextlib.suppress(StoreLost):
-            self.calls.tell(message)
-            self._batches.tell(message)
+def _path(step: int) -> str:
+    """Where the keys of a meeting are."""
+    return f"{ROOT}/{step // _GROUP}/{step % _GROUP}"
 
 
 def this_job() -> Job:

@@ -14,7 +14,7 @@ import math
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import numpy as np
@@ -36,7 +36,7 @@ from bucketjit._processes.shard_axis import (
 )
 from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded_call
 from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import counted
 from bucketjit._signature.signer import SignedCall
@@ -44,16 +44,19 @@ from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
-_NO_EXACT = "a call on shards of different sizes cannot run at its exact shape"
+_NO_EXACT = "a call that processes or shards run together cannot run at its exact shape"
 
-_NO_ROWS = MaskingError(
-    "an axis has size 0, and each shard needs one row at least",
-    "give this process a row, or leave its devices out of the mesh",
-)
-_NOTHING_OPEN = MaskingError(
-    "no argument has an open axis, so nothing differs from shard to shard",
-    "name the rows in dynamic_axes, or use jax.jit",
-)
+#: Why a call on shards would run at its exact shape, where that is not the program.
+WITHOUT_ROWS = {
+    Because.EMPTY: MaskingError(
+        "an axis has size 0, and each shard needs one row at least",
+        "give this process a row, or leave its devices out of the mesh",
+    ),
+    Because.NO_OPEN_AXIS: MaskingError(
+        "no argument has an open axis, so nothing differs from shard to shard",
+        "name the rows in dynamic_axes, or use jax.jit",
+    ),
+}
 
 
 class OnShards:
@@ -112,45 +115,30 @@ class OnShards:
             )
         return sharded_call(engine, signed, len(local_shards(self._chosen).devices))
 
-    def decided(self, engine: Engine, call: ShardedCall) -> Masked:
-        """The bucket of the largest shard of this process.
+    def check(self, call: ShardedCall, program: Interface) -> None:
+        """Refuse programs whose results depend on the shard, or on sizes that each computes.
 
         Args:
-            engine: The engine.
             call: The call.
+            program: Its program.
 
         Raises:
-            FallbackError: It would run at its exact shape.
-            BucketOverflowError: A size is beyond the largest bucket.
+            FallbackError: It is such a program.
+            ArgumentError: The shards of this process cannot give a result as one array.
         """
-        if 0 in call.signed.signature.open_axes(call.call, call.signed.shapes)[1].values():
-            _refuse(_NO_ROWS)
-        match engine.decide(call.signed, call.call):
-            case Masked(beyond=None) as masked:
-                self._check(call, masked.program)
-                return masked
-            case Masked(beyond=why):
-                _refuse(MaskingError(str(why), "choose a larger bucket, or overflow='extend'"))
-            case Exact(Because.NO_OPEN_AXIS):
-                _refuse(_NOTHING_OPEN)
-            case Exact(why=refusal):
-                _refuse(refusal)
-            case Refused(error):
-                raise error
-
-    def _check(self, call: ShardedCall, program: Interface) -> None:
-        """Refuse programs whose results depend on the shard, or on sizes that each computes."""
         refuse_results(call, program)
         if program in self._checked:
             return
         if program.computed:
-            _refuse(MaskingError("it computes sizes, which differ from shard to shard"))
+            raise no_exact_shape(
+                MaskingError("it computes sizes, which differ from shard to shard")
+            )
         assert isinstance(program, Program)
         try:
             refuse_two_weightings(program)
             same = is_same_on_all(program, self._chosen.axis)
         except MaskingError as refusal:
-            _refuse(refusal)
+            raise no_exact_shape(refusal) from None
         differing = [
             i for i, is_same in enumerate(same) if not is_same and i not in program.open_outs
         ]
@@ -215,12 +203,8 @@ def _local(leaf: Any) -> Any:
     return np.asarray(leaf) if leaf.is_fully_addressable else leaf
 
 
-def _refuse(why: MaskingError) -> NoReturn:
-    raise no_exact_shape(why) from None
-
-
 def no_exact_shape(why: MaskingError) -> FallbackError:
-    """The error for a call on shards that could only run at its exact shape.
+    """The error for a call that is run together, and could only run at its exact shape.
 
     Args:
         why: Why it cannot run padded.

@@ -202,21 +202,23 @@ class Signer:
         """
         return self.flattened(args, kwargs)[0]
 
-    def flattened(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], Any]:
-        """The leaves of a call in the order of `sign`, and their tree, without any check.
+    def flattened(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[Any], Any, Statics]:
+        """The leaves of a call in the order of `sign`, and what else identifies it, unchecked.
 
         Args:
             args: The positional arguments.
             kwargs: The keyword arguments.
 
         Returns:
-            The leaves of the dynamic arguments, and the tree of these.
+            The leaves of the dynamic arguments, the tree of these, and the static arguments.
 
         Raises:
             ArgumentError: A static argument is not hashable.
         """
-        positional, keywords, _ = self._parameters.split(args, kwargs)
-        return jax.tree_util.tree_flatten((positional, keywords))
+        positional, keywords, statics = self._parameters.split(args, kwargs)
+        return *jax.tree_util.tree_flatten((positional, keywords)), statics
 
     def with_copies(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
