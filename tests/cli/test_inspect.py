@@ -141,7 +141,7 @@ def test_half_a_file(file, run):
         (["NONE"], 1, "cannot read NONE: No such file or directory"),
         ([""], 2, "the name of the file is empty"),
         ([], 2, "required: FILE"),
-        (["."], 1, "cannot read .: Is a directory"),
+        (["."], 1, "path is a directory; name a file in it"),
     ],
 )
 def test_wrong_options(words, code, message, run, capsys):

@@ -286,10 +286,9 @@ def test_boxes_are_those_of_eager_jax() -> None:
         for way in ("eager JAX", "fixed size", "bucketjit")
     )
     assert eager[0] < ours[0] < by_hand[0]
-    assert eager[1] > ours[1] > by_hand[1]
-    (apart,) = map(int, found(r"^bucketjit compiled (\d+) operations for images", output))
+    assert eager[1] > ours[1] >= by_hand[1]
     compiles, buckets = map(int, found(r"^ok +(\d+) compiles for (\d+) buckets$", output))
-    assert compiles == buckets == ours[1] - apart and buckets >= 2
+    assert compiles == buckets == ours[1] and buckets >= 2
     for way in ("fixed size", "bucketjit"):
         found(rf"^ok +{way}: what eager JAX finds$", output)
     assert "FAILED" not in output
