@@ -227,18 +227,7 @@ class Persistent:
 
 
 def checked_options(options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Check options of XLA, and copy them to a dict as ``jit`` takes it.
-
-    Args:
-        options: The options by name; None for none.
-
-    Returns:
-        The options.
-
-    Raises:
-        SpecError: They are no dict from names to plain values. (XLA itself rejects names that it
-            does not know, when it compiles.)
-    """
+    """Check options of XLA, and copy them to a dict as ``jit`` takes it."""
     options = {} if options is None else options
     if not isinstance(options, Mapping):
         raise SpecError(
@@ -261,11 +250,7 @@ def is_int_from(value: Any, least: int) -> bool:
 
 
 def checked_count(warn_after: object) -> int | None:
-    """Check ``warn_after``, and return it.
-
-    Raises:
-        SpecError: It is neither None nor an int of at least 0.
-    """
+    """Check ``warn_after``, and return it."""
     if warn_after is None or is_int_from(warn_after, 0):
         return None if warn_after is None else int(warn_after)  # type: ignore[call-overload]
     raise SpecError(
@@ -348,14 +333,7 @@ class Config:
     sharded: Sharded | None = None
 
     def strategy_of(self, dim: str) -> Strategy:
-        """The strategy of a dimension variable.
-
-        Args:
-            dim: Name of the variable.
-
-        Returns:
-            Its own strategy, or the default one.
-        """
+        """The strategy of a dimension variable."""
         return self.per_dim.get(dim, self.default)
 
     @property

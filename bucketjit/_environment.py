@@ -31,11 +31,7 @@ _CHOICES = (*_KINDS, "all")
 
 
 def is_disabled() -> bool:
-    """Whether ``BUCKETJIT_DISABLE`` makes bucketed functions that are plain ``jit``.
-
-    Raises:
-        SpecError: It has another value than 1 or 0 and their like.
-    """
+    """Whether ``BUCKETJIT_DISABLE`` makes bucketed functions that are plain ``jit``."""
     value = os.environ.get(DISABLE, "").strip().lower()
     if value not in (*_YES, *_NO):
         raise SpecError(f"{DISABLE}={os.environ[DISABLE]!r}: expected 1 or 0")
@@ -43,11 +39,7 @@ def is_disabled() -> bool:
 
 
 def log_as_asked() -> None:
-    """Print the events that ``BUCKETJIT_LOG`` names to standard error, each once.
-
-    Raises:
-        SpecError: It names a kind of events that there is not.
-    """
+    """Print the events that ``BUCKETJIT_LOG`` names to standard error, each once."""
     value = os.environ.get(LOG, "")
     names = {name for part in value.split(",") if (name := part.strip().lower())}
     if unknown := names - set(_CHOICES):
@@ -68,9 +60,6 @@ def log_as_asked() -> None:
 
 class _ToStandardError(logging.StreamHandler[TextIO]):
     """Prints events of some kinds to what is standard error then.
-
-    Args:
-        names: The names in ``BUCKETJIT_LOG``.
 
     Attributes:
         names: See above.

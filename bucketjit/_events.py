@@ -95,10 +95,6 @@ def emit(event: Event, listeners: Sequence[Listener]) -> None:
     """Log an event, and call the listeners with it.
 
     An exception of a listener is logged, and the call continues: a listener must not break it.
-
-    Args:
-        event: The event; its texts are made printable.
-        listeners: The functions to call.
     """
     event = replace(
         event,
@@ -134,25 +130,12 @@ def printable(text: str, most: int | None = None) -> str:
 
 
 def one_line(text: str, most: int | None = None) -> str:
-    """`printable` text with a single space for each run of spaces and line ends.
-
-    Args:
-        text: Any text.
-        most: The most characters of the result; None for no bound.
-
-    Returns:
-        The text, in one line.
-    """
+    """`printable` text with a single space for each run of spaces and line ends."""
     return printable(" ".join(_cut(text, most).split()), most)
 
 
 def counted(count: int, what: str) -> str:
-    """A number with its noun, such as ``1 executable`` and ``2 executables``.
-
-    Args:
-        count: The number.
-        what: The noun, in the singular.
-    """
+    """A number with its noun, such as ``1 executable`` and ``2 executables``."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 

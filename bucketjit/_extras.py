@@ -8,16 +8,7 @@ from bucketjit.errors import MissingExtraError
 
 
 class Extra:
-    """A context for imports of an optional package.
-
-    Args:
-        what: What needs the package, in the plural, such as ``"plots"``.
-        package: The package.
-        extra: The extra of bucketjit that installs the package.
-
-    Raises:
-        MissingExtraError: The package is not installed.
-    """
+    """A context for imports of an optional package."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         self._message = f"{what} need {package}; install it with: pip install 'bucketjit[{extra}]'"

@@ -26,12 +26,6 @@ def is_of_machine(error: BaseException) -> bool:
     A subclass of ``RuntimeError`` is about the function: ``NotImplementedError``, einops' errors,
     and JAX's unless its status is one of the device. An error with an explicit cause is judged by
     its cause, too.
-
-    Args:
-        error: The error.
-
-    Returns:
-        True if the machine or the moment caused it.
     """
     seen: set[int] = set()  # chains of causes may be circular
     told: BaseException | None = error
@@ -71,9 +65,6 @@ def raised_anew(error: BaseException | None) -> Iterator[None]:
     """A context in which a function runs again that has raised ``error``.
 
     If it raises the same object, the object has only the traceback of this time.
-
-    Args:
-        error: The error; None if the function has raised none.
     """
     if error is None:
         yield
@@ -107,11 +98,7 @@ _NOT_OF_THE_USER = ("bucketjit.", "jax.", "equinox.", "flax.", "haiku.", "keras.
 
 
 def frames_inside() -> int:
-    """The ``stacklevel`` with which a warning by the caller points to the user's code.
-
-    Returns:
-        The number of frames of bucketjit, JAX and its frameworks from the caller outwards, plus 1.
-    """
+    """The ``stacklevel`` with which a warning by the caller points to the user's code."""
     depth = 1  # frame 1 is the caller, which ``stacklevel=1`` points to
     while sys._getframe(depth).f_globals.get("__name__", "").startswith(_NOT_OF_THE_USER):
         depth += 1

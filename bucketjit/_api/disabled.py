@@ -27,11 +27,6 @@ class PlainJit:
 
     Python ints that ``dynamic_axes`` declares as sizes are static, as the function needs their
     values. Results have the form of ``out``, though nothing is padded.
-
-    Args:
-        config: What the user chose.
-        signer: Knows the parameters of the function.
-        counters: Count the calls.
     """
 
     def __init__(self, config: Config, signer: Signer, counters: Counters) -> None:
@@ -41,15 +36,7 @@ class PlainJit:
         self._jitted = functools.cache(self._jit)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the function.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            Its results.
-        """
+        """Run the function."""
         if self._config.copy_inputs:
             args, kwargs = self._signer.with_copies(args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))

@@ -98,21 +98,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 def config_of(fn: Callable[..., Any], given: Options) -> Config:
-    """Check the options of a bucketed function.
-
-    Args:
-        fn: The function.
-        given: The options that the user gave; the others have their defaults.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        TypeError: ``fn`` is not callable, or a bucket is no int.
-        SpecError: An option is malformed.
-        StrategyContractError: What is to be a strategy has no ``bucket`` method.
-        ValueError: A list of buckets is empty, or not positive and strictly increasing.
-    """
+    """Check the options of a bucketed function."""
     if unknown := given.keys() - DEFAULTS.keys():
         raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(DEFAULTS)}")
     options: Any = {**DEFAULTS, **given}
@@ -149,19 +135,7 @@ def config_of(fn: Callable[..., Any], given: Options) -> Config:
 
 
 def member(kind: type[E], name: str, given: object) -> E:
-    """The member of an enum that an option names.
-
-    Args:
-        kind: The enum.
-        name: The name of the option, for the error.
-        given: The member, or its value.
-
-    Returns:
-        The member.
-
-    Raises:
-        SpecError: There is no such member. The message lists the choices.
-    """
+    """The member of an enum that an option names."""
     try:
         return kind(given)
     except ValueError:
@@ -170,19 +144,7 @@ def member(kind: type[E], name: str, given: object) -> E:
 
 
 def strategy_of(buckets: object) -> Strategy:
-    """The strategy that one entry of ``buckets`` describes.
-
-    Args:
-        buckets: A name, a list of sizes, or a strategy.
-
-    Returns:
-        The strategy.
-
-    Raises:
-        SpecError: There is no strategy of that name.
-        StrategyContractError: It has no ``bucket`` method, or is a class.
-        TypeError, ValueError: It is a list of what is no bucket.
-    """
+    """The strategy that one entry of ``buckets`` describes."""
     if isinstance(buckets, str):
         if buckets not in _NAMED:
             raise SpecError(
@@ -196,11 +158,7 @@ def strategy_of(buckets: object) -> Strategy:
 
 
 def checked_strategy(given: object) -> Strategy:
-    """A strategy, checked to have the method of one.
-
-    Raises:
-        StrategyContractError: It has no ``bucket`` method, or is a class.
-    """
+    """A strategy, checked to have the method of one."""
     if isinstance(given, type) or not callable(getattr(given, "bucket", None)):
         raise StrategyContractError(
             f"a strategy is an object with a method bucket(n) -> int, got {given!r}"
@@ -209,18 +167,7 @@ def checked_strategy(given: object) -> Strategy:
 
 
 def bound(name: str, given: Any) -> int | None:
-    """Check the bound of a cache.
-
-    Args:
-        name: Name of the option.
-        given: The bound, or None for no bound.
-
-    Returns:
-        The bound.
-
-    Raises:
-        SpecError: It is no positive int.
-    """
+    """Check the bound of a cache."""
     if given is None:
         return None
     if not is_positive_int(given):
@@ -229,11 +176,7 @@ def bound(name: str, given: Any) -> int | None:
 
 
 def checked_dim(dim: object) -> str:
-    """The name of a dimension variable, checked to be text.
-
-    Raises:
-        SpecError: It is no text.
-    """
+    """The name of a dimension variable, checked to be text."""
     if not isinstance(dim, str):
         raise SpecError(f"dim must be the name of a dimension variable, got {dim!r}")
     return dim

@@ -152,16 +152,7 @@ def can_view_from(array: jax.Array, row: int) -> bool:
 
 
 def part(array: jax.Array, start: int, stop: int) -> jax.Array:
-    """Rows ``start`` to ``stop`` of the leading axis, as a view.
-
-    Args:
-        array: An array for which `can_view_from` is True at ``start``.
-        start: The first row.
-        stop: The row after the last one.
-
-    Returns:
-        An array on the same device.
-    """
+    """Rows ``start`` to ``stop`` of the leading axis, as a view."""
     rest = array.shape[1:]
     return _view(array, (stop - start, *rest), start * math.prod(rest))
 
@@ -171,13 +162,6 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     A program is compiled once per power of two of elements, shape and dtype, not per size. If rows
     are not multiples of 16 bytes, it is compiled once per remainder as well.
-
-    Args:
-        array: An array for which `can_pad` is True.
-        shape: The padded shape.
-
-    Returns:
-        An array on the same device.
     """
     total = array.size
     width = 1 << (total.bit_length() - 1)
@@ -199,13 +183,6 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     If the logical part is no prefix of the array, a program first moves its elements to the front.
     That program is compiled once per padded shape.
-
-    Args:
-        array: An array for which `can_unpad` is True.
-        shape: The logical shape.
-
-    Returns:
-        An array on the same device.
     """
     if array.shape[1:] != shape[1:]:
         numbers = on_device(shape, _device_of(array))

@@ -37,17 +37,6 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     An array that is still being computed in host memory is waited for. A `Padded` array of another
     padded shape is waited for only if it holds keys, if it is cut over a mesh with explicit axes,
     or if ``shape`` is its logical shape. Its padding may hold anything.
-
-    Args:
-        value: A NumPy or JAX array, or a `Padded` one.
-        shape: The padded shape.
-
-    Returns:
-        ``value`` itself if it has this shape already, else a new array of this shape, on the device
-        of ``value`` if that was committed to one.
-
-    Raises:
-        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
     """
     if type(value) is np.ndarray:
         return value if value.shape == shape else _pad_host(value, shape)
@@ -74,33 +63,14 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
 
 
 def placed_beside(padded: np.ndarray, value: Any) -> Any:
-    """Put a host array on the device of ``value``, if ``value`` is committed to one.
-
-    Args:
-        padded: The host array; its shape may differ from that of ``value``.
-        value: An array of JAX or NumPy.
-
-    Returns:
-        A ``jax.Array``, or ``padded`` itself if ``value`` is not committed.
-
-    Raises:
-        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
-    """
+    """Put a host array on the device of ``value``, if ``value`` is committed to one."""
     if not getattr(value, "committed", False):
         return padded
     return array_from_host(padded, False, value, exactly=True)
 
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
-    """A faster `pad` for arrays of the kind, shape and dtype of ``like``.
-
-    Args:
-        like: An array that is to be padded, or a `Padded` one.
-        shape: The padded shape.
-
-    Returns:
-        A function from an array like ``like`` to the padded array. It raises what `pad` raises.
-    """
+    """A faster `pad` for arrays of the kind, shape and dtype of ``like``."""
     known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
     if not known or not _only_rows_to_add(like, shape):
         return lambda value: pad(value, shape)
@@ -152,14 +122,6 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     A prefix along the leading axis is not copied: it is a view that keeps the padded result alive.
     For a result in host memory this waits until the result is computed. Cutting it asynchronously
     would take a program compiled for the logical size.
-
-    Args:
-        value: The padded result. A host array is cut into a view.
-        shape: Its logical shape.
-        weak_type: Whether the result is weakly typed.
-
-    Returns:
-        An array of this shape.
     """
     if value.shape == shape:
         return value
@@ -184,14 +146,6 @@ def unpadder(
     How a result is cut depends on its device and sharding, which are known before it is computed.
     The returned function looks them up while the result is being computed, and keeps the answer for
     the next results with the same sharding.
-
-    Args:
-        padded: The padded shape of the results.
-        shape: Their logical shape, different from ``padded``.
-        weak_type: Whether they are weakly typed.
-
-    Returns:
-        A function from a padded result to its logical part.
     """
     by_rows = padded[1:] == shape[1:]
     rows = slice(shape[0])
@@ -221,16 +175,6 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
 
     A NumPy array gives a view. An array of an accelerator gives a view along the leading axis, if
     XLA accepts an operand that begins there. Every other part of a JAX array is cut on the host.
-
-    Args:
-        value: A NumPy or JAX array, or a `Padded` one.
-        axis: The axis.
-        start: The first position.
-        stop: The position after the last one, at most the logical size.
-
-    Returns:
-        An array of the same kind, on the same device. A NumPy array if ``value`` is cut over
-        several devices and the part cannot be.
     """
     value = plain(value)
     inside = (slice(None),) * axis + (slice(start, stop),)
@@ -250,15 +194,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
 
 
 def fresh(value: object) -> Any:
-    """A copy of an argument that may be donated in its place; a NumPy array is not copied.
-
-    Args:
-        value: A NumPy or JAX array, or a `Padded` one.
-
-    Returns:
-        An array with its own memory on the same device, or ``value`` itself if it is not an array
-        of JAX.
-    """
+    """A copy of an argument that may be donated in its place; a NumPy array is not copied."""
     if type(value) is Padded:
         return Padded(fresh(value.array), value.sizes)
     if not isinstance(value, jax.Array):

@@ -28,18 +28,7 @@ def finisher(
     weak: Mapping[int, bool],
     out: Out,
 ) -> Change | None:
-    """Make the function that turns the result of an executable into that of the call.
-
-    Args:
-        tree: Tree of the result.
-        logical: Logical shape of each leaf with open axes, by position.
-        padded: Padded shape of each of these leaves.
-        weak: Whether each of these leaves is weakly typed.
-        out: The form of results.
-
-    Returns:
-        A function of the result, or None if nothing needs to be done.
-    """
+    """Make the function that turns the result of an executable into that of the call."""
     changes: dict[int, Change] = {}
     if out is Out.NUMPY:
         changes = {i: as_numpy for i in range(tree.num_leaves)}
@@ -61,13 +50,7 @@ def as_numpy(value: Any) -> Any:
 
 
 def joined(parts: Sequence[Padded], weak_type: bool, out: Out) -> Any:
-    """Join results along their leading axis, on the host: nothing is compiled for their number.
-
-    Args:
-        parts: The results, at least one.
-        weak_type: Whether they are weakly typed.
-        out: The form of the joined result.
-    """
+    """Join results along their leading axis, on the host: nothing is compiled for their number."""
     array = parts[0].array
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = [jax.random.key_data(plain(p)) for p in parts]
@@ -102,15 +85,7 @@ def _cut_numpy(shape: tuple[int, ...]) -> Change:
 
 
 def at_leaves(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change | None:
-    """Make a function that applies changes to some leaves of a tree.
-
-    Args:
-        tree: The tree of the function's argument.
-        changes: The changes, by the position of their leaf.
-
-    Returns:
-        The function, or None if there are no changes. It changes lists and dicts in place.
-    """
+    """Make a function that applies changes to some leaves of a tree."""
     if not changes:
         return None
     if jax.tree_util.treedef_is_leaf(tree):

@@ -47,17 +47,7 @@ Contents = Callable[[], bytes | memoryview]
 def write_archive(
     path: Path, manifest: Manifest, contents: Mapping[str, Contents], key: bytes | None
 ) -> None:
-    """Write a file; it replaces an old one only when it is complete.
-
-    Args:
-        path: The file.
-        manifest: What it holds; its ``members`` are those of ``contents``.
-        contents: Returns the bytes of each member. Each is called once.
-        key: A secret to sign the manifest with, or None.
-
-    Raises:
-        OSError: The file cannot be written. Then the old one is as it was.
-    """
+    """Write a file; it replaces an old one only when it is complete."""
     raw = manifest.encoded()
 
     def fill(file: BinaryIO) -> None:
@@ -73,16 +63,7 @@ def write_archive(
 
 
 def checked_path(path: object, what: str) -> Path:
-    """The path of a file.
-
-    Args:
-        path: What the user gave.
-        what: The function, for errors.
-
-    Raises:
-        SpecError: It is no path, or empty.
-        IsADirectoryError: It is a directory.
-    """
+    """The path of a file."""
     try:
         found = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
@@ -100,29 +81,12 @@ def checked_path(path: object, what: str) -> Path:
 
 
 def member_of(data: bytes | memoryview) -> Member:
-    """What a manifest says of a member.
-
-    Args:
-        data: Its bytes.
-
-    Returns:
-        The size and the digest.
-    """
+    """What a manifest says of a member."""
     return Member(len(data), hashlib.sha256(data).hexdigest())
 
 
 def checked_key(key: object) -> bytes | None:
-    """A secret as bytes.
-
-    Args:
-        key: Bytes, text, or None.
-
-    Returns:
-        The bytes, or None.
-
-    Raises:
-        SpecError: It is neither, or empty.
-    """
+    """A secret as bytes."""
     if key is None:
         return None
     if not isinstance(key, str | bytes) or not key:
@@ -160,19 +124,7 @@ class Archive:
     def __init__(
         self, path: str | os.PathLike[str], key: object = None, data: bytes | None = None
     ) -> None:
-        """Open a file, and check every member.
-
-        Args:
-            path: The file.
-            key: The secret that it was signed with; None not to look at a signature.
-            data: Its bytes, if they were read already.
-
-        Raises:
-            ArtifactError: It is damaged, was altered, is no such file, or the signature is missing
-                or of another key.
-            OSError: It cannot be read.
-            SpecError: ``key`` is neither bytes nor text.
-        """
+        """Open a file, and check every member."""
         secret = checked_key(key)
         self.path = Path(path) if data is not None else checked_path(path, "load")
         try:
@@ -197,19 +149,11 @@ class Archive:
         return SIGNATURE in self._infos
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member.
-
-        Args:
-            name: Its name, one of the manifest's.
-        """
+        """The bytes of a member."""
         return self._read(name, self.manifest.members[name].size)
 
     def view(self, name: str) -> memoryview:
-        """The bytes of a constant, in place.
-
-        Args:
-            name: Its name, one of the manifest's.
-        """
+        """The bytes of a constant, in place."""
         return self._stored(self._infos[name])
 
     def _read(self, name: str, most: int) -> bytes:

@@ -49,19 +49,6 @@ def buckets_of(
     every size up to the largest. So are programs for other computed sizes, where the function
     decides by them. A few sizes that are not masked have programs of their own.
 
-    Args:
-        engine: Serves the calls.
-        signed: An example of them.
-        tokens: Its token for each axis of each leaf.
-        sizes: The sizes that were asked for, of all variables.
-
-    Returns:
-        The buckets of each program.
-
-    Raises:
-        ArtifactError: A call of these sizes is not masked.
-        SpecError: All sizes of a call are 0.
-
     Warns:
         FallbackWarning: The file will not serve some of these sizes.
     """
@@ -84,12 +71,7 @@ def buckets_of(
 
 
 def unmasked(why: MaskingError, at: str = "") -> ArtifactError:
-    """The error that calls are not masked.
-
-    Args:
-        why: Why not.
-        at: At which sizes, in words.
-    """
+    """The error that calls are not masked."""
     remedy = f"; {why.remedy}" if why.remedy else ""
     return ArtifactError(
         f"calls{at} are not masked, so there is no bucket to save: {why.reason}{remedy}; "

@@ -15,17 +15,7 @@ _KEY = "key:"
 
 
 def name_of(dtype: Any) -> str:
-    """The name of a dtype in files.
-
-    Args:
-        dtype: A dtype of JAX.
-
-    Returns:
-        Its name, ``key:`` and the name of the generator for typed random keys.
-
-    Raises:
-        ArtifactError: It is of random keys with a generator that the user defined.
-    """
+    """The name of a dtype in files."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         impl = key_impl(dtype)
         if not isinstance(impl, str):
@@ -38,15 +28,7 @@ def name_of(dtype: Any) -> str:
 
 
 def dtype_of(name: str, place: str) -> Any:
-    """The dtype of a name.
-
-    Args:
-        name: The name, from `name_of`.
-        place: Where it stands, for the error.
-
-    Raises:
-        ArtifactError: JAX has no such dtype.
-    """
+    """The dtype of a name."""
     try:
         if name.startswith(_KEY):
             return jax.eval_shape(lambda: jax.random.key(0, impl=name[len(_KEY) :])).dtype
@@ -61,14 +43,7 @@ def dtype_of(name: str, place: str) -> Any:
 
 
 def as_bytes(array: np.ndarray) -> memoryview:
-    """The values of an array in C order, little endian.
-
-    Args:
-        array: The array.
-
-    Returns:
-        Its bytes; its own memory if that has this form.
-    """
+    """The values of an array in C order, little endian."""
     if array.dtype.byteorder == ">":
         array = array.astype(array.dtype.newbyteorder("<"))
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -77,17 +52,7 @@ def as_bytes(array: np.ndarray) -> memoryview:
 
 
 def from_bytes(data: memoryview, dtype: Any, shape: tuple[int, ...], place: str) -> np.ndarray:
-    """The array in bytes that `as_bytes` made. The array shares their memory.
-
-    Args:
-        data: The bytes.
-        dtype: The dtype.
-        shape: The shape.
-        place: What the bytes are, for the error.
-
-    Raises:
-        ArtifactError: There are more or fewer bytes than such an array has.
-    """
+    """The array in bytes that `as_bytes` made. The array shares their memory."""
     wanted = int(np.prod(shape, dtype=object)) * int(dtype.itemsize)
     if len(data) != wanted:
         raise ArtifactError(

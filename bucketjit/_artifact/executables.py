@@ -21,13 +21,7 @@ from bucketjit.errors import ArtifactError
 
 
 class _Unwritten:
-    """The members of a file that is not written yet, as `Source` reads those of one that is.
-
-    Args:
-        path: The file that will be.
-        manifest: What it will hold.
-        contents: Returns the bytes of each member.
-    """
+    """The members of a file that is not written yet, as `Source` reads those of one that is."""
 
     def __init__(self, path: Path, manifest: Manifest, contents: Mapping[str, Contents]) -> None:
         self.path, self.manifest, self._contents = path, manifest, contents
@@ -51,18 +45,6 @@ def with_executables(
     """Compile every bucket of a file, and add the executables for this machine.
 
     They are compiled from the modules as a process compiles them that loads the file.
-
-    Args:
-        path: The file.
-        manifest: What it holds so far.
-        contents: Returns the bytes of each member.
-        add: Adds a member.
-
-    Returns:
-        The manifest with the executables.
-
-    Raises:
-        ArtifactError: XLA cannot write an executable.
     """
     source = Source(_Unwritten(path, manifest, contents), trusted=True)
     functions = []

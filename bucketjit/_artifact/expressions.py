@@ -22,16 +22,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
 
 
 def check_expression(text: str, variables: Set[str], place: str) -> None:
-    """Refuse a text that is not arithmetic on dimension variables.
-
-    Args:
-        text: The text.
-        variables: The names that it may use.
-        place: Where it stands, for the error.
-
-    Raises:
-        ArtifactError: It is anything else, or too long.
-    """
+    """Refuse a text that is not arithmetic on dimension variables."""
     try:
         if len(text) > _LONGEST or not text.isprintable():
             raise SyntaxError("it is too long, or has other characters than text")
@@ -45,16 +36,7 @@ def check_expression(text: str, variables: Set[str], place: str) -> None:
 
 
 def check_comparison(text: str, variables: Set[str], place: str) -> None:
-    """Refuse a text that is not a comparison of two expressions of dimension variables.
-
-    Args:
-        text: The text.
-        variables: The names that it may use.
-        place: Where it stands, for the error.
-
-    Raises:
-        ArtifactError: It is anything else.
-    """
+    """Refuse a text that is not a comparison of two expressions of dimension variables."""
     sides = sides_of(text)
     if sides is None:
         raise ArtifactError(
@@ -71,14 +53,7 @@ def sides_of(text: str) -> tuple[str, str, str] | None:
 
 
 def _check(node: ast.expr, variables: Set[str], power_around: int = 1) -> None:
-    """Raise ValueError for a tree that is no arithmetic; see `check_expression`.
-
-    Args:
-        node: The tree.
-        variables: The names that it may use.
-        power_around: The product of the powers that it is raised to. Powers of powers would be
-            numbers that no memory holds.
-    """
+    """Raise ValueError for a tree that is no arithmetic; see `check_expression`."""
     match node:
         case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
             return

@@ -267,17 +267,7 @@ class Manifest:
 
 
 def decoded(raw: bytes) -> Manifest:
-    """Read a manifest.
-
-    Args:
-        raw: The JSON text.
-
-    Returns:
-        The manifest.
-
-    Raises:
-        ArtifactError: It is no manifest, of a later format, or something in it is malformed.
-    """
+    """Read a manifest."""
     try:
         value = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

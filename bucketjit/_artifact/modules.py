@@ -74,24 +74,7 @@ def bucket_module(
     types: Sequence[tuple[Any, bool]],
     platforms: Sequence[str] | None,
 ) -> jax.export.Exported:
-    """The masked program of a bucket as an exported module.
-
-    Args:
-        program: The program.
-        call: A call that it serves, resolved.
-        bucket: Padded size of each variable, unfitted sizes included.
-        rules: The rule table.
-        after: Makes the hook of `interpret`, or None.
-        types: dtype and weak type of each array argument.
-        platforms: The platforms to export for; None for the default one.
-
-    Returns:
-        The module.
-
-    Raises:
-        MaskingError: The program cannot be masked.
-        ArtifactError: JAX cannot export it.
-    """
+    """The masked program of a bucket as an exported module."""
     static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
@@ -121,18 +104,7 @@ def exported(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> jax.export.Exported:
-    """A function as a module that takes every argument, unused ones too.
-
-    Args:
-        function: The function.
-        platforms: The platforms to export for; None for the default one.
-        args: The types of its positional arguments.
-        kwargs: The types of its keyword arguments.
-
-    Raises:
-        MaskingError: The function raises it.
-        ArtifactError: JAX cannot export it.
-    """
+    """A function as a module that takes every argument, unused ones too."""
     jitted = jax.jit(function, keep_unused=True)
     try:
         with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
@@ -146,15 +118,7 @@ def exported(
 
 
 def serialized(module: jax.export.Exported) -> bytes:
-    """The bytes of a module.
-
-    Args:
-        module: The module.
-
-    Raises:
-        MissingExtraError: flatbuffers is not installed.
-        ArtifactError: A tree of the module has a class that JAX cannot serialize.
-    """
+    """The bytes of a module."""
     with Extra("saved functions", "flatbuffers", "export"):
         # JAX's own error is an ImportError that names no package.
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
@@ -171,21 +135,7 @@ def serialized(module: jax.export.Exported) -> bytes:
 
 
 def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Exported:
-    """The module in bytes that `serialized` made.
-
-    Args:
-        raw: The bytes.
-        place: The file and the member that they come from, for errors.
-        trusted: Whether a module may call anything that JAX calls, kernels included.
-
-    Returns:
-        The module.
-
-    Raises:
-        MissingExtraError: flatbuffers is not installed.
-        ArtifactError: The bytes are no module, one of a version of JAX that is too new, or one that
-            calls something that is not in JAX's list of stable calls.
-    """
+    """The module in bytes that `serialized` made."""
     with Extra("saved functions", "flatbuffers", "export"):
         import flatbuffers  # noqa: F401
 
@@ -226,15 +176,6 @@ def dynamic_module(
     """A program as a module of all sizes, unmasked.
 
     Its flat arguments are the constants of the program and the arrays.
-
-    Args:
-        program: The program.
-        sizes: The logical sizes of a call that it serves.
-        types: dtype and weak type of each array argument.
-        platforms: The platforms to export for; None for the default one.
-
-    Raises:
-        ArtifactError: It cannot be exported.
     """
     try:
         run = evaluator(program, sizes)

@@ -17,17 +17,7 @@ T = TypeVar("T")
 
 
 def decoded_as(kind: type[T], value: object, place: str) -> T:
-    """A value of JSON as a value of an annotated type.
-
-    Args:
-        kind: A dataclass, ``str``, ``bool``, ``int`` (0 or more), None, a union of these,
-            ``tuple[T, ...]``, a tuple of fixed types, or ``Mapping[str, T]``.
-        value: The value.
-        place: Where it is, for errors.
-
-    Raises:
-        ArtifactError: It is of another type; the message names the place.
-    """
+    """A value of JSON as a value of an annotated type."""
     return typing.cast(T, _decoded(kind, value, place))
 
 

@@ -47,10 +47,6 @@ _OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of mo
 class LoadedFunction:
     """A function of a file: what its calls are compared with, and its programs.
 
-    Args:
-        source: The file.
-        record: What its manifest says of the function.
-
     Attributes:
         source: See above.
         record: See above.
@@ -58,9 +54,6 @@ class LoadedFunction:
         programs: Its programs.
         types: Type of each leaf of the arguments.
         facts: The arguments in the form that errors are made from.
-
-    Raises:
-        ArtifactError: Something in the file does not fit.
     """
 
     def __init__(self, source: Source, record: SavedFunction) -> None:
@@ -94,15 +87,7 @@ class LoadedFunction:
     def by_position(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with those by position that were saved so.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            Both.
-        """
+        """The arguments of a call, with those by position that were saved so."""
         named, wanted = dict(kwargs), self.record.names[len(args) : self.record.arity]
         if not wanted or not all(name in named for name in wanted):
             return args, named
@@ -137,11 +122,7 @@ class LoadedFunction:
         return stub
 
     def config(self, **changes: Any) -> Config:
-        """The configuration of an engine for its calls.
-
-        Args:
-            **changes: Fields of the configuration that the user has changed.
-        """
+        """The configuration of an engine for its calls."""
         sizes: dict[str, set[int]] = {}
         for program in self.programs:
             for bucket in program.record.buckets:
@@ -157,21 +138,12 @@ class LoadedFunction:
         return Config(**{**of_file, **changes})
 
     def like(self, sizes: Mapping[str, int]) -> Any:
-        """The positional and the keyword arguments of a call of some sizes, as types.
-
-        Args:
-            sizes: The size of each dimension variable; that of one left out is 0.
-        """
+        """The positional and the keyword arguments of a call of some sizes, as types."""
         every = {**dict.fromkeys(self.variables, 0), **sizes}
         return self.tree.unflatten([_value(leaf, every) for leaf in self.record.leaves])
 
     def engine(self, config: Config, shared: SharedState[Engine] | None = None) -> Engine:
-        """An engine that serves its calls.
-
-        Args:
-            config: The configuration, from `config`.
-            shared: The state of the engine of the function that this one is a pullback of.
-        """
+        """An engine that serves its calls."""
         return Engine(
             config,
             shared,
@@ -201,23 +173,14 @@ class _Text(str):
 
 
 class _Signer(Signer):
-    """Takes the arguments that a function was saved for, and no others.
-
-    Args:
-        function: The function.
-        config: The configuration of its engine.
-    """
+    """Takes the arguments that a function was saved for, and no others."""
 
     def __init__(self, function: LoadedFunction, config: Config) -> None:
         super().__init__(config)
         self._function = function
 
     def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
-        """Flatten the arguments of a call and find their signature.
-
-        Raises:
-            ArgumentError: They are not those that the function was saved for.
-        """
+        """Flatten the arguments of a call and find their signature."""
         try:
             signed = super().sign(args, kwargs)
         except ArgumentError:
@@ -325,11 +288,7 @@ class _Programs(TracedPrograms):
     def attempt(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
     ) -> ResolvedCall:
-        """Say why no program serves the sizes of a call, or those that it computes.
-
-        Raises:
-            ArtifactError: Always.
-        """
+        """Say why no program serves the sizes of a call, or those that it computes."""
         if presumed:
             told = "; ".join(" and ".join(map(str, p.presumed)) for p in self._saved if p.presumed)
             raise ArtifactError(
@@ -365,19 +324,7 @@ class _Buckets(Buckets):
     """Chooses among the buckets of a file."""
 
     def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
-        """The smallest saved bucket that holds a call.
-
-        Args:
-            program: The program of the call.
-            call: The call.
-
-        Returns:
-            Padded sizes by variable; the sizes themselves if no bucket holds them and the file has
-            a module for such sizes.
-
-        Raises:
-            BucketOverflowError: No bucket holds them.
-        """
+        """The smallest saved bucket that holds a call."""
         assert isinstance(program, LoadedProgram)
         sizes = dict(zip(call.variables, call.ordered, strict=True))
         found = _smallest(program, sizes)
@@ -388,12 +335,7 @@ class _Buckets(Buckets):
         raise _overflow(program, sizes)
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """Whether a call is beyond the saved buckets, and the file has a module for it.
-
-        Args:
-            program: The program of the call.
-            sizes: Logical size of each variable.
-        """
+        """Whether a call is beyond the saved buckets, and the file has a module for it."""
         assert isinstance(program, LoadedProgram)
         if program.record.dynamic is None or _smallest(program, sizes) is not None:
             return None

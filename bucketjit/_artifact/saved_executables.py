@@ -43,12 +43,7 @@ _OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of mo
 
 
 class SavedBodies:
-    """The bodies of a function that was saved in a file: the modules of its buckets.
-
-    Args:
-        config: The configuration of the engine.
-        rules: Not used: the modules are masked.
-    """
+    """The bodies of a function that was saved in a file: the modules of its buckets."""
 
     def __init__(self, config: Config, rules: object) -> None:
         self._check = config.check
@@ -91,11 +86,7 @@ class SavedBodies:
     def exact(
         self, signed: SignedCall, sizes: Mapping[str, int], options: Options
     ) -> Callable[[], Kernel]:
-        """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls.
-
-        Raises:
-            ArtifactError: The file has no such module.
-        """
+        """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
         if any(n < 1 for n in sizes.values()):
             raise ArtifactError(
                 f"a call with {shown(sizes)}: a saved function takes no call in which all open "
@@ -199,12 +190,7 @@ def environment_digest(device: jax.Device) -> str:
 
 
 class InFile:
-    """The place of a bucket's executable in the file.
-
-    Args:
-        made: Makes the function of the bucket.
-        sizes: The padded sizes of the bucket.
-    """
+    """The place of a bucket's executable in the file."""
 
     def __init__(self, made: Callable[[], Kernel], sizes: Mapping[str, int]) -> None:
         self._make = made
@@ -267,8 +253,4 @@ class InFile:
         return made.executable(whole, compiled, outs, began, loaded=True)
 
     def save(self, entry: Executable) -> None:
-        """Nothing: the file is not written to.
-
-        Args:
-            entry: The executable.
-        """
+        """Nothing: the file is not written to."""

@@ -56,10 +56,6 @@ class Members(Protocol):
 class Source:
     """An open file, and what was read from it so far. Safe to use from several threads.
 
-    Args:
-        archive: The file.
-        trusted: Whether executables and kernels in it may be run.
-
     Attributes:
         archive: See above.
         trusted: See above.
@@ -74,15 +70,7 @@ class Source:
         self._executables: dict[str, bytes] = {}
 
     def module(self, member: str) -> jax.export.Exported:
-        """The module of a member, checked.
-
-        Args:
-            member: Its name.
-
-        Raises:
-            ArtifactError: It is no module, or one that is not trusted.
-            MissingExtraError: flatbuffers is not installed.
-        """
+        """The module of a member, checked."""
         with self._lock:
             if member not in self._modules:
                 place = f"{self.archive.path}: {member}"
@@ -94,9 +82,6 @@ class Source:
         """Read all that may be used, so that what is wrong with the file is found at once.
 
         Nothing more is read later.
-
-        Raises:
-            ArtifactError: A module is damaged, or not trusted; or this process has no such arrays.
         """
         for name in self.archive.manifest.members:
             if name.endswith(".stablehlo"):
@@ -111,11 +96,7 @@ class Source:
         return self._executables.get(member)
 
     def constants(self, positions: Sequence[int]) -> list[Any]:
-        """The constants at some positions, as arrays of JAX that all buckets share.
-
-        Raises:
-            ArtifactError: This process has no such arrays.
-        """
+        """The constants at some positions, as arrays of JAX that all buckets share."""
         # Inside of ``jit`` they would be tracers, of no use to later calls.
         with self._lock, eval_context():
             for i in positions:
@@ -149,11 +130,7 @@ class LoadedProgram(Interface):
     source: Source
 
     def bucket(self, sizes: Mapping[str, int]) -> Bucket:
-        """The record of a bucket.
-
-        Args:
-            sizes: Its padded sizes; it is one of the program.
-        """
+        """The record of a bucket."""
         return next(b for b in self.record.buckets if dict(b.sizes) == dict(sizes))
 
     @functools.cached_property
@@ -196,21 +173,13 @@ class LoadedPairing:
         return 0 if self.table is None else len(self.table.members)
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
-        """The size constants at these logical sizes; None if the file has none.
-
-        Args:
-            sizes: The logical size of each dimension variable.
-        """
+        """The size constants at these logical sizes; None if the file has none."""
         if self.table is None:
             return SizeConstants()
         return self.constants.get(tuple(sizes[v] for v in self.variables))
 
     def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The unfitted sizes of a bucket.
-
-        Args:
-            sizes: The padded size of each dimension variable.
-        """
+        """The unfitted sizes of a bucket."""
         if self.table is None:
             return {}
         for bucket in self.buckets:
@@ -220,18 +189,7 @@ class LoadedPairing:
 
 
 def loaded_programs(source: Source, function: SavedFunction) -> list[LoadedProgram]:
-    """The programs of a function.
-
-    Args:
-        source: The file.
-        function: What its manifest says of the function.
-
-    Returns:
-        The programs.
-
-    Raises:
-        ArtifactError: Something does not fit.
-    """
+    """The programs of a function."""
     out_tree = source.module(function.tree).out_tree
     return [_program(source, record, out_tree) for record in function.programs]
 

@@ -37,20 +37,7 @@ def table_of(
     add: Callable[[str, bytes], str],
     where: str,
 ) -> tuple[SizeTable, list[BucketCall]]:
-    """Tabulate the size constants of a program.
-
-    Args:
-        program: A program of concrete traces.
-        calls: Its buckets, each with a call.
-        add: Adds a member to the archive.
-        where: The folder of its members.
-
-    Returns:
-        The table, and the buckets, with room for the largest unfitted sizes in each.
-
-    Raises:
-        ArtifactError: There are too many sizes, or the constants take too much space.
-    """
+    """Tabulate the size constants of a program."""
     assert program.pairing is not None
     own = [v for v in calls[0][2].variables if v not in program.unfitted]
     largest = {v: max(bucket[v] for bucket, _, _ in calls) for v in own}

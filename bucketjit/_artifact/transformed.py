@@ -45,12 +45,7 @@ Sizes = tuple[tuple[int, int], ...]  # the arguments that are sizes: position an
 
 
 class Transformed:
-    """A loaded function and its pullbacks, as JAX transforms them.
-
-    Args:
-        functions: The function, its pullback, the pullback of that, and so on.
-        engines: The engine of each.
-    """
+    """A loaded function and its pullbacks, as JAX transforms them."""
 
     def __init__(self, functions: Sequence[LoadedFunction], engines: Sequence[Engine]) -> None:
         self._functions, self._engines = functions, engines
@@ -59,14 +54,6 @@ class Transformed:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the function.
-
-        Args:
-            args: The positional arguments, tracers among them.
-            kwargs: The keyword arguments.
-
-        Raises:
-            ArgumentError: They do not fit.
-            ArtifactError: It is differentiated more often than derivatives were saved.
 
         Warns:
             InlinedWarning: Another transformation than a derivative is around the call.

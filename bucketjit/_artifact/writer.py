@@ -70,9 +70,6 @@ class Options:
         dynamic: Whether to save a module for sizes beyond the buckets.
         executables: Whether to save compiled executables.
         key: A secret to sign with, or None.
-
-    Raises:
-        SpecError: One of them is of a wrong type or out of range.
     """
 
     sizes: object = None
@@ -136,22 +133,7 @@ def save(
     kwargs: dict[str, Any],
     options: Options,
 ) -> None:
-    """Write a file; see `BucketedExec.save`.
-
-    Args:
-        engine: Serves the calls of the function.
-        derivatives: Its derivatives.
-        path: The file.
-        args: Positional arguments like those of the calls.
-        kwargs: Keyword arguments, likewise.
-        options: What is asked for.
-
-    Raises:
-        ArtifactError: The function cannot be saved.
-        SpecError: The sizes are malformed, or the key is.
-        MissingExtraError: flatbuffers is not installed.
-        OSError: The file cannot be written.
-    """
+    """Write a file; see `BucketedExec.save`."""
     if lack := lacking(Without.EXPORT):
         raise ArtifactError(lack)
     key = checked_key(options.key)
@@ -217,16 +199,7 @@ def _function(
     members: _Members,
     order: int,
 ) -> _Written:
-    """Add the members of a function, or of a pullback.
-
-    Args:
-        engine: Serves its calls.
-        signed: An example of them.
-        sizes: The logical sizes to save buckets for.
-        options: What is asked for.
-        members: Takes the members.
-        order: The order of the derivative; 0 for the function itself.
-    """
+    """Add the members of a function, or of a pullback."""
     place = f"functions/{order}"
     first = engine.resolve(signed)
     tokens, own = signed.signature.open_axes(first, signed.shapes)
@@ -263,15 +236,6 @@ def _function(
 class _ProgramWriter:
     """Adds the members of one program.
 
-    Args:
-        engine: Serves its calls.
-        signed: An example of them.
-        program: The program.
-        calls: Its buckets, each with a call.
-        options: What is asked for.
-        members: Takes the members.
-        where: The folder of its members.
-
     Attributes:
         exported: The last module.
     """
@@ -294,14 +258,7 @@ class _ProgramWriter:
         self._types = [(t.dtype, t.weak_type) for t in kinds]
 
     def write(self) -> SavedProgram:
-        """Add the members.
-
-        Returns:
-            What the manifest says of the program.
-
-        Raises:
-            ArtifactError: It cannot be saved.
-        """
+        """Add the members."""
         program, engine = self._program, self._engine
         try:
             refuse_callbacks(program.jaxpr)

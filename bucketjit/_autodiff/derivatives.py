@@ -46,13 +46,7 @@ class Derived(NamedTuple):
 
 
 class Derivatives:
-    """The differentiable functions of a bucketed function.
-
-    Args:
-        engine: The engine of the bucketed function.
-        make: Makes a bucketed function that shares cache and counters with this one, and its
-            engine.
-    """
+    """The differentiable functions of a bucketed function."""
 
     def __init__(self, engine: Engine, make: Make) -> None:
         self._engine = engine
@@ -75,17 +69,7 @@ class Derivatives:
                     yield Derived(engine, path, origin)
 
     def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
-        """The engine that serves the calls of a derivative.
-
-        Args:
-            signed: A call of the function.
-            path: The steps from the function to the derivative.
-
-        Raises:
-            MaskingError: The call is not differentiated in buckets.
-            ValueError: A step of the path is unknown.
-            Exception: Whatever tracing the function raised.
-        """
+        """The engine that serves the calls of a derivative."""
         call = self._engine.resolve(signed)
         refusal = self._refusal(signed, call)
         program = call.program
@@ -97,16 +81,7 @@ class Derivatives:
         return self._engines.get(made.execute, self._engine)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
-        """A function that makes a differentiated call in buckets; None if the call is not bucketed.
-
-        Args:
-            args: The positional arguments; some of them are being differentiated.
-            kwargs: The keyword arguments.
-
-        Raises:
-            FallbackError: It is not bucketed, and the fallback policy is to raise.
-            Exception: Whatever the arguments or tracing the function raise without ``jax.grad``.
-        """
+        """What makes a differentiated call in buckets; None if the call is not bucketed."""
         engine = self._engine
         with eval_context():
             signed = engine.signer.sign(args, kwargs)

@@ -72,11 +72,7 @@ class Speculation:
         return self.used >= self.wasted
 
     def note(self, used: bool) -> None:
-        """Count one backward pass.
-
-        Args:
-            used: Whether it used the gradient.
-        """
+        """Count one backward pass."""
         if used:
             self.used += 1
         else:
@@ -111,24 +107,13 @@ class Bucketed:
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
 
     def every(self, path: Path = ()) -> Iterator[tuple[Path, Bucketed]]:
-        """The function and the derivatives of it made so far, of any order, with their paths.
-
-        Args:
-            path: The path of this function.
-        """
+        """The function and the derivatives of it made so far, of any order, with their paths."""
         yield path, self
         for step, made in list(self.derivatives.items()):
             yield from made.every((*path, step))
 
     def at(self, path: Path) -> Bucketed:
-        """The derivative at the end of a path; made if it does not exist yet.
-
-        Args:
-            path: The steps from this function to it.
-
-        Raises:
-            ValueError: A step is unknown.
-        """
+        """The derivative at the end of a path; made if it does not exist yet."""
         found = self
         for name, key in path:
             if name not in STEPS:
@@ -149,12 +134,7 @@ class Bucketed:
 
     @_kept
     def pushforward(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
-        """The function from arguments and tangents to the tangents of the float results.
-
-        Args:
-            wrt: Positions of the arguments with tangents.
-            floats: Positions of the float results.
-        """
+        """The function from arguments and tangents to the tangents of the float results."""
         count = len(self.ins)
 
         def pushforward(*values: object) -> list[Any]:
@@ -170,12 +150,7 @@ class Bucketed:
 
     @_kept
     def pullback(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
-        """The function from arguments and cotangents of the float results to those of arguments.
-
-        Args:
-            wrt: Positions of the arguments whose cotangents are returned.
-            floats: Positions of the float results.
-        """
+        """The function from arguments and cotangents of the float results to those of arguments."""
         count = len(self.ins)
 
         def pullback(*values: object) -> list[Any]:
@@ -190,11 +165,7 @@ class Bucketed:
 
     @_kept
     def with_gradient(self, wrt: tuple[int, ...]) -> Bucketed:
-        """The function that returns the results and the gradient of the first one, a float scalar.
-
-        Args:
-            wrt: Positions of the arguments of the gradient.
-        """
+        """What returns the results, and the gradient of the first one, a float scalar."""
 
         def with_gradient(*primals: object) -> list[Any]:
             def loss(chosen: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -212,11 +183,7 @@ class Bucketed:
 
 
 def is_differentiable(value: object) -> bool:
-    """Whether an array or a Python scalar has a tangent.
-
-    Args:
-        value: The array or scalar.
-    """
+    """Whether an array or a Python scalar has a tangent."""
     return bool(jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact))
 
 
@@ -236,16 +203,7 @@ bucketed_p = jex_core.Primitive("bucketed")
 
 
 def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None) -> list[Any]:
-    """Run a bucketed function on arrays, some of which are being differentiated.
-
-    Args:
-        fn: The function.
-        values: Its arguments.
-        types: Abstract values of its results. If they are None, they are found by a trace.
-
-    Returns:
-        Its results.
-    """
+    """Run a bucketed function on arrays, some of which are being differentiated."""
     return bucketed_p.bind(*values, fn=fn, types=types)
 
 

@@ -58,18 +58,7 @@ class _CommandParser(_Parser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-        argv: The words after ``bucketjit``; by default those of this process.
-
-    Returns:
-        The exit code: 0; 1 if the work failed; 130 if it was interrupted.
-
-    Raises:
-        SystemExit: With code 2 if the command line is wrong; with 0 after ``--help`` and
-            ``--version``.
-    """
+    """Run one command."""
     description = "Plans of buckets, reports of bucketed functions, and their files."
     parser = _Parser(prog=_program(), description=description)
     parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")

@@ -6,17 +6,7 @@ import argparse
 
 
 def positive_int(text: str) -> int:
-    """Parse an int of at least 1.
-
-    Args:
-        text: The text on the command line.
-
-    Returns:
-        The int.
-
-    Raises:
-        ArgumentTypeError: The text is no such int.
-    """
+    """Parse an int of at least 1."""
     if not (text.isascii() and text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"expected a positive int, got {text!r}")
     return int(text)

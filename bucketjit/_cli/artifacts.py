@@ -10,11 +10,7 @@ from bucketjit._cli.command import CommandError, UsageError
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names a key.
-
-    Args:
-        parser: The parser of the command.
-    """
+    """Add the option that names a key."""
     parser.add_argument(
         "--key-file",
         metavar="KEY",
@@ -23,19 +19,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
 
 
 def opened(options: argparse.Namespace) -> Archive:
-    """The file that a command line names, with all its digests checked.
-
-    Args:
-        options: The options, with ``file`` and ``key_file``.
-
-    Returns:
-        The open file.
-
-    Raises:
-        ArtifactError: It is damaged, was altered, or the signature is not of the key.
-        CommandError: A file cannot be read.
-        UsageError: A name is empty.
-    """
+    """The file that a command line names, with all its digests checked."""
     if not options.file:
         raise UsageError("the name of the file is empty")
     key = None

@@ -11,18 +11,7 @@ _MARK = "\ufeff"  # the byte order mark, which spreadsheets write in front of UT
 
 
 def read_text(name: str) -> str:
-    """Read a file, or standard input for ``-``.
-
-    Args:
-        name: The file.
-
-    Returns:
-        Its text, without a byte order mark.
-
-    Raises:
-        CommandError: If the file cannot be read or is not text.
-        UsageError: If standard input is closed or a terminal.
-    """
+    """Read a file, or standard input for ``-``."""
     try:
         if name == "-":
             if sys.stdin is None or sys.stdin.isatty():

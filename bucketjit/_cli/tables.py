@@ -13,24 +13,12 @@ from bucketjit._inspect.tables import Table
 def print_table(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[str] = ()
 ) -> None:
-    """Print a table, as wide as the terminal.
-
-    Args:
-        title: The text above the rows.
-        columns: The headings.
-        rows: The cells, as text.
-        numeric: Headings of the columns to align to the right.
-    """
+    """Print a table, as wide as the terminal."""
     print_tables([Table(title, columns, list(rows), tuple(numeric))])
 
 
 def print_tables(tables: Iterable[Table], head: str = "") -> None:
-    """Print tables, as wide as the terminal.
-
-    Args:
-        tables: The tables.
-        head: A line to print before them.
-    """
+    """Print tables, as wide as the terminal."""
     tables, console = list(tables), console_for(sys.stdout)
     if head:
         print(printable(head))

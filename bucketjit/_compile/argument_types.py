@@ -30,18 +30,7 @@ def padded_leaf_shapes(
     bucket: Mapping[str, int],
     shapes: Sequence[tuple[int, ...]],
 ) -> Pads:
-    """Position and padded shape of each leaf that has open axes.
-
-    Args:
-        call: The resolved call; it has a program.
-        signature: Its signature.
-        bucket: Padded size of each variable.
-        shapes: The logical shapes of its leaves.
-
-    Raises:
-        StrategyContractError: A padded leaf would have 2^63 bytes or more. XLA would abort the
-            process.
-    """
+    """Position and padded shape of each leaf that has open axes."""
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
     found = []
@@ -61,16 +50,7 @@ def padded_leaf_shapes(
 
 
 def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> SignedCall:
-    """The same call at other sizes. Leaves whose shape changes become types without contents.
-
-    Args:
-        signed: The call.
-        tokens: A token per axis of each leaf.
-        sizes: The new size of each dimension variable.
-
-    Raises:
-        SpecError: No array can have such sizes.
-    """
+    """The same call at other sizes. Leaves whose shape changes become types without contents."""
     shapes: list[tuple[int, ...]] = []
     leaves: list[Any] = []
     rows = zip(tokens, signed.shapes, signed.leaves, signed.signature.types, strict=True)
@@ -98,10 +78,6 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
     """The leaves of a call as types: shape, dtype and placement, as ``jit`` lowers for them.
 
     Python scalars and size arguments stay values.
-
-    Args:
-        signed: The call.
-        padded: Padded shape of each leaf with open axes, by position.
     """
     leaves: list[Any] = []
     for i, (x, kind) in enumerate(zip(signed.leaves, signed.signature.types, strict=True)):
@@ -125,11 +101,7 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
 
 
 def without_values(signed: SignedCall) -> SignedCall:
-    """The same call with types in the place of its arrays, so that it keeps none of them alive.
-
-    Args:
-        signed: The call.
-    """
+    """The same call with types in the place of its arrays, so that it keeps none of them alive."""
     return dataclasses.replace(signed, leaves=abstract(signed, {}))
 
 
@@ -138,9 +110,6 @@ class Expected:
 
     The weak types of padded arguments are not compared: padding makes an array strongly typed, and
     the program was traced with the types of the signature.
-
-    Args:
-        padded: Positions of the padded leaves.
     """
 
     def __init__(self, padded: set[int]) -> None:
@@ -148,19 +117,7 @@ class Expected:
         self._first: Any = None
 
     def check(self, args: object, kwargs: object) -> list[Any]:
-        """Remember the types of the first arguments, and compare those of later ones with them.
-
-        Args:
-            args: Positional arguments: arrays, tracers, or ``ShapeDtypeStruct``s.
-            kwargs: Keyword arguments.
-
-        Returns:
-            The leaves.
-
-        Raises:
-            SignatureChanged: The types, or JAX's configuration of traces, differ from the first; or
-                ``jit`` is disabled, so that nothing would be compiled.
-        """
+        """Remember the types of the first arguments, and compare those of later ones with them."""
         if jit_disabled():
             raise SignatureChanged
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
@@ -191,14 +148,6 @@ def to_donate(
     JAX warns of a donated buffer that no output can reuse. An argument without open axes is donated
     in any case: the user asked for it and gets that warning. An argument with open axes is donated
     only if outputs of the same padded shapes and dtypes are left to reuse its padded copies.
-
-    Args:
-        signed: The call.
-        pads: Padded shape of each leaf with open axes.
-        made: How many outputs there are of each padded shape and dtype.
-
-    Returns:
-        The positions of the arguments, and those of their leaves with open axes.
     """
     args, _ = signed.tree.unflatten(range(len(signed.leaves)))
     spare = Counter(made)

@@ -68,12 +68,7 @@ class _Notes:
         self.changed = threading.Condition(self.lock)
 
     def done(self, key: Hashable, failed: bool) -> None:
-        """Note that a job is done.
-
-        Args:
-            key: Its key.
-            failed: Whether it has failed.
-        """
+        """Note that a job is done."""
         with self.lock:
             self.pending.discard(key)
             if failed:
@@ -113,9 +108,6 @@ class Workers:
     that is under way, and not for jobs that wait. A fork of the process starts without jobs. It can
     start threads, unless XLA had been started before the fork: XLA would wait for ever for its own
     threads, which a fork does not copy.
-
-    Args:
-        background: How many threads and waiting jobs there may be.
     """
 
     def __init__(self, background: Background) -> None:
@@ -139,13 +131,6 @@ class Workers:
         """Queue a job, unless its key is pending, the queue is full, or there can be no thread.
 
         The job runs under the configuration of JAX that is in force in the submitting thread.
-
-        Args:
-            key: What the job is for.
-            work: Does it.
-
-        Returns:
-            Whether a job of this key is pending now.
         """
         jobs, notes = self._jobs, self._notes
         with notes.lock:
@@ -180,34 +165,19 @@ class Workers:
         return self._jobs.is_stopped
 
     def failed(self, key: Hashable) -> bool:
-        """Whether the last job of a key has failed.
-
-        Args:
-            key: The key.
-        """
+        """Whether the last job of a key has failed."""
         notes = self._notes
         with notes.lock:
             return key in notes.failed
 
     def succeeded(self, key: Hashable) -> None:
-        """Note that the work of a key is done, so that a new job of it may be submitted.
-
-        Args:
-            key: The key.
-        """
+        """Note that the work of a key is done, so that a new job of it may be submitted."""
         notes = self._notes
         with notes.lock:
             notes.failed.discard(key)
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until no job is pending.
-
-        Args:
-            timeout: Seconds to wait at most; None for no limit.
-
-        Returns:
-            Whether no job is pending. False after a timeout, or if the threads end with jobs left.
-        """
+        """Wait until no job is pending."""
         jobs, notes = self._jobs, self._notes
         if timeout is not None:
             timeout = min(timeout, threading.TIMEOUT_MAX)

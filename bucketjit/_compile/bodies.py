@@ -48,18 +48,7 @@ class Bodies(Protocol):
         transform: Transform,
         options: Options,
     ) -> Callable[[], Kernel]:
-        """What makes the kernel of a bucket, with the options that hold then.
-
-        Args:
-            signed: The call, without its arrays.
-            call: The same call, resolved.
-            bucket: Padded size of each variable.
-            transform: What the kernel takes.
-            options: Returns the options of XLA.
-
-        Raises:
-            StrategyContractError: A padded argument would be larger than any array can be.
-        """
+        """What makes the kernel of a bucket, with the options that hold then."""
 
     def exact(
         self, signed: SignedCall, sizes: Mapping[str, int], options: Options
@@ -78,12 +67,7 @@ class Bodies(Protocol):
 
 
 class TracedBodies:
-    """The bodies of a function that is traced.
-
-    Args:
-        config: The configuration.
-        rules: Returns the rule table; called when a kernel is traced.
-    """
+    """The bodies of a function that is traced."""
 
     def __init__(self, config: Config, rules: Callable[[], RuleTable]) -> None:
         self._check, self._rules = config.check, rules
@@ -155,20 +139,7 @@ def masked(
     after: Callable[[], Hook] | None,
     uneven: tuple[str, ...] = (),
 ) -> Body:
-    """A program at padded sizes, with zeros in the padding of its results.
-
-    Args:
-        program: The program.
-        consts: The values of its constants.
-        bucket: Padded size of each variable, unfitted sizes included.
-        variables: The variables, in the order of the logical sizes.
-        rules: The rule table.
-        after: Makes the hook of `interpret` that the program needs, or None.
-        uneven: See `Transform.uneven`.
-
-    Returns:
-        The body. It raises a `MaskingError` if the program cannot be masked.
-    """
+    """A program at padded sizes, with zeros in the padding of its results."""
     padded = program.padded_sizes(bucket)
 
     def body(

@@ -39,12 +39,6 @@ class Spending:
 class Allowance:
     """What may still be compiled.
 
-    Args:
-        name: How messages name the function.
-        budget: The limits that the user set.
-        cache: The executables, among which messages name the nearest one.
-        tell: Called with each `Event`.
-
     Attributes:
         spent: What was compiled since the last `clear`, each of which starts a new object.
     """
@@ -69,11 +63,7 @@ class Allowance:
         self.spent = Spending()
 
     def forbid(self, by: int) -> None:
-        """Forbid all compiles, or end one such ban.
-
-        Args:
-            by: 1 to forbid, -1 to end it. Bans nest.
-        """
+        """Forbid all compiles, or end one such ban."""
         with self._lock:
             self._forbidden = max(0, self._forbidden + by)
 
@@ -93,18 +83,7 @@ class Allowance:
         )
 
     def spend(self, request: CompileRequest, is_asked_for: bool) -> Spending:
-        """Count a compile that is about to begin.
-
-        Args:
-            request: What is compiled.
-            is_asked_for: See `ExecutableProvider.prepare`.
-
-        Returns:
-            Where the compile is counted, and its seconds are to be added.
-
-        Raises:
-            CompileBudgetError: It is not allowed.
-        """
+        """Count a compile that is about to begin."""
         spent = self.spent
         # Check and count in one step: several threads may ask for the last compile.
         with spent.lock:
@@ -123,21 +102,12 @@ class Allowance:
         return spent
 
     def tell_refusal(self, request: CompileRequest, message: str) -> None:
-        """Emit an event for a compile that is not allowed.
-
-        Args:
-            request: What would be compiled.
-            message: What `refusal` returned.
-        """
+        """Emit an event for a compile that is not allowed."""
         # Without the function's name, with which messages begin: the event has it.
         self._tell(Event("budget", self._name, request.sizes, detail=message.split(": ", 1)[1]))
 
     def refusal(self, request: CompileRequest) -> str:
-        """Why an executable may not be compiled and which one is nearest, as a message.
-
-        Args:
-            request: What would be compiled.
-        """
+        """Why an executable may not be compiled and which one is nearest, as a message."""
         sizes = shown(request.logical) or "these arguments"
         wanted = f"{_kind(request.program is None)} {shown(request.sizes) or '()'}"
         return (
@@ -185,9 +155,6 @@ class Allowance:
         """Count a compile of ``jit`` for arguments placed in a new way, and warn beyond a limit.
 
         ``jit`` compiles such arguments inside the call of an executable, so it cannot be prevented.
-
-        Args:
-            entry: The executable that was called.
         """
         again = "once more, for arguments that are placed otherwise"
         self._tell(Event("compile", self._name, entry.sizes, detail=again))

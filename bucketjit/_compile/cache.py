@@ -104,22 +104,6 @@ class ExecutableCache(CacheStore[K, V]):
         exception. A failed compile stores and counts nothing: the next request compiles again. An
         interrupt (``KeyboardInterrupt``, ``SystemExit``) is raised only in the thread that it hits;
         another thread that waits then compiles instead.
-
-        Args:
-            key: The key to look up.
-            compile: Makes the entry; called in this thread, at most once, without the lock.
-            stored: Called in this thread after it has compiled: once other threads can get the
-                entry, and before ``on_evict`` is called for the entries that it displaces.
-            is_use: Whether an entry that is stored, or that another thread compiles, is used now.
-                Then it counts as a hit, and the eviction policy takes it into account.
-
-        Returns:
-            The entry.
-
-        Raises:
-            RuntimeError: If waiting would never end: ``compile`` asked for the key that it is
-                compiling, directly or through another thread that waits for this one.
-            Exception: Whatever ``compile`` raised.
         """
         me = threading.get_ident()
         own: _Flight[V] | None = None
@@ -175,9 +159,6 @@ class ExecutableCache(CacheStore[K, V]):
         """Raise if the thread of ``flight`` waits for this one, directly or through other threads.
 
         The lock is held, so that no thread of the chain begins or ends its wait.
-
-        Raises:
-            RuntimeError: It does.
         """
         owner = flight.owner
         while owner != me:
@@ -234,12 +215,6 @@ class ExecutableCache(CacheStore[K, V]):
 
         If the key is being compiled, that compile continues for the threads that wait for it, but
         its entry is not stored, and the next request compiles again.
-
-        Args:
-            key: The key to remove.
-
-        Returns:
-            Whether an entry was stored.
         """
         with self._lock:
             self._flights.pop(key, None)

@@ -40,14 +40,7 @@ class _Store(Cache[K, Slot[V]]):
         self._policy = policy
 
     def popitem(self) -> tuple[K, Slot[V]]:
-        """Remove the entry that is worth least.
-
-        Returns:
-            Its key and its slot.
-
-        Raises:
-            KeyError: All entries are pinned, or there are none.
-        """
+        """Remove the entry that is worth least."""
         loose = [key for key, slot in self.items() if not slot.pinned]
         if not loose:
             raise KeyError("everything is pinned")
@@ -83,12 +76,7 @@ class CacheInfo(NamedTuple):
 
 
 class CacheStore(Generic[K, V]):
-    """The entries of a cache; see `bucketjit._compile.cache.ExecutableCache` for the arguments.
-
-    Raises:
-        TypeError: ``maxsize`` or ``max_bytes`` is neither an int nor None.
-        ValueError: One of them is below 1, or there is no such ``policy``.
-    """
+    """The entries of a cache; see `bucketjit._compile.cache.ExecutableCache` for the arguments."""
 
     def __init__(
         self,
@@ -124,25 +112,13 @@ class CacheStore(Generic[K, V]):
         self._evictions = 0
 
     def get(self, key: K) -> V | None:
-        """Return a stored entry and mark it as just used.
-
-        Args:
-            key: The key to look up.
-
-        Returns:
-            The entry, which counts as a hit. None if there is none: no miss is counted, as the
-            :meth:`get_or_compile` that follows counts it.
-        """
+        """Return a stored entry and mark it as just used."""
         with self._lock:
             slot = self._slots.get(key)
             return None if slot is None else slot.use()
 
     def slot(self, key: K) -> Slot[V] | None:
-        """The slot of a stored entry, or None. Nothing is counted or marked as used.
-
-        Args:
-            key: The key to look up.
-        """
+        """The slot of a stored entry, or None. Nothing is counted or marked as used."""
         with self._lock:
             return self._slots.get(key)
 
@@ -152,13 +128,7 @@ class CacheStore(Generic[K, V]):
             return key in self._slots
 
     def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
-        """Evict entries until one more of this weight fits.
-
-        Args:
-            weight: Weight of the entry that is about to be added, in bytes.
-            evicted: Takes the evicted entries. The caller reports them, after it has released the
-                lock.
-        """
+        """Evict entries until one more of this weight fits."""
         most = math.inf if self._maxsize is None else self._maxsize
         heaviest = math.inf if self._max_bytes is None else self._max_bytes
         while (full := len(self._slots) >= most) or self._slots.weight + weight > heaviest:
@@ -172,15 +142,7 @@ class CacheStore(Generic[K, V]):
             self._evictions += 1
 
     def pin(self, key: K, pinned: bool = True) -> bool:
-        """Protect an entry from eviction, or end the protection.
-
-        Args:
-            key: The key of the entry.
-            pinned: Whether to protect it.
-
-        Returns:
-            Whether there is such an entry.
-        """
+        """Protect an entry from eviction, or end the protection."""
         with self._lock:
             slot = self._slots.get(key)
             if slot is not None:

@@ -41,12 +41,7 @@ class Selected(Protocol):
     """Learns what runs have selected; see `bucketjit._runtime.counters.Counters`."""
 
     def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
-        """Count a run.
-
-        Args:
-            program: The program.
-            rows: By variable, the number of rows that were selected, and of those that there are.
-        """
+        """Count a run."""
 
     def dropped(self) -> None:
         """Count a run whose results are dropped."""
@@ -56,11 +51,6 @@ class Counts:
     """The computed sizes of the runs of calls of equal sizes.
 
     Each different row of counts is checked once, and the latest are remembered.
-
-    Args:
-        program: The program.
-        sizes: The logical sizes of the calls.
-        observer: Learns of the counts of each run; None if nobody needs to know.
     """
 
     def __init__(
@@ -71,20 +61,7 @@ class Counts:
         self._known: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
 
     def of(self, returned: Any) -> tuple[int, ...]:
-        """Wait for the computed sizes of a run.
-
-        Args:
-            returned: What the executable has returned: the number of rows of each of
-                `Interface.counts`.
-
-        Returns:
-            The value of the variable of each count.
-
-        Raises:
-            SizesDiffer: The results are those of other computed sizes.
-            ArgumentError: `bucketjit.sized` was given a number of rows that there are not.
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-        """
+        """Wait for the computed sizes of a run."""
         rows = tuple(np.asarray(returned).tolist())
         told = self._known.get(rows)
         if told is None:
@@ -110,11 +87,7 @@ class Counts:
 
 
 def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
-    """The number of rows that each count is chosen from, where it is known.
-
-    Raises:
-        ArgumentError: `bucketjit.sized` was given a number of rows that there are not.
-    """
+    """The number of rows that each count is chosen from, where it is known."""
     bounds = {}
     for variable in program.counts:
         made = program.computed[variable]
@@ -135,18 +108,7 @@ def finisher_of_counts(
     finisher_at: Callable[[Sequence[int]], Change | None],
     later: Callable[[Callable[[], Sequence[int]]], Change | None] | None = None,
 ) -> Change:
-    """Make the function that cuts the results of an executable which returns counts.
-
-    Args:
-        counts: Waits for the computed sizes of a run.
-        finisher_at: Makes the function that cuts the results, from the computed sizes in the order
-            of `Interface.counts`.
-        later: Makes it from a function that waits for these sizes; None to wait at once.
-
-    Returns:
-        A function of the pair of results and counts. If it waits, it raises what `Counts.of`
-        raises.
-    """
+    """Make the function that cuts the results of an executable which returns counts."""
     known: dict[tuple[int, ...], Change | None] = {}
 
     def finish(pair: Any) -> Any:

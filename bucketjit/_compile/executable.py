@@ -155,16 +155,7 @@ class Executable:
     def run(
         self, sizes: object, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Any:
-        """Call it with padded arguments. The results are padded.
-
-        Args:
-            sizes: The logical sizes, see `sizes_argument`; not used if it is exact.
-            args: The positional arguments, padded, without the static ones.
-            kwargs: The keyword arguments, likewise.
-
-        Raises:
-            SignatureChanged: It was built for arguments of other types, or for other static leaves.
-        """
+        """Call it with padded arguments. The results are padded."""
         if self.exact:
             result = self.function(*args, **kwargs)
         else:
@@ -176,13 +167,7 @@ class Executable:
     def finisher(
         self, call: ResolvedCall, out: Out, observer: Selected | None = None
     ) -> Change | None:
-        """A function that cuts results to their logical sizes; None if there is nothing to cut.
-
-        Args:
-            call: The call. It is not kept.
-            out: The form of results.
-            observer: Learns of the sizes that runs compute; None if nobody needs to know.
-        """
+        """A function that cuts results to their logical sizes; None if there is nothing to cut."""
         padded = {o.position: o.padded for o in self.outs}
         weak = {o.position: o.weak_type for o in self.outs}
 
@@ -220,20 +205,11 @@ class Executable:
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
     def expect(self, args: Sequence[Any]) -> None:
-        """Take a placement for that of the compile.
-
-        Args:
-            args: The arguments that it was compiled for, or their types.
-        """
+        """Take a placement for that of the compile."""
         self._placements.add(tuple(map(_placement, args)))
 
     def note_compiles(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Call ``on_compile`` if ``jit`` has compiled once more, for arguments placed in a new way.
-
-        Args:
-            args: The positional arguments of the call.
-            kwargs: Its keyword arguments.
-        """
+        """Call ``on_compile`` if ``jit`` has compiled again, for arguments placed in a new way."""
         self.signatures = self.count_signatures()
         leaves = jax.tree_util.tree_leaves((args, dict(kwargs)))
         placement = tuple(map(_placement, leaves))
@@ -287,17 +263,7 @@ class OpenOut(NamedTuple):
 def sizes_argument(
     call: ResolvedCall, size_constant_shapes: Sequence[tuple[int, ...]], poison: int | None = None
 ) -> Any:
-    """The first argument of an executable that is not exact: what it needs to know of the sizes.
-
-    Args:
-        call: The call.
-        size_constant_shapes: Padded shape of each constant that depends on the logical sizes.
-        poison: In a call checked by poison, the index of the poison.
-
-    Returns:
-        An int32 vector: the logical sizes, then the index of the poison. If there are such
-        constants, a pair of the vector and the padded constants.
-    """
+    """The first argument of an executable that is not exact: what it needs to know of the sizes."""
     vector = np.array([*call.ordered, *(() if poison is None else (poison,))], np.int32)
     if not size_constant_shapes:
         return vector
@@ -305,13 +271,7 @@ def sizes_argument(
 
 
 def arguments_with(entry: Executable, signed: SignedCall, kind: str | None) -> list[Any]:
-    """The flat array arguments of a call, padded with a poison. Size arguments are left out.
-
-    Args:
-        entry: The executable they are for.
-        signed: The call.
-        kind: The poison; None for the arguments as they came, unpadded.
-    """
+    """The flat array arguments of a call, padded with a poison. Size arguments are left out."""
     leaves = list(signed.leaves)
     if kind is not None:
         for i, shape in entry.pads:
@@ -323,18 +283,7 @@ def arguments_with(entry: Executable, signed: SignedCall, kind: str | None) -> l
 def run_poisoned(
     entry: Executable, signed: SignedCall, call: ResolvedCall, which: int, out: Out
 ) -> Any:
-    """Run an executable that was built with poison, on arguments padded with the same poison.
-
-    Args:
-        entry: The executable.
-        signed: The call.
-        call: The same call, resolved.
-        which: The index of the poison in `POISONS`.
-        out: The form of results.
-
-    Returns:
-        The results, cut to their logical sizes.
-    """
+    """Run an executable that was built with poison, on arguments padded with the same poison."""
     leaves = list(signed.leaves)
     for i, shape in entry.pads:
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])

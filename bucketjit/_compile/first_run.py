@@ -41,10 +41,6 @@ def run_first(entry: Executable, program: Program) -> None:
     It runs on the host only, up to 10 GFLOP and 1 GiB of memory besides its arguments, and only for
     programs without effects, callbacks, ``while_loop`` and LAPACK. All errors are suppressed: the
     call that needs the executable will meet them.
-
-    Args:
-        entry: The executable.
-        program: The program it was compiled from.
     """
     with contextlib.suppress(Exception):
         if not entry.on_host or entry.nbytes > _MOST_BYTES:

@@ -44,14 +44,7 @@ class Body(Protocol):
     def __call__(
         self, vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
     ) -> list[Any]:
-        """Compute the results.
-
-        Args:
-            vector: The logical sizes.
-            constants: The padded constants that depend on them.
-            arrays: The padded arguments.
-            poison: In a call checked by poison, the index of the poison.
-        """
+        """Compute the results."""
 
 
 class Kernel(NamedTuple):
@@ -96,12 +89,7 @@ class Kernel(NamedTuple):
         return self.args if self.call is None else (self.sizes, *self.args)
 
     def as_lowered(self) -> Kernel:
-        """The same kernel, lowered.
-
-        Raises:
-            MaskingError: The program cannot be masked, or JAX fails to lower it.
-            Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
-        """
+        """The same kernel, lowered."""
         if self.lowered is not None:
             return self
         with ExitStack() as contexts:
@@ -114,12 +102,7 @@ class Kernel(NamedTuple):
             return self._replace(lowered=self.function.lower(*self.types, **self.kwargs))
 
     def build(self) -> Executable:
-        """Compile the kernel, and lower it first if that is still to be done.
-
-        Raises:
-            MaskingError: The program cannot be masked, or XLA fails to compile it.
-            Exception: Whatever ``jit`` raises for these arguments, such as arrays on two devices.
-        """
+        """Compile the kernel, and lower it first if that is still to be done."""
         began = time.perf_counter()
         lowered = self.as_lowered().lowered
         if self.call is None:
@@ -132,15 +115,7 @@ class Kernel(NamedTuple):
     def executable(
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False
     ) -> Executable:
-        """The kernel as an entry of the cache, compiled or loaded.
-
-        Args:
-            function: The callable: the jitted function, or a loaded one.
-            compiled: The XLA executable behind it.
-            results: The types of what it returns.
-            began: When building it began, in seconds (``time.perf_counter``).
-            loaded: Whether it was read from a file.
-        """
+        """The kernel as an entry of the cache, compiled or loaded."""
         call = self.call
         program = None if call is None else call.program
         leaves, tree = jax.tree_util.tree_flatten(results)
@@ -271,14 +246,7 @@ class Transform:
     def run(
         self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]
     ) -> Callable[..., Any]:
-        """The transformed body, as a function of the first argument and the arrays.
-
-        Args:
-            body: Computes the results of one call.
-            program: Its program.
-            leaves: Position among the leaves of the call of each array.
-            opened: The leaves that are padded.
-        """
+        """The transformed body, as a function of the first argument and the arrays."""
 
         def one(sizes: Any, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
             vector, constants = sizes if isinstance(sizes, tuple) else (sizes, ())
@@ -302,21 +270,7 @@ def kernel(
     options: Mapping[str, Any],
     constants: list[Any] | None = None,
 ) -> Kernel:
-    """The kernel of a bucket. Nothing is traced.
-
-    Args:
-        transform: What the kernel takes.
-        body: Makes what computes the results of one call, from ``constants``.
-        signed: The call that needs it, or one example, without its arrays.
-        call: The same call, resolved: its sizes and its program.
-        bucket: Padded size of each variable, those of unfitted sizes included.
-        pads: Position and padded shape of each leaf with open axes.
-        check: The kind of check. With `Check.POISON` the kernel also takes the index of the poison.
-            Checked calls run twice, so they donate nothing.
-        options: Options of XLA.
-        constants: Arrays that several kernels share and that no kernel holds; None if there are
-            none.
-    """
+    """The kernel of a bucket. Nothing is traced."""
     program, kinds = call.program, signed.signature.types
     assert program is not None
     is_poisoned = check is Check.POISON
@@ -371,17 +325,7 @@ def exact_kernel(
     constants: list[Any] | None = None,
     describe: Callable[..., None] = lambda function, args, kwargs: None,
 ) -> Kernel:
-    """The kernel of an exact shape. Nothing is traced.
-
-    Args:
-        signed: The call that needs it, without its arrays.
-        run: Computes the results from ``constants``, the leaves of the arguments, and their tree.
-        sizes: The sizes of the call, for the statistics.
-        donated: Positions of the donated arguments.
-        options: Options of XLA.
-        constants: See `kernel`.
-        describe: Called with the function and its argument types, before it is jitted.
-    """
+    """The kernel of an exact shape. Nothing is traced."""
     expected = Expected(set())
     args, kwargs = signed.tree.unflatten(abstract(signed, {}))
 
@@ -436,12 +380,7 @@ def jitted(
 
 
 class WithConstants:
-    """A jitted function whose first argument is given: the constants, which all buckets share.
-
-    Args:
-        function: The function.
-        constants: Its first argument.
-    """
+    """A jitted function whose first argument is given: the constants, which all buckets share."""
 
     def __init__(self, function: Any, constants: list[Any]) -> None:
         self.function = function

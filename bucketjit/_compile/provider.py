@@ -68,17 +68,6 @@ class _Ghost:
 class ExecutableProvider:
     """Gets executables for an engine and those of its derivatives.
 
-    Args:
-        cache: Where executables are stored.
-        name: How messages name the function.
-        budget: What may be compiled.
-        background: How to compile in the background; None to compile in the thread of the call.
-        hysteresis: For how many requests a stand-in serves in the place of an evicted executable
-            before that is compiled again. The number doubles with each eviction of the same
-            executable. 0 compiles at once.
-        compiled: Called with each executable that was compiled or loaded.
-        tell: Called with each `Event`.
-
     Attributes:
         allowance: What may still be compiled.
         workers: The threads that compile in the background; None without background compiles.
@@ -111,20 +100,7 @@ class ExecutableProvider:
     def get(
         self, key: Hashable, request: Callable[[], CompileRequest], may_stand_in: bool = True
     ) -> Provided:
-        """The executable of a key, or a stand-in.
-
-        Args:
-            key: The key of the executable.
-            request: Makes the compile request; called if the key is not in the cache.
-            may_stand_in: Whether a stand-in will do.
-
-        Returns:
-            The executable and where it came from.
-
-        Raises:
-            CompileBudgetError: It is neither stored nor in a file, and may not be compiled.
-            Exception: Whatever compiling raised.
-        """
+        """The executable of a key, or a stand-in."""
         entry = self._cache.get(key)
         if entry is not None:
             return Provided(entry)
@@ -141,25 +117,7 @@ class ExecutableProvider:
         is_asked_for: bool = True,
         epoch: object = None,
     ) -> Source:
-        """Compile the executable of a request, unless it is stored or in a file.
-
-        Args:
-            request: What to get.
-            first_run: Whether to run the executable once before it is stored; see `run_first`.
-            is_asked_for: Whether the user asked for this executable. Then an exhausted budget is
-                reported, and raises (action "error") or warns and compiles ("warn"); otherwise it
-                raises without a report, whatever the action.
-            epoch: The `epoch` in which the request was made. A request from before a `clear` is
-                refused. None skips that check.
-
-        Returns:
-            Where the executable came from.
-
-        Raises:
-            CompileBudgetError: It may not be compiled.
-            Cleared: The request is from before a `clear`.
-            Exception: Whatever compiling raised.
-        """
+        """Compile the executable of a request, unless it is stored or in a file."""
         if epoch is not None and epoch is not self.epoch:
             raise Cleared
         if request.key in self._cache:
@@ -167,27 +125,11 @@ class ExecutableProvider:
         return self._obtain(request, first_run, is_asked_for, is_call=False).source
 
     def get_own(self, request: CompileRequest) -> Executable:
-        """The executable of a request itself, never a stand-in.
-
-        Args:
-            request: What to get. It is stored in the cache.
-
-        Raises:
-            CompileBudgetError: It may not be compiled.
-            Exception: Whatever compiling raised.
-        """
+        """The executable of a request itself, never a stand-in."""
         return self._obtain(request, is_call=False).entry
 
     def get_apart(self, request: CompileRequest) -> Executable:
-        """The executable of a request, which is neither looked for nor stored in the cache.
-
-        Args:
-            request: What to get.
-
-        Raises:
-            CompileBudgetError: It may not be compiled.
-            Exception: Whatever compiling raised.
-        """
+        """The executable of a request, which is neither looked for nor stored in the cache."""
         told: list[Event] = []
         try:
             return self._load_or_build(request, told).entry
@@ -241,13 +183,7 @@ class ExecutableProvider:
             # Another thread tried, which may not compile. This thread may: try again.
 
     def evicted(self, key: tuple[Any, ...], entry: Executable, why: str) -> None:
-        """Remember an executable that has left the cache, and emit an event.
-
-        Args:
-            key: Its key.
-            entry: The executable.
-            why: Why it left; `CLEARED` if all did.
-        """
+        """Remember an executable that has left the cache, and emit an event."""
         if why is not CLEARED:  # a clear drops the programs as well, so that no key comes back
             mark = key_without_owner(key)
             with self._lock:
@@ -299,14 +235,7 @@ class ExecutableProvider:
         return loaded
 
     def _build(self, request: CompileRequest, spent: Spending, told: list[Event]) -> Executable:
-        """Compile a request, count it, and save the executable in a file.
-
-        Args:
-            request: What to compile.
-            spent: Where the compile was counted; it is taken off again if it fails, its time is
-                not.
-            told: Takes the events, which are emitted once the executable is stored.
-        """
+        """Compile a request, count it, and save the executable in a file."""
         began = time.perf_counter()
         try:
             built = request.build()

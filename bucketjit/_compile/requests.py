@@ -45,13 +45,6 @@ MakeBodies = Callable[[Config, Callable[[], Mapping[Any, Rule]]], Bodies]
 class Requests:
     """Makes the compile requests of one engine.
 
-    Args:
-        config: The configuration.
-        name: Name of the function.
-        cache: The compiled executables, among which a stand-in is looked for.
-        bodies: Makes what knows the bodies of kernels.
-        transform: What a kernel takes.
-
     Attributes:
         rules: Returns the rule table. It is called late: importing the rules takes 50 ms.
         files: Where executables are kept in files.
@@ -98,19 +91,7 @@ class Requests:
         lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
-        """The request for the executable of a bucket.
-
-        Args:
-            signed: The call.
-            call: The same call, resolved.
-            bucket: Padded size of each variable.
-            lowered: The kernel, if it was lowered before by `lower_masked`.
-            options: Options of XLA for this executable alone. With any, its place in the cache and
-                in files belongs to the executable without them.
-
-        Raises:
-            StrategyContractError: A padded argument would be larger than any array can be.
-        """
+        """The request for the executable of a bucket."""
         program = call.program
         assert program is not None
 
@@ -124,17 +105,7 @@ class Requests:
     def rows(
         self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int], rows: Rows
     ) -> CompileRequest:
-        """The request for the executable of a batch; see `bucketjit._compile.rows`.
-
-        Args:
-            signed: One example of the batch.
-            call: The same call, resolved.
-            bucket: Padded size of each variable.
-            rows: The number of examples, and what differs between them.
-
-        Raises:
-            StrategyContractError: A padded argument would be larger than any array can be.
-        """
+        """The request for the executable of a batch; see `bucketjit._compile.rows`."""
         self._transform.refuse("map")
         program = call.program
         assert program is not None
@@ -194,17 +165,7 @@ class Requests:
     def lower_masked(
         self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
     ) -> Kernel:
-        """Lower the program of a call for a bucket; `masked` compiles it.
-
-        Args:
-            signed: The call.
-            call: The same call, resolved.
-            bucket: Padded size of each variable.
-
-        Raises:
-            StrategyContractError: A padded argument would be larger than any array can be.
-            MaskingError: The program cannot be masked.
-        """
+        """Lower the program of a call for a bucket; `masked` compiles it."""
         self._transform.refuse("lower, save and the like")
         made = self._maker(without_values(signed), call, bucket, self._transform)
         return made().as_lowered()
@@ -216,14 +177,7 @@ class Requests:
         lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
-        """The request for the executable of the exact shape of a call.
-
-        Args:
-            signed: The call.
-            sizes: Its size of each dimension variable; empty if it has none.
-            lowered: The kernel, if it was lowered before by `lower_exact`.
-            options: Options of XLA for this executable alone; see `masked`.
-        """
+        """The request for the executable of the exact shape of a call."""
         shown = sizes or _unnamed_sizes(signed)
         made = _kept(self._exact_maker(signed, shown, options), lowered)
 
@@ -236,14 +190,7 @@ class Requests:
         return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def lower_exact(self, signed: SignedCall) -> Kernel:
-        """Lower the function for the exact shape of a call; `exact` compiles it.
-
-        Args:
-            signed: The call.
-
-        Raises:
-            Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
-        """
+        """Lower the function for the exact shape of a call; `exact` compiles it."""
         return self._exact_maker(signed, {})().as_lowered()
 
     def _exact_maker(
@@ -298,16 +245,7 @@ class Requests:
     def _built(
         self, build: Callable[[], Executable], options: Mapping[str, Any] = NO_OPTIONS
     ) -> Executable:
-        """Compile; if XLA refuses one of bucketjit's options, compile without them from then on.
-
-        Args:
-            build: Compiles a kernel that it makes anew each time.
-            options: The user's options for this executable alone.
-
-        Raises:
-            SpecError: XLA refuses one of the user's ``compiler_options``.
-            Exception: Whatever `build` raised.
-        """
+        """Compile; if XLA refuses one of bucketjit's options, compile without them from then on."""
         had_options = self._takes_options
         try:
             return build()
@@ -373,11 +311,7 @@ class StoredPlace(Protocol):
         """The executable, or None if no file has it."""
 
     def save(self, entry: Executable) -> None:
-        """Write the executable to a file.
-
-        Args:
-            entry: The executable.
-        """
+        """Write the executable to a file."""
 
 
 class CompileRequest(NamedTuple):
@@ -408,10 +342,6 @@ class CompileRequest(NamedTuple):
 
 
 def key_without_owner(key: tuple[Any, ...]) -> Hashable:
-    """A key with a weak reference in the place of its program or signature.
-
-    Args:
-        key: The key: its program or signature, then the sizes.
-    """
+    """A key with a weak reference in the place of its program or signature."""
     owner, *sizes = key
     return weakref.ref(owner), *sizes

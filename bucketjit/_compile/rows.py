@@ -55,15 +55,7 @@ def batch_sizes(
     size_constant_shapes: Sequence[tuple[int, ...]],
     poison: int | None = None,
 ) -> BatchSizes:
-    """The first argument of the executable of a batch.
-
-    Args:
-        sizes: The logical sizes of each example (`ResolvedCall.ordered`); at least one.
-        constants: The values of its constants that depend on them.
-        count: How many rows the executable takes; the last example is repeated to the end.
-        size_constant_shapes: Padded shape of each of these constants.
-        poison: In a call checked by poison, the index of the poison.
-    """
+    """The first argument of the executable of a batch."""
     vectors = np.empty((count, len(sizes[0])), np.int32)
     vectors[: len(sizes)] = sizes
     vectors[len(sizes) :] = sizes[-1]
@@ -211,16 +203,7 @@ def _summed(
     program: Interface,
     count: int,
 ) -> list[Any]:
-    """The sum of each result over the rows, by a scan over chunks of rows.
-
-    Args:
-        mapped: The program for the rows of a chunk.
-        axes: 0 for each array with an axis of rows, None for each shared one.
-        sizes: The sizes of all rows.
-        arrays: The arguments.
-        program: The program; no result has open axes.
-        count: The number of rows, a power of two.
-    """
+    """The sum of each result over the rows, by a scan over chunks of rows."""
     shared = [x for x, axis in zip(arrays, axes, strict=True) if axis is None]
     chunk = _rows_of_chunk(count, shared, program)
 
@@ -269,11 +252,7 @@ def _sum_where(is_real: Any, out: Any, dtype: Any) -> Any:
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """The dtype in which values are summed: one of 32 bits for smaller floats and integers.
-
-    Args:
-        dtype: The dtype of the values.
-    """
+    """The dtype in which values are summed: one of 32 bits for smaller floats and integers."""
     if dtype.itemsize >= 4:
         return dtype
     larger = ((jnp.floating, np.float32), (jnp.unsignedinteger, np.uint32))

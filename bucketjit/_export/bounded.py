@@ -60,19 +60,6 @@ def bounded_module(
     arguments have the size of a variable, the first of them decides, and others are cut to it or
     filled up with 0: StableHLO has no operation that compares them and fails. The attribute
     ``bucketjit.shape`` of each argument and result names its sizes.
-
-    Args:
-        lowered: The masked function, lowered for the bucket; its first argument are the sizes.
-        call: The call that it was lowered for, resolved.
-        bucket: The padded size of each variable.
-        constraints: The user's constraints, which the sizes of every call satisfy.
-
-    Returns:
-        The module, see `bucketjit._jax.stablehlo`.
-
-    Raises:
-        ExportError: The program cannot serve all sizes of the bucket from their values alone, or
-            calls back into Python, or is for several devices.
     """
     if lack := lacking(Without.EXPORT):
         raise ExportError(lack)
@@ -98,11 +85,7 @@ def bounded_module(
 
 
 def _check_program(program: Program) -> None:
-    """Refuse a program that needs more than sizes.
-
-    Raises:
-        ExportError: Python computes some of what it needs from the sizes of each call.
-    """
+    """Refuse a program that needs more than sizes."""
     pairing = program.pairing
     if pairing is None:
         return
@@ -117,12 +100,7 @@ def _check_program(program: Program) -> None:
 
 
 def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Sequence[str]) -> None:
-    """Refuse a program that does not serve all sizes of its bucket: bounds have no lower end.
-
-    Raises:
-        ExportError: A guard of the program does not hold at some sizes in the bucket that the
-            user's constraints allow; or there are too many sizes to look at.
-    """
+    """Refuse a program that does not serve all sizes of its bucket: bounds have no lower end."""
     promised = [parse_constraint(text) for text in constraints]
     guards = [guard for guard in program.guards if guard not in promised]
     needed = {v for guard in guards for v in guard.variables}
@@ -185,16 +163,7 @@ class _Argument(NamedTuple):
 
 
 class _Main:
-    """Adds the new ``main``.
-
-    Args:
-        build: Builds it.
-        program: The program.
-        call: The call, resolved.
-        bucket: The padded size of each variable.
-        avals: Types of all arguments of the masked function; the first are the sizes.
-        kept: Positions of those that the masked function takes.
-    """
+    """Adds the new ``main``."""
 
     def __init__(
         self,

@@ -22,15 +22,7 @@ _FURTHER = (100, 500, 1000, 1500, 3000)
 
 
 def checked_sizes(program: Program, sizes: Mapping[str, int]) -> list[Guard]:
-    """Compare a program with traces at many sizes of each variable.
-
-    Args:
-        program: A program of concrete traces.
-        sizes: The sizes of a call that it serves.
-
-    Returns:
-        For each variable, the guards that hold it to the sizes between which all traces agree.
-    """
+    """Compare a program with traces at many sizes of each variable."""
     pinned = {guard.left for guard in program.guards if guard.pins}
     free = [v for v in sizes if v not in pinned]
     guards = []

@@ -53,20 +53,7 @@ _CALLBACKS = frozenset(
 def export_dynamic(
     signed: SignedCall, call: ResolvedCall, platforms: Sequence[str] | None, vjp_order: int
 ) -> Any:
-    """Export the program of a call; see `BucketedExec.export_dynamic`.
-
-    Args:
-        signed: The call.
-        call: The same call, resolved.
-        platforms: The platforms to export for; None for the default one.
-        vjp_order: How many orders of derivatives to export.
-
-    Returns:
-        The exported function (``jax.export.Exported``).
-
-    Raises:
-        ExportError: The function cannot be exported.
-    """
+    """Export the program of a call; see `BucketedExec.export_dynamic`."""
     if lack := lacking(Without.EXPORT):
         raise ExportError(lack)
     check_platforms(platforms)
@@ -125,14 +112,7 @@ def _told_of_failures() -> Iterator[None]:
 
 
 def check_platforms(platforms: object) -> None:
-    """Refuse platforms that modules cannot be for.
-
-    Args:
-        platforms: A list of names, or None for the default one.
-
-    Raises:
-        ExportError: It is no list, is empty, or has a name that is none of `PLATFORMS`.
-    """
+    """Refuse platforms that modules cannot be for."""
     if platforms is None:
         return
     is_list = isinstance(platforms, Iterable) and not isinstance(platforms, str)
@@ -155,14 +135,7 @@ def _check_sizes_of_leaves(signed: SignedCall) -> None:
 
 
 def refuse_callbacks(jaxpr: Jaxpr) -> None:
-    """Refuse a program that calls back into Python, which no module can.
-
-    Args:
-        jaxpr: The open jaxpr of the program.
-
-    Raises:
-        ExportError: It does; the message names the primitive and the line.
-    """
+    """Refuse a program that calls back into Python, which no module can."""
     for eqn in all_equations(jaxpr):
         if eqn.primitive.name in _CALLBACKS:
             raise ExportError(
@@ -180,19 +153,7 @@ def _place(eqn: JaxprEqn, around: Sequence[JaxprEqn] = ()) -> str:
 
 
 def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[Any]]:
-    """A program as a function to export, with its guards as shape assertions.
-
-    Args:
-        program: The program.
-        sizes: The logical sizes of a call that it serves.
-
-    Returns:
-        A function from the constants and the flat arguments of the program to its flat results. It
-        must be exported for the symbolic shapes of the program.
-
-    Raises:
-        ExportError: The program calls back into Python, or Python computes a part of it from sizes.
-    """
+    """A program as a function to export, with its guards as shape assertions."""
     refuse_callbacks(program.jaxpr)
     variables = _variables(program.in_shapes)
     # The scope of symbolic traces holds all guards but "!="; that of concrete traces holds the
@@ -246,11 +207,7 @@ def _text(shape: Shape) -> str:
 
 
 def _refuse_size_constants(program: Program) -> None:
-    """Refuse a program that needs, at each size, what only Python can compute.
-
-    Raises:
-        ExportError: It has size constants, unfitted sizes, or results nested by size.
-    """
+    """Refuse a program that needs, at each size, what only Python can compute."""
     pairing = program.pairing
     assert pairing is not None
     why = f"; {pairing.why}" if pairing.why else ""

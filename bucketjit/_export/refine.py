@@ -32,20 +32,7 @@ Sizes = Mapping[str, int] | Sequence[Any]
 
 
 def refine(artifact: object, sizes: Sizes, platform: str | None = None) -> bytes:
-    """Fix the sizes of an exported module; see `bucketjit.refine`.
-
-    Args:
-        artifact: The bytes of ``jax.export.Exported.serialize()``, or a portable artifact.
-        sizes: The size of each dimension variable, or the type of each argument.
-        platform: Of a module for several platforms, the one to keep.
-
-    Returns:
-        The portable artifact.
-
-    Raises:
-        ExportError: The artifact cannot be read, or the sizes or the platform do not fit it.
-        MissingExtraError: flatbuffers is not installed, which reads the bytes of ``Exported``.
-    """
+    """Fix the sizes of an exported module; see `bucketjit.refine`."""
     if not isinstance(artifact, bytes | bytearray | memoryview):
         raise ExportError(f"artifact: expected bytes, got {type(artifact).__name__}")
     if lack := lacking(Without.EXPORT):

@@ -126,19 +126,7 @@ def describe(program: Interface) -> str:
 def masked_equations(
     program: Program, bucket: Mapping[str, int], rules: RuleTable
 ) -> tuple[MaskedEquation, ...]:
-    """The equations of a program that are masked in a bucket.
-
-    Args:
-        program: The program.
-        bucket: Padded size of each variable, unfitted sizes of the program included.
-        rules: The rule table.
-
-    Returns:
-        The equations, in the order of the program.
-
-    Raises:
-        MaskingError: The program cannot be masked.
-    """
+    """The equations of a program that are masked in a bucket."""
     found: dict[int, tuple[Any, MaskedEquation]] = {}
     watched = {key: _watched(rule, found) for key, rule in rules.items()}
     padded = program.padded_sizes(bucket)
@@ -171,11 +159,6 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
 
     A rule that does not mask returns what ``ctx.bind`` returned for the unchanged operands. So the
     wrapper replaces ``bind`` and ``fill`` of the context: it remembers those results, and compares.
-
-    Args:
-        rule: The rule.
-        found: The noted equations by identity; the equation itself is kept, so that no other gets
-            the same ``id``.
     """
 
     @functools.wraps(rule)
@@ -237,23 +220,7 @@ def explain(
     equations: Equations | None = None,
     unpadded: MaskingError | None = None,
 ) -> Explanation:
-    """Explain what a call would do; see `BucketedExec.explain`.
-
-    Args:
-        engine: The engine that would serve the call.
-        signed: The call.
-        equations: Returns the equations of a program that are masked in a bucket; by default
-            `masked_equations`.
-        unpadded: Why all calls run exact; None if the engine decides.
-
-    Returns:
-        The explanation.
-
-    Raises:
-        BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-        SizeMismatchError: The sizes of the arguments contradict each other.
-        ArgumentError: An argument does not fit its declaration in ``dynamic_axes``.
-    """
+    """Explain what a call would do; see `BucketedExec.explain`."""
     if engine.config.always_exact or unpadded is not None:
         sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
         return _explained_exact(engine, signed, sizes, unpadded or NO_STRATEGY)

@@ -20,18 +20,7 @@ _BARS = 60  # bars of a histogram of sizes, at most
 
 
 def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
-    """Draw sizes with buckets, waste, and calls and compiles over time.
-
-    Args:
-        path: The file to write; its suffix chooses the format.
-        name: Name of the function.
-        stats: The snapshot.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        SpecError: ``path`` has no suffix, or one of a format that matplotlib does not write.
-        OSError: The file cannot be written.
-    """
+    """Draw sizes with buckets, waste, and calls and compiles over time."""
     if not isinstance(path, str | os.PathLike) or not Path(path).suffix:
         raise SpecError(f"expected a path that ends in a format such as .png or .svg, got {path!r}")
     with Extra("plots", "matplotlib", "cli"):

@@ -10,11 +10,7 @@ from bucketjit._events import one_line
 
 
 class Unbreakable:
-    """A stream that ignores errors of writing: a full disk must not end what is shown.
-
-    Args:
-        stream: The stream.
-    """
+    """A stream that ignores errors of writing: a full disk must not end what is shown."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -43,17 +39,7 @@ class Unbreakable:
 
 @contextlib.contextmanager
 def bar(stream: Unbreakable, title: str, total: int) -> Iterator[Callable[[str], None] | None]:
-    """Show a bar while something is done.
-
-    Args:
-        stream: Where to show it.
-        title: What is done.
-        total: The number of its steps.
-
-    Yields:
-        A function to call after each step, with a word about it; None where no bar can be shown,
-        as the stream is no terminal or rich is not installed.
-    """
+    """Show a bar while something is done."""
     progress = _progress(stream) if stream.isatty() else None
     if progress is None:
         yield None

@@ -75,26 +75,14 @@ class Report:
 
 
 def width_for(stream: TextIO) -> int:
-    """How many characters a line may have that is written to a stream.
-
-    Args:
-        stream: A terminal or a file.
-    """
+    """How many characters a line may have that is written to a stream."""
     if stream.isatty() or "COLUMNS" in os.environ:
         return max(shutil.get_terminal_size().columns, _NARROWEST)
     return WIDTH_OF_A_FILE
 
 
 def console_for(stream: TextIO, file: TextIO | None = None) -> Console | None:
-    """A rich console whose width and colours suit a stream.
-
-    Args:
-        stream: A terminal or a file.
-        file: What to print to; the stream itself by default.
-
-    Returns:
-        The console; None if rich is not installed.
-    """
+    """A rich console whose width and colours suit a stream."""
     try:
         from rich.console import Console
     except ImportError:

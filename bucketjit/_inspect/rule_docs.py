@@ -13,15 +13,7 @@ from typing import Any
 
 
 def how(rule: Callable[..., Any]) -> str:
-    """What a rule does, in words.
-
-    Args:
-        rule: The rule.
-
-    Returns:
-        The first paragraph of its docstring, or of its maker's, and those of the functions of
-        bucketjit that it was made with.
-    """
+    """What a rule does, in words."""
     text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
     made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
     return " ".join(dict.fromkeys([text, *filter(None, made_with)]))

@@ -33,17 +33,7 @@ class Table(NamedTuple):
 
 
 def tables_of(stats: Mapping[str, Any]) -> list[Table]:
-    """The tables of a snapshot.
-
-    Args:
-        stats: ``dataclasses.asdict`` of a `bucketjit.types.Stats`, or the same read from JSON.
-
-    Returns:
-        One table of the plain counters, one for each mapping, and one for each list of records.
-
-    Raises:
-        Exception: A field read from JSON has another type than in a snapshot.
-    """
+    """The tables of a snapshot."""
     counters = [
         (_words(name), shown(name, value))
         for name, value in stats.items()
@@ -104,15 +94,7 @@ def _records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def shown(name: str, value: object) -> str:
-    """A value as text.
-
-    Args:
-        name: Name of the field, whose ending decides the unit: seconds, waste, bytes.
-        value: The value.
-
-    Returns:
-        The text; ``-`` for None.
-    """
+    """A value as text."""
     if value is None:
         return "-"
     if isinstance(value, bool):

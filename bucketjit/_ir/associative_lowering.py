@@ -37,16 +37,7 @@ Arrays = Sequence[Any]
 
 
 def run(*operands: Any, combine: Combine, mode: str) -> list[Any]:
-    """What an equation of an associative scan computes, at any size.
-
-    Args:
-        *operands: Its operands.
-        combine: Its combining function.
-        mode: Its mode, see `bucketjit._ir.associative_scan`.
-
-    Returns:
-        Its results.
-    """
+    """What an equation of an associative scan computes, at any size."""
     if mode == CURVATURE:
         pairs = pullback_of_pairs(combine, operands)
         return first_half(combine, run(*pairs, combine=combine.dual, mode=PULLBACK))

@@ -53,9 +53,6 @@ class Combine:
         num_consts: How many arrays the function closes over.
         floats: Positions of the floating-point arrays, among constants and among elements.
         apply: The function itself, for any number of pairs.
-
-    Raises:
-        NotImplementedError: The function depends on the number of elements.
     """
 
     def __init__(
@@ -88,15 +85,7 @@ class Combine:
             ) from error
 
     def split(self, args: Sequence[Any], *, floats: bool = False) -> tuple[list[Any], list[Any]]:
-        """Cut a list after the entries of the constants.
-
-        Args:
-            args: Entries for constants, then others.
-            floats: Whether only floating-point constants have an entry, as tangents do.
-
-        Returns:
-            The entries of the constants, and the rest.
-        """
+        """Cut a list after the entries of the constants."""
         n = len(self.floats[0]) if floats else self.num_consts
         return list(args[:n]), list(args[n:])
 
@@ -167,15 +156,7 @@ class Combine:
         return self._trace(fn, self._consts + 2 * self._elems + cotangents)
 
     def batched(self, const_batched: Sequence[bool], size: object) -> Combine:
-        """The function with a leading batch axis on all elements and on some constants.
-
-        Args:
-            const_batched: Whether each constant has the batch axis.
-            size: Size of the axis.
-
-        Returns:
-            The function; its scanned axis is one further back.
-        """
+        """The function with a leading batch axis on all elements and on some constants."""
         axes = [0 if b else None for b in const_batched] + 2 * len(self._elems) * [0]
         fn = jax.vmap(lambda *args: self.apply(*args), in_axes=axes)
         consts = [
@@ -202,16 +183,7 @@ def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
 
 
 def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``lax.associative_scan``, extended to axes of symbolic size.
-
-    Args:
-        original: The function of JAX, which serves all other calls.
-
-    Returns:
-        The function. It raises what the original raises; ``TypeError`` if the combining function
-        changes shapes or dtypes; and ``NotImplementedError`` if it depends on the number of
-        elements.
-    """
+    """``lax.associative_scan``, extended to axes of symbolic size."""
 
     @functools.wraps(original)
     def associative_scan(fn: object, elems: object, reverse: bool = False, axis: int = 0) -> Any:
@@ -306,27 +278,12 @@ def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:
 
     Operands of the mode are none for primal, tangents for tangent, cotangents for pullback, and
     tangents, cotangents and tangents of the cotangents for curvature.
-
-    Args:
-        combine: The combining function.
-        operands: All operands.
-
-    Returns:
-        The three lists.
     """
     return _cut(operands, [combine.num_consts, _num_elems(combine), len(operands)])
 
 
 def pullback_of_pairs(combine: Combine, operands: Sequence[Any]) -> list[Any]:
-    """The operands of a pullback over pairs; its `first_half` is the curvature.
-
-    Args:
-        combine: The combining function of the curvature.
-        operands: The operands of the curvature, or other values for them.
-
-    Returns:
-        Operands for ``combine.dual``.
-    """
+    """The operands of a pullback over pairs; its `first_half` is the curvature."""
     consts, elems, linear = operands_of(combine, operands)
     c, e = map(len, combine.floats)
     const_dots, elem_dots, cotangents, cotangent_dots = _cut(linear, [c, e, e, e])
@@ -334,15 +291,7 @@ def pullback_of_pairs(combine: Combine, operands: Sequence[Any]) -> list[Any]:
 
 
 def first_half(combine: Combine, outs: Sequence[Any]) -> list[Any]:
-    """The outputs of a pullback over pairs that belong to the first of each pair.
-
-    Args:
-        combine: The combining function without pairs.
-        outs: All outputs.
-
-    Returns:
-        Those of constants, then those of elements.
-    """
+    """The outputs of a pullback over pairs that belong to the first of each pair."""
     c, e = map(len, combine.floats)
     return [*outs[:c], *outs[2 * c : 2 * c + e]]
 

@@ -174,12 +174,6 @@ class _OfTrace:
 class Sizing:
     """Makes the sizes of one trace.
 
-    Args:
-        scope: The symbolic scope of the trace.
-        sizes: The size of each dimension variable. The presumed values of computed sizes are added.
-        taken: Names of variables that no computed size may have.
-        presumed: Presumed values of computed sizes; by default those of `presumed_rows`.
-
     Attributes:
         computed: The computed sizes, by variable.
         dims: The dimension of each.
@@ -226,14 +220,7 @@ class Sizing:
             yield
 
     def nonzero(self, array: Any) -> tuple[Any, ...]:
-        """The positions of the entries that are not zero, one array for each axis.
-
-        Args:
-            array: The array. It has an axis at least.
-
-        Returns:
-            Arrays of one computed size. For an equal array they are the same.
-        """
+        """The positions of the entries that are not zero, one array for each axis."""
         mask = array if array.dtype == bool else array != 0
         known = self._known
         number = known.values.of(mask)
@@ -263,39 +250,17 @@ class Sizing:
         return (found, *reversed(outs))
 
     def refuse(self, reason: str, remedy: str) -> NoReturn:
-        """Give up: what is asked for cannot be computed in the program.
-
-        Args:
-            reason: Why.
-            remedy: What the user can do.
-
-        Raises:
-            MaskingError: Always.
-        """
+        """Give up: what is asked for cannot be computed in the program."""
         raise MaskingError(reason, remedy)
 
     def cut(self, arrays: list[Any], n: Any) -> list[Any]:
-        """The first ``n`` rows of arrays; ``n`` is checked when the program has run.
-
-        Args:
-            arrays: The arrays, of an equal number of rows.
-            n: An integer scalar.
-        """
+        """The first ``n`` rows of arrays; ``n`` is checked when the program has run."""
         known = self._known.bounds.of(n)
         within = is_at_most(0, known.low) and is_at_most(known.high, arrays[0].shape[0])
         return self._shared(arrays, _int32(n), is_checked=not within)
 
     def first(self, array: Any, n: Any, axis: int) -> Any:
-        """The first ``n`` positions of an axis, or all if there are fewer.
-
-        Args:
-            array: The array.
-            n: An integer scalar.
-            axis: The axis.
-
-        Returns:
-            The array, cut. A negative ``n`` leaves nothing.
-        """
+        """The first ``n`` positions of an axis, or all if there are fewer."""
         if jnp.iinfo(n.dtype).bits < _BITS_OF_SIZES:
             n = _int32(n)
         size, known = array.shape[axis], self._known.bounds.of(n)
@@ -315,20 +280,7 @@ class Sizing:
         )
 
     def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Dim:
-        """A traced integer as a size.
-
-        Args:
-            n: An integer scalar. It is checked when the program has run, if it may be negative.
-            of: What it is the size of, for messages.
-            by: The name of the argument that it comes from, for messages.
-            is_clamped: Whether a negative one is 0 instead.
-
-        Returns:
-            The size. It is that of other arrays which are cut to an equal number of rows.
-
-        Raises:
-            MaskingError: It has no known bound.
-        """
+        """A traced integer as a size."""
         known = self._known.bounds.of(n)
         is_known = self._variable_of(n) is not None  # then a run checks that it is not negative
         if is_known or is_at_most(0, known.low):
@@ -402,15 +354,6 @@ class Sizing:
         """A traced end of a slice as a position of an axis.
 
         Nothing is computed where the program bounds it: equal ends are to have equal equations.
-
-        Args:
-            end: An integer scalar; a negative one counts from the end of the axis.
-            size: The size of the axis.
-            least: The smallest position.
-            most: The largest position.
-
-        Returns:
-            An int32 scalar.
         """
         if jnp.iinfo(end.dtype).bits < _BITS_OF_SIZES:
             end = _int32(end)
@@ -424,14 +367,7 @@ class Sizing:
         return _int32(end)
 
     def extend(self, array: Any, axis: int, n: Any, size: Dim) -> Any:
-        """An axis with zeros after it, up to a size.
-
-        Args:
-            array: The array.
-            axis: Its axis of a computed size.
-            n: That size, as the integer that it was made of.
-            size: The new size.
-        """
+        """An axis with zeros after it, up to a size."""
         rows = jnp.moveaxis(array, axis, 0)
         out = extended(_int32(n), rows, dim=rows.shape[0], bound=size)
         return jnp.moveaxis(out, 0, axis)

@@ -52,39 +52,14 @@ class Analysis(ABC, Generic[V]):
 
     @abstractmethod
     def unknown(self, atom: Atom) -> V:
-        """The value of an atom of which only the type is known.
-
-        Args:
-            atom: A variable or literal.
-
-        Returns:
-            The value that assumes nothing.
-        """
+        """The value of an atom of which only the type is known."""
 
     def literal(self, atom: Literal) -> V:
-        """The value of a literal, a number written into an equation.
-
-        Args:
-            atom: The literal.
-
-        Returns:
-            The value; without an override, that of an unknown atom.
-        """
+        """The value of a literal, a number written into an equation."""
         return self.unknown(atom)
 
     def join(self, one: V, other: V) -> V:
-        """The value of an array that is one of two arrays, it is not known which.
-
-        Args:
-            one: The value of one.
-            other: The value of the other.
-
-        Returns:
-            The least value of the lattice that holds for both.
-
-        Raises:
-            NotImplementedError: The analysis does not override it.
-        """
+        """The value of an array that is one of two arrays, it is not known which."""
         raise NotImplementedError(
             f"{type(self).__name__} neither joins nor has a table of branches"
         )
@@ -93,39 +68,16 @@ class Analysis(ABC, Generic[V]):
         """The values of the results of an equation that is not in the table: unknown ones.
 
         Programs among its parameters are followed too, for analyses that collect what they meet.
-
-        Args:
-            eqn: The equation.
-            ins: Values of its operands.
-
-        Returns:
-            A value for each result.
         """
         follow_inside(self, eqn)
         return [self.unknown(var) for var in eqn.outvars]
 
     def row(self, value: V, var: Var) -> V:
-        """The value of the row of an array that one turn of a ``scan`` gets.
-
-        Args:
-            value: The value of the array.
-            var: The variable of the row.
-
-        Returns:
-            The value; without an override, an unknown one.
-        """
+        """The value of the row of an array that one turn of a ``scan`` gets."""
         return self.unknown(var)
 
     def stacked(self, value: V, var: Var) -> V:
-        """The value of the array that a ``scan`` stacks from the rows of its turns.
-
-        Args:
-            value: The value of each row.
-            var: The variable of the array.
-
-        Returns:
-            The value; without an override, an unknown one.
-        """
+        """The value of the array that a ``scan`` stacks from the rows of its turns."""
         return self.unknown(var)
 
 
@@ -135,17 +87,7 @@ def follow(
     arguments: Sequence[V],
     constants: Mapping[Atom, V] | None = None,
 ) -> list[V]:
-    """Follow an analysis through a program.
-
-    Args:
-        analysis: The analysis.
-        jaxpr: An open jaxpr.
-        arguments: A value for each argument.
-        constants: Values of its constants; one that is left out is unknown.
-
-    Returns:
-        A value for each result.
-    """
+    """Follow an analysis through a program."""
     env: dict[Atom, V] = dict(zip(jaxpr.invars, arguments, strict=True))
     env.update(constants or {})
 
@@ -169,14 +111,6 @@ def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[
     """Follow an analysis through the programs that an equation runs, ignoring its table entry.
 
     A transfer function may call this for the standard treatment.
-
-    Args:
-        analysis: The analysis.
-        eqn: A call, branch or loop; any other equation gets the default of the analysis.
-        ins: Values of its operands.
-
-    Returns:
-        A value for each result.
     """
     name = name_of(eqn)
     if name in CALLS:
@@ -190,15 +124,7 @@ def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[
 
 
 def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
-    """Follow an analysis through the programs among an equation's parameters, at unknown arguments.
-
-    Args:
-        analysis: The analysis.
-        eqn: An equation that may run them in any way, or not at all.
-
-    Returns:
-        The values of all their results, one program after the other.
-    """
+    """Follow an analysis through the programs in an equation's parameters, at unknown arguments."""
     results: list[V] = []
     for body in bodies(eqn):
         results += follow(analysis, body, [analysis.unknown(var) for var in body.invars])
@@ -206,26 +132,12 @@ def follow_inside(analysis: Analysis[V], eqn: JaxprEqn) -> list[V]:
 
 
 def table(rows: Mapping[str, T]) -> dict[str, T]:
-    """Make a table from rows that may each name several primitives.
-
-    Args:
-        rows: Entries by names, which spaces separate.
-
-    Returns:
-        Entries by single names.
-    """
+    """Make a table from rows that may each name several primitives."""
     return {name: entry for names, entry in rows.items() for name in names.split()}
 
 
 def single(transfer: Callable[[JaxprEqn, Sequence[V]], V]) -> Transfer[V]:
-    """Make the transfer function of primitives with one result.
-
-    Args:
-        transfer: Returns the value of the result.
-
-    Returns:
-        A function that returns it in a list.
-    """
+    """Make the transfer function of primitives with one result."""
     return lambda eqn, ins: [transfer(eqn, ins)]
 
 
@@ -271,17 +183,7 @@ def _while(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | 
 def _settled(
     analysis: Analysis[V], turn: Callable[[Sequence[V]], list[V]], first: Sequence[V]
 ) -> list[V] | None:
-    """The values of a loop's results at a fixed point; None if it does not settle.
-
-    Args:
-        analysis: The analysis.
-        turn: Follows the body once, from values of what it carries to values of its results.
-        first: Values of what the loop starts with. They are joined in, as a loop without turns
-            returns them.
-
-    Returns:
-        Values of what is carried, valid in every turn, then those of the other results of a turn.
-    """
+    """The values of a loop's results at a fixed point; None if it does not settle."""
     carry = list(first)
     for _ in range(_STEPS * (len(carry) + 1)):
         outs = turn(carry)

@@ -46,12 +46,7 @@ _Entry = tuple[_Find, Without | None]
 
 
 class _Replacing:
-    """A context manager that installs patches while any thread is inside it. It nests.
-
-    Args:
-        patches: Functions that return patches, each with its feature (None: always there). The
-            patches of a feature that this JAX lacks are not installed.
-    """
+    """A context manager that installs patches while any thread is inside it. It nests."""
 
     def __init__(self, patches: Sequence[_Entry]) -> None:
         self._patches = patches

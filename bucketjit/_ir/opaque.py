@@ -29,19 +29,7 @@ from bucketjit.errors import MaskingError
 
 
 def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
-    """The program that computes what an equation computes, from the code of its primitive.
-
-    Args:
-        eqn: An equation whose primitive has no rule.
-
-    Returns:
-        An open jaxpr with symbolic shapes, and its constants.
-
-    Raises:
-        MaskingError: The primitive has no implementation in JAX, or JAX cannot trace it with
-            symbolic sizes, or it decides by a size, or it only calls the primitive again.
-        Exception: An error of the machine, such as missing memory, while it was traced.
-    """
+    """The program that computes what an equation computes, from the code of its primitive."""
     prim = eqn.primitive
     found = implementation(prim)
     if found is None:
@@ -93,15 +81,7 @@ def _never_equal(left: Any, right: Any) -> bool:
 
 
 def decisions_inside(jaxpr: Jaxpr, seen: tuple[Any, ...] = ()) -> Iterator[Exception]:
-    """Why sizes keep primitives of other libraries from being replaced; a guard may change that.
-
-    Args:
-        jaxpr: An open jaxpr with symbolic sizes.
-        seen: The primitives that it is the implementation of.
-
-    Yields:
-        What each comparison of sizes raised, or an `EqualityOfSizes`.
-    """
+    """Why sizes keep primitives of other libraries from being replaced; a guard may change that."""
     for eqn in all_equations(jaxpr):
         found = None if eqn.primitive in seen else implementation(eqn.primitive)
         if found is None or _is_own(found[0]):

@@ -49,12 +49,7 @@ def _texts(bounds: Range) -> tuple[str, str]:
 
 
 def is_at_most(one: Dim | None, other: Dim | None) -> bool:
-    """Whether ``one <= other`` at all sizes; False if that is not known.
-
-    Args:
-        one: An int or a symbolic size; None for an unknown one.
-        other: The same.
-    """
+    """Whether ``one <= other`` at all sizes; False if that is not known."""
     if one is None or other is None:
         return False
     difference = other - one
@@ -64,15 +59,7 @@ def is_at_most(one: Dim | None, other: Dim | None) -> bool:
 
 
 def solved_for(dim: Dim, variable: str) -> Dim | None:
-    """The value of a variable at which an expression is 0.
-
-    Args:
-        dim: The expression.
-        variable: The variable.
-
-    Returns:
-        An expression of the other variables; None if there is none without a quotient.
-    """
+    """The value of a variable at which an expression is 0."""
     if not _is_linear(dim, variable):
         return None
     none, one = (_replaced(dim, variable, x) for x in (0, 1))
@@ -215,14 +202,7 @@ def within_type(found: Range, aval: Any) -> Range:
 
 
 def rounded(found: Range, dtype: Any, *, at_any_size: bool = False) -> Range:
-    """The bounds of numbers that are rounded to the nearest ones of a floating type.
-
-    Args:
-        found: The bounds before.
-        dtype: The type.
-        at_any_size: Whether the bounds are to hold for sizes above 2**24, too, where float32 does
-            not have every integer. Each rounding makes them longer.
-    """
+    """The bounds of numbers that are rounded to the nearest ones of a floating type."""
     high = _rounded_up(found.high, dtype, at_any_size)
     low = None if found.low is None else _rounded_up(-found.low, dtype, at_any_size)
     return Range(None if low is None else -low, high)
@@ -288,13 +268,7 @@ def product(one: Range, other: Range) -> Range:
 
 
 def quotient(one: Range, by: Range, is_float: bool) -> Range:
-    """The range of quotients, rounded down or towards 0.
-
-    Args:
-        one: The range of what is divided.
-        by: The range of the divisor.
-        is_float: Whether the quotient is not rounded.
-    """
+    """The range of quotients, rounded down or towards 0."""
     if not is_at_most(1, by.low):
         return Range()
     ends = (by.low, by.high)
@@ -308,13 +282,7 @@ def quotient(one: Range, by: Range, is_float: bool) -> Range:
 
 
 def times(x: Range, count: Dim, *, also_one: bool) -> Range:
-    """The range of sums of ``count`` values.
-
-    Args:
-        x: The range of each.
-        count: How many there are.
-        also_one: Whether it is that of the sums of fewer values too, from one on.
-    """
+    """The range of sums of ``count`` values."""
     low, high = _times(x.low, count), _times(x.high, count)
     if not also_one:
         return Range(low, high)

@@ -88,17 +88,7 @@ def axis_of_shards() -> Any:
 
 
 def mean_over_shards(x: Any) -> Any:
-    """The mean of an array over the shards, by their rows.
-
-    Args:
-        x: The array.
-
-    Returns:
-        The mean; of integers, in the float type of a division.
-
-    Raises:
-        MaskingError: It is not known which size counts the rows.
-    """
+    """The mean of an array over the shards, by their rows."""
     shards = _shards()
     assert shards is not None
     if shards.rows is None:
@@ -113,11 +103,7 @@ def mean_over_shards(x: Any) -> Any:
 
 
 def sum_over_shards(x: Any) -> Any:
-    """The sum of a float array over the shards.
-
-    Args:
-        x: The array.
-    """
+    """The sum of a float array over the shards."""
     shards = _shards()
     assert shards is not None
     given = {"axis": shards.axis, "size": shards.size, "is_transposed": False}
@@ -125,11 +111,7 @@ def sum_over_shards(x: Any) -> Any:
 
 
 def refuse_groups() -> NoReturn:
-    """Raise for a mean over groups of shards.
-
-    Raises:
-        MaskingError: Always.
-    """
+    """Raise for a mean over groups of shards."""
     raise MaskingError(
         "pmean over groups of shards (axis_index_groups)",
         "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
@@ -160,19 +142,7 @@ def _batch(
     places: Sequence[Any],
     **params: Any,
 ) -> Any:
-    """The rule for ``vmap``, whose own axis may have the name of the shards' and then hides it.
-
-    Args:
-        primitive: The primitive.
-        whole: The reduction of an array along one of its axes.
-        mapped: What JAX tells of the axis of ``vmap``.
-        operands: The operand.
-        places: Where the axis is in the operand; None if it has none.
-        **params: The parameters of the equation.
-
-    Returns:
-        The result, and where the axis is in it.
-    """
+    """The rule for ``vmap``, whose own axis may have the name of the shards' and then hides it."""
     (x,), (place,) = operands, places
     if mapped.name != params["axis"]:
         return primitive.bind(x, **params), place

@@ -47,33 +47,12 @@ def _unsized_types(n: Any, *arrays: Any, bound: Dim, **_: Any) -> list[Any]:
 
 
 def cut_to_size(n: Any, arrays: Sequence[Any], *, dim: Dim, **params: Any) -> list[Any]:
-    """Cut arrays to a size, which is new or is defined already.
-
-    Args:
-        n: The number of rows, an int32 scalar.
-        arrays: The arrays, of an equal number of rows.
-        dim: The size as a dimension.
-        **params: ``variable``, the name of the variable; ``is_checked``, whether `n` may be out of
-            bounds; ``defines``, whether the size is new.
-
-    Returns:
-        The arrays, cut.
-    """
+    """Cut arrays to a size, which is new or is defined already."""
     return list(sized_p.bind(n, *arrays, dim=dim, bound=arrays[0].shape[0], **params))
 
 
 def extended(n: Any, array: Any, *, dim: Dim, bound: Dim) -> Any:
-    """Add rows of zeros to an array of a computed size.
-
-    Args:
-        n: The number of its rows, an int32 scalar.
-        array: The array.
-        dim: That size as a dimension.
-        bound: The number of rows of the result.
-
-    Returns:
-        The array, extended.
-    """
+    """Add rows of zeros to an array of a computed size."""
     (out,) = unsized_p.bind(
         n, array, dim=dim, bound=bound, variable="", is_checked=False, defines=False
     )

@@ -69,11 +69,7 @@ class Bounds(dataflow.Analysis[Range]):
         self._facts = ValueFacts(self._computed)
 
     def of(self, value: Any) -> Range:
-        """The bounds of a value.
-
-        Args:
-            value: A tracer, an array or a number.
-        """
+        """The bounds of a value."""
         return self._facts.of(value)
 
     def _computed(self, value: Any, made: Made | None, ins: Sequence[Range]) -> Range:

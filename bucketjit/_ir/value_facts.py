@@ -14,22 +14,14 @@ Find = Callable[[Any, Made | None, Sequence[T]], T]
 
 
 class ValueFacts(Generic[T]):
-    """Facts about values, each found once.
-
-    Args:
-        find: See `Find`.
-    """
+    """Facts about values, each found once."""
 
     def __init__(self, find: Find[T]) -> None:
         self._find = find
         self._known: dict[int, tuple[Any, T]] = {}  # by `id`; the value is kept alive
 
     def of(self, value: Any) -> T:
-        """The fact about a value.
-
-        Args:
-            value: A tracer, an array or a number.
-        """
+        """The fact about a value."""
         stack = [value]  # no recursion: programs are deeper than Python's stack
         while stack:
             one = stack[-1]

@@ -34,19 +34,11 @@ class ValueNumbers:
         self._false = self._number(("literal", "bool[]", "False"))
 
     def of(self, value: Any) -> int:
-        """The number of a value.
-
-        Args:
-            value: A tracer, an array or a number.
-        """
+        """The number of a value."""
         return self._facts.of(value)
 
     def of_integer(self, value: Any) -> int:
-        """The number of an integer, whatever its integer type is.
-
-        Args:
-            value: A tracer, an array or a number.
-        """
+        """The number of an integer, whatever its integer type is."""
         return self.of(unconverted(value))
 
     def _number(self, key: Any) -> int:
@@ -109,11 +101,7 @@ def _shown(value: Any) -> str:
 
 
 def unconverted(value: Any) -> Any:
-    """An integer before its conversions to integer types that hold every size.
-
-    Args:
-        value: A tracer, an array or a number.
-    """
+    """An integer before its conversions to integer types that hold every size."""
     while _bits(value) >= _BITS_OF_SIZES:
         made = equation_of(value)
         if made is None or made.primitive.name != "convert_element_type":
@@ -132,14 +120,7 @@ def _bits(value: Any) -> int:
 
 
 def negated_mask(made: Made) -> Any | None:
-    """The mask ``m`` of ``jnp.sum(~m)``, which is the size of `m` less ``jnp.sum(m)``.
-
-    Args:
-        made: The equation of a sum.
-
-    Returns:
-        The mask; None if the equation is another sum.
-    """
+    """The mask ``m`` of ``jnp.sum(~m)``, which is the size of `m` less ``jnp.sum(m)``."""
     found: Made | None = made
     for name in ("convert_element_type", "not"):
         found = None if found is None else equation_of(found.operands[0])

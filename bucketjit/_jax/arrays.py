@@ -44,11 +44,7 @@ class NotPlaced(ValueError):
 def array_from_host(
     host: np.ndarray, weak_type: bool, like: jax.Array, exactly: bool = False
 ) -> jax.Array:
-    """A ``jax.Array`` with the contents of ``host`` on the devices of ``like``; see `host_placer`.
-
-    Raises:
-        NotPlaced: ``exactly`` is set, and the shape cannot have the sharding of ``like``.
-    """
+    """An array with the contents of ``host`` on the devices of ``like``; see `host_placer`."""
     return host_placer(host.shape, host.dtype, weak_type, like, exactly)(host)
 
 
@@ -67,19 +63,6 @@ def host_placer(
 
     On several devices the arrays get the sharding of ``like``, without the axes of the mesh that
     would cut unequal parts: JAX demands equal ones.
-
-    Args:
-        shape: Shape of the host arrays.
-        dtype: Their dtype.
-        weak_type: Whether the results are weakly typed.
-        like: The array whose sharding, and whose commitment to it, the results get.
-        exactly: Whether the sharding must be that of ``like`` with all its axes.
-
-    Returns:
-        The function.
-
-    Raises:
-        NotPlaced: ``exactly`` is set, and the sharding of ``like`` would cut unequal parts.
     """
     single = _single_device(like.sharding)
     if single is None:
@@ -110,14 +93,6 @@ def array_of_parts(
 
     ``jax.make_array_from_single_device_arrays`` needs each part on its device first, which takes 60
     us a part. Both end in ``xla_client.batched_device_put`` (since 0.4.9).
-
-    Args:
-        shape: The shape of the whole array.
-        sharding: Its sharding.
-        parts: The part of each device, in host memory. The array has the dtype that JAX gives to an
-            array of theirs.
-        devices: The devices.
-        weak_type: Whether it is weakly typed.
     """
     dtype = jax.dtypes.canonicalize_dtype(parts[0].dtype)
     aval = array_type(shape, dtype, weak_type)
@@ -131,10 +106,6 @@ def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
 
     ``lax.convert_element_type`` would compile a program. JAX's class of arrays (``ArrayImpl``,
     since 0.4) makes it of the buffers.
-
-    Args:
-        array: An array, on any devices.
-        weak_type: Whether the result is weakly typed.
     """
     if getattr(array, "weak_type", False) == weak_type:  # typed keys have no such attribute
         return array

@@ -59,15 +59,6 @@ def compile_here(lowered: jax.stages.Lowered) -> Any:
     client that keeps the bytes replaces that of the program (``MeshComputation.compile_args``,
     since 0.4; no public argument does this). `serialized` uses the bytes, `forget_bytes` drops
     them.
-
-    Args:
-        lowered: The program.
-
-    Returns:
-        The compiled program.
-
-    Raises:
-        Exception: Whatever ``lowered.compile()`` raises.
     """
     arguments = lowered._lowering.compile_args
     client = arguments.get("backend")
@@ -134,14 +125,6 @@ def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
 
     A jitted function compiles again for arguments of another placement. The executable behind it
     (``MeshExecutable.unsafe_call``, since 0.4) takes arguments of any placement.
-
-    Args:
-        compiled: The result of ``lower().compile()``, or the executable that it wraps.
-        argument: Makes an argument from its position among all arguments and its type.
-
-    Raises:
-        NotPlain: The executable has constants of this process as arguments.
-        Exception: Whatever ``argument`` or the run raises.
     """
     if getattr(getattr(compiled, "_params", None), "const_args", None):
         raise NotPlain("it holds objects of this process")
@@ -160,10 +143,6 @@ def as_stage(compiled: Any, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     """A compiled program as ``jax.stages.Compiled``, which it is not if it was read from a file.
 
     The constructor of that class is not documented (checked in 0.10 and 0.12).
-
-    Args:
-        compiled: The program, as `bucketjit._compile.executable.Executable` keeps it.
-        lowered: What it was compiled from, or would have been.
     """
     if isinstance(compiled, jax.stages.Compiled):
         return compiled

@@ -43,19 +43,7 @@ class ThreadConfig:
         self._local = [(config, config.get_local()) for config in _configs()]
 
     def run(self, work: Callable[..., _T], *args: object) -> _T:
-        """Call ``work`` in this thread, under the configuration of the thread that made this.
-
-        Args:
-            work: The function.
-            *args: Its arguments.
-
-        Returns:
-            The result of ``work``.
-
-        Raises:
-            RuntimeError: A state was set that cannot be handed over.
-            Exception: Whatever ``work`` raises.
-        """
+        """Call ``work`` in this thread, under the configuration of the thread that made this."""
         with ExitStack() as before:
             for config, value in self._local:
                 if (now := config.get_local()) is not value:

@@ -22,41 +22,18 @@ class StoreLost(Exception):
 
 
 class Store:
-    """The key-value store of the job.
-
-    Args:
-        client: JAX's client of it.
-    """
+    """The key-value store of the job."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     def set(self, key: str, value: str) -> None:
-        """Write a value, over another one if there is one.
-
-        Args:
-            key: The key.
-            value: The value.
-
-        Raises:
-            StoreLost: The store does not answer.
-        """
+        """Write a value, over another one if there is one."""
         with _answering():
             self._client.key_value_set(key, value, True)
 
     def publish(self, key: str, value: str) -> str:
-        """Write a value, unless there is one.
-
-        Args:
-            key: The key.
-            value: The value.
-
-        Returns:
-            The value that is there now.
-
-        Raises:
-            StoreLost: The store does not answer.
-        """
+        """Write a value, unless there is one."""
         try:
             self._client.key_value_set(key, value, False)
         except jax.errors.JaxRuntimeError as error:
@@ -66,18 +43,7 @@ class Store:
         return value
 
     def get(self, key: str, seconds: float) -> str | None:
-        """Read a value, and wait for it if need be.
-
-        Args:
-            key: The key.
-            seconds: How long to wait.
-
-        Returns:
-            The value; None if there was none in that time.
-
-        Raises:
-            StoreLost: The store does not answer.
-        """
+        """Read a value, and wait for it if need be."""
         try:
             value: str = self._client.blocking_key_value_get(key, max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as error:
@@ -87,27 +53,13 @@ class Store:
         return value
 
     def under(self, prefix: str) -> dict[str, str]:
-        """The values whose keys begin with a prefix, by the rest of the key.
-
-        Args:
-            prefix: The prefix, with a slash at its end.
-
-        Raises:
-            StoreLost: The store does not answer.
-        """
+        """The values whose keys begin with a prefix, by the rest of the key."""
         with _answering():
             found = self._client.key_value_dir_get(prefix)
         return {key.removeprefix(prefix): value for key, value in found}
 
     def delete(self, key: str) -> None:
-        """Delete a key; all keys that begin with it, if it ends with a slash.
-
-        Args:
-            key: The key.
-
-        Raises:
-            StoreLost: The store does not answer.
-        """
+        """Delete a key; all keys that begin with it, if it ends with a slash."""
         with _answering():
             self._client.key_value_delete(key)
 

@@ -26,16 +26,6 @@ def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
     """The operations of a module that are not trusted, in words.
 
     ``jax.export`` looks at custom calls when it writes a module, not when it reads one.
-
-    Args:
-        artifact: A portable artifact of StableHLO.
-        allowed: The targets of custom calls that are trusted.
-
-    Returns:
-        Custom calls of other targets, and operations of unknown dialects; empty if there are none.
-
-    Raises:
-        BadModule: The bytes are no such artifact.
     """
     found: dict[str, None] = {}
     for name, target in _operations(artifact):
@@ -48,14 +38,7 @@ def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
 
 
 def custom_call_targets(artifact: bytes) -> list[str]:
-    """The targets of the custom calls of a module, sorted.
-
-    Args:
-        artifact: A portable artifact of StableHLO.
-
-    Raises:
-        BadModule: The bytes are no such artifact.
-    """
+    """The targets of the custom calls of a module, sorted."""
     return sorted({target for _, target in _operations(artifact) if target is not None})
 
 

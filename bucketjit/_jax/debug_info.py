@@ -45,17 +45,6 @@ def as_user_code(
 
     JAX reads this off the private attribute ``__fun_debug_info__`` (since 0.6). ``__wrapped__``,
     which is public, gives names only to functions with the same arguments.
-
-    Args:
-        wrapper: The function that JAX traces.
-        fn: The user's function.
-        args: Positional arguments of ``fn``: arrays or their types.
-        kwargs: Its keyword arguments, likewise.
-        traced: For each leaf of ``(args, kwargs)``, whether the wrapper has a tracer for it; None
-            if it has all.
-
-    Returns:
-        The wrapper.
     """
     if lacking(Without.LINES):
         return wrapper
@@ -70,16 +59,7 @@ def as_user_code(
 
 
 def derived(wrapper: F, fn: Callable[..., Any], name: str) -> F:
-    """Have JAX's messages about a derivative name the line of its function.
-
-    Args:
-        wrapper: The derivative.
-        fn: The function.
-        name: How messages of bucketjit name the derivative.
-
-    Returns:
-        The derivative.
-    """
+    """Have JAX's messages about a derivative name the line of its function."""
     wrapper.__name__ = name
     wrapper.bucketjit_derived_from = fn  # type: ignore[attr-defined]
     return wrapper
@@ -95,17 +75,7 @@ def _source_of(fn: Callable[..., Any]) -> Callable[..., Any]:
 def like_without(
     wrapper: F, fn: Callable[..., Any], positional: Collection[int], keyword: Collection[str]
 ) -> F:
-    """Name a wrapper that binds some arguments of a function after the function.
-
-    Args:
-        wrapper: The wrapper, a function of the other arguments.
-        fn: The function.
-        positional: Positions of the arguments that are bound.
-        keyword: Their names.
-
-    Returns:
-        The wrapper.
-    """
+    """Name a wrapper that binds some arguments of a function after the function."""
     functools.update_wrapper(wrapper, fn, updated=())
     wrapper.__signature__ = None  # type: ignore[attr-defined]
     with contextlib.suppress(TypeError, ValueError):  # a built-in function may have no signature

@@ -48,16 +48,7 @@ def is_started() -> bool:
 
 
 def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
-    """``lax.platform_dependent``, which traces ``cpu`` alone where the CPU is the only platform.
-
-    Args:
-        *operands: Operands of both functions.
-        cpu: The function for the CPU.
-        default: The function for other platforms.
-
-    Returns:
-        The results of the function of the platform that the program runs on.
-    """
+    """``lax.platform_dependent``, which traces ``cpu`` alone where the CPU is the only platform."""
     if only_on_cpu():
         return cpu(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)

@@ -39,11 +39,6 @@ def assert_sizes(holds: Any, message: str, *found: Any) -> None:
 
     It is checked when the sizes of the module are fixed, before XLA compiles it. ``jax.export``
     makes such assertions for constraints of its scope only, which cannot be ``!=``.
-
-    Args:
-        holds: A traced bool that depends on sizes alone.
-        message: What the error says; ``{0}`` is the first of ``found``.
-        *found: Traced sizes.
     """
     _shape_poly.shape_assertion(holds, *found, error_message=message)
 
@@ -88,17 +83,6 @@ def with_derivatives(
 
     ``Exported.vjp`` traces when it is called, through the field ``_get_vjp`` (since 0.4.31). No
     argument of ``jax.export.export`` says in which context.
-
-    Args:
-        exported: The exported function (``jax.export.Exported``).
-        order: How many orders of derivatives to export now; further ones are exported on demand.
-        patched: Makes the context.
-
-    Returns:
-        The exported function.
-
-    Raises:
-        Exception: Whatever exporting a derivative raises.
     """
     own = exported._get_vjp
     exported = without_assertion_effects(exported)
@@ -115,11 +99,7 @@ def with_derivatives(
 
 
 def register_namedtuples(tree: Any) -> None:
-    """Let ``jax.export`` write the named tuples in a tree, by the names that import them.
-
-    Args:
-        tree: The ``PyTreeDef``.
-    """
+    """Let ``jax.export`` write the named tuples in a tree, by the names that import them."""
     node = tree.node_data()
     kind = None if node is None else node[0]
     if kind is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -131,24 +111,13 @@ def register_namedtuples(tree: Any) -> None:
 
 
 def register_named_in(raw: bytes) -> None:
-    """Let ``jax.export`` read the named tuples in a module. Nothing but JAX is imported for it.
-
-    Args:
-        raw: The bytes.
-
-    Raises:
-        ImportError: A module is not imported, or has no such class.
-    """
+    """Let ``jax.export`` read the named tuples in a module. Nothing but JAX is imported for it."""
     for module, name in set(_NAMED_IN.findall(raw)):
         _register(_named(module.decode(), name.decode()))
 
 
 def _named(module: str, name: str) -> Any:
-    """The named tuple of a module.
-
-    Raises:
-        ImportError: There is none.
-    """
+    """The named tuple of a module."""
     found: Any = sys.modules.get(module)
     if found is None:
         if module.split(".")[0] != "jax":  # a file must not choose what is imported

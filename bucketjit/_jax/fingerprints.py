@@ -41,12 +41,6 @@ def parts_of(value: Any) -> Sequence[Any] | None:
     Non-public: no public name has these types. They are literals with a dtype
     (``literals.TypedInt``, since 0.7), trees (``flattree``, since 0.9), hijax primitives
     (``numpy.hijax``, since 0.10) and dataclasses of JAX.
-
-    Args:
-        value: A parameter of an equation, or a part of one.
-
-    Returns:
-        The parts; None for any other value, which `text_of` may know.
     """
     kind = type(value)
     if kind.__module__ == "jax._src.literals" and kind.__mro__[1] in (int, float, complex):
@@ -70,12 +64,6 @@ def text_of(value: Any) -> str | None:
 
     The text is equal in every process. Non-public: no public name has these types of parameters
     (``core``, ``sharding_impls`` and ``shape_poly``, since 0.4.36).
-
-    Args:
-        value: A parameter of an equation, or a part of one.
-
-    Returns:
-        The text; None for an object of which no such text is known.
     """
     kind = type(value)
     if kind is jax.core.ShapedArray:
@@ -123,9 +111,6 @@ def is_name_of_axis(effect: Any) -> bool:
     """Whether an effect only says that a collective names an axis.
 
     The equation has the name as a parameter (``core.NamedAxisEffect``, since 0.4.36).
-
-    Args:
-        effect: An effect of a jaxpr.
     """
     return isinstance(effect, _core.NamedAxisEffect)
 

@@ -31,16 +31,7 @@ AnyJaxpr = Jaxpr | ClosedJaxpr
 
 
 def struct_of(aval: Any, shape: Sequence[Any] | None = None) -> jax.ShapeDtypeStruct:
-    """A ``ShapeDtypeStruct`` to trace with, like ``aval``.
-
-    Args:
-        aval: The abstract value.
-        shape: Its shape in the place of that of ``aval``; None to keep that.
-
-    Returns:
-        The struct, weakly typed if ``aval`` is. A value without a shape, such as a token, gets
-        ``()``.
-    """
+    """A ``ShapeDtypeStruct`` to trace with, like ``aval``."""
     weak = bool(getattr(aval, "weak_type", False))
     shape = getattr(aval, "shape", ()) if shape is None else shape
     return jax.ShapeDtypeStruct(tuple(shape), aval.dtype, weak_type=weak)
@@ -174,17 +165,6 @@ def rebuilt_jaxpr(
     """A copy of a jaxpr with other variables and equations.
 
     ``jax.extend`` cannot make a jaxpr from another one (``Jaxpr.replace``, since 0.4).
-
-    Args:
-        original: The jaxpr, closed or open.
-        constvars: Variables of the constants.
-        consts: Values of the constants, for a closed jaxpr.
-        invars: Variables of the arguments.
-        outvars: Variables, or literals, of the results.
-        eqns: The equations.
-
-    Returns:
-        The copy, closed over ``consts`` if the original is closed.
     """
     jaxpr = open_jaxpr(original)[0]
     lists = {
@@ -262,13 +242,6 @@ def stage(fn: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, list[An
     Primitives such as ``remat`` take closed-over values (run-time sizes, say) as operands.
     ``jax.make_jaxpr`` leaves them in constvars, and only ``partial_eval.convert_constvars_jaxpr``
     (since 0.2) moves them in every version.
-
-    Args:
-        fn: The function.
-        operands: Arrays or structs to trace it at.
-
-    Returns:
-        The open jaxpr, and the values of its leading inputs.
     """
     closed = jax.make_jaxpr(fn)(*operands)
     return _partial_eval.convert_constvars_jaxpr(open_jaxpr(closed)[0]), list(closed.consts)
@@ -291,13 +264,6 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
 
     The primitive's method ``expand`` is its definition, and no public name reaches it. The method
     takes and returns trees, which only ``in_tree`` and ``out_tree`` of the primitive describe.
-
-    Args:
-        prim: The primitive.
-        avals: Types of the operands.
-
-    Returns:
-        A closed jaxpr from the leaves of the operands to the leaves of the results.
     """
 
     def flat(*values: Any) -> list[Any]:

@@ -30,16 +30,6 @@ def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
 
     ``jit`` drops those that the function does not read (``MeshComputation.compile_args``, since
     0.4; no public name says which).
-
-    Args:
-        lowered: The lowered function.
-
-    Returns:
-        Their positions.
-
-    Raises:
-        BadModule: The module calls back into Python, keeps an order of effects, is for several
-            devices, or takes constants of this process as arguments.
     """
     arguments = lowered._lowering.compile_args
     if arguments.get("host_callbacks") or arguments.get("keepalive"):
@@ -61,9 +51,6 @@ def _main(module: Module) -> Any:
 
 class Building:
     """The body of a new ``main``. Every method adds operations, and returns their result.
-
-    Args:
-        old: The module, and the function that was its ``main``.
 
     Attributes:
         old: See above.
@@ -112,17 +99,7 @@ class Building:
         arg_attributes: Sequence[Mapping[str, Any]],
         result_attributes: Sequence[Mapping[str, Any]],
     ) -> Iterator[None]:
-        """Add the function; the operations of its body are added within this context.
-
-        Args:
-            inputs: Types of its arguments.
-            results: Types of its results.
-            arg_attributes: Attributes of each argument, texts or attributes of MLIR.
-            result_attributes: Attributes of each result, likewise.
-
-        Yields:
-            None.
-        """
+        """Add the function; the operations of its body are added within this context."""
         with _ir.InsertionPoint.at_block_begin(self.old.module.body):
             kind = _ir.FunctionType.get(list(inputs), list(results))
             function = _func.FuncOp("main", kind, visibility="public")
@@ -222,18 +199,7 @@ def aliased_result(attributes: Mapping[str, Any]) -> int | None:
 
 @contextmanager
 def new_main(module: Module, name: str) -> Iterator[Building]:
-    """Replace ``main``, which becomes a private function, and verify the module at the end.
-
-    Args:
-        module: The module, which is changed.
-        name: The new name of the old function.
-
-    Yields:
-        What builds the new function.
-
-    Raises:
-        BadModule: What was built is not valid.
-    """
+    """Replace ``main``, which becomes a private function, and verify the module at the end."""
     old = without_main(module, name)
     with module.context, _ir.Location.unknown():
         yield Building(old)

@@ -190,15 +190,6 @@ def module(name: str) -> Any:
     """Import a module of `USES`; one that JAX lacks is replaced by an empty module of its name.
 
     So `_look_up` can list every missing name, instead of the first import failing.
-
-    Args:
-        name: The name, below ``jax._src`` unless it begins with ``jax.``.
-
-    Returns:
-        The module.
-
-    Raises:
-        ImportError: The module exists and its own imports fail.
     """
     full = _full(name)
     try:
@@ -248,14 +239,7 @@ def _told(missing: Sequence[str]) -> str:
 
 
 def _look_up() -> dict[Without, list[str]]:
-    """Look up all names of `USES`, and warn of the features that are left out.
-
-    Returns:
-        The features that are left out, each with the names that it lacks.
-
-    Raises:
-        VersionError: Essential names are missing.
-    """
+    """Look up all names of `USES`, and warn of the features that are left out."""
     missing = _looked_up(USES)
     if essential := [name for name, withouts in missing.items() if None in withouts]:
         raise VersionError(_told(essential))

@@ -57,13 +57,6 @@ def operation_with_number(name: str) -> Callable[..., Any]:
     float is refused: it may nearly cancel, and the error of float32 then shows. So is a product or
     quotient that may overflow or underflow in float32. With 64-bit types enabled, the trace
     computes in float64 as Python does, and nothing is marked or refused.
-
-    Args:
-        name: Name of the operator, such as ``"__mul__"``.
-
-    Returns:
-        The replacement of the operator. It raises ``TypeError`` for a refused operation, and
-        ``ZeroDivisionError`` for a division by the number 0.
     """
     plain = getattr(_shape_poly._DimExpr, name)
     divides, is_quotient = name == "__truediv__", "truediv" in name
@@ -98,12 +91,6 @@ def whole_operation(name: str) -> Callable[..., Any]:
 
     With a float the result jumps, so an error of float32 could change it by 1: the hook raises
     ``TypeError``.
-
-    Args:
-        name: Name of the operator, such as ``"__floordiv__"``.
-
-    Returns:
-        The replacement of the operator.
     """
     plain = getattr(_shape_poly._DimExpr, name)
     divides = not name.startswith("__r")
@@ -139,10 +126,6 @@ def power(self: Any, power: Any, modulo: object = None) -> Any:
     """The hook for ``size ** power``: a float power, or a negative one, makes a number of sizes.
 
     The power is limited so that no result leaves float32.
-
-    Raises:
-        TypeError: JAX refuses this power.
-        ValueError: JAX refuses this power.
     """
     if _is_left_alone(power):
         return _plain_pow(self, power, modulo)
@@ -160,9 +143,6 @@ def exponent(self: object, base: object, modulo: object = None) -> Any:
     """The hook for ``base ** size``, which refuses it in user code.
 
     In the trace ``2 ** n`` wraps around, and ``0.999 ** n`` is off by more than one rounding.
-
-    Raises:
-        TypeError: User code computes it.
     """
     if _is_left_alone(base) or not caller_is_user():
         return _plain_rpow(self, base, modulo)
@@ -211,12 +191,6 @@ def reporting_conversion(name: str) -> Callable[..., Any]:
 
     User code may catch the refusal and go on in another way than the unpadded run, so it is
     reported if the tracer is a number of sizes.
-
-    Args:
-        name: Name of the method of tracers, such as ``"__float__"``.
-
-    Returns:
-        The replacement of the method, which raises what the method raises.
     """
     plain = getattr(jax.core.Tracer, name)
 

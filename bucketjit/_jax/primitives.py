@@ -88,15 +88,6 @@ def called_jaxpr(params: Mapping[str, Any]) -> Any:
     """The program that an equation with a primitive of `CALLS` runs.
 
     The name of its parameter differs from primitive to primitive.
-
-    Args:
-        params: Parameters of the equation.
-
-    Returns:
-        The program, as the equation holds it.
-
-    Raises:
-        StopIteration: No parameter holds a program.
     """
     return next(params[name] for name in _CALLED if name in params)
 
@@ -112,13 +103,6 @@ def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | No
     function that ``mlir.lower_fun`` made the lowering from, which no public name returns
     (``mlir._lowerings``, since 0.4). Only the lowering for all platforms counts: that for one
     platform may be a library call.
-
-    Args:
-        primitive: The primitive.
-
-    Returns:
-        The function of operands and parameters, and whether it returns a list; None if there is no
-        such function.
     """
     run = primitive.impl
     if not (isinstance(run, functools.partial) and run.func.__name__ == "apply_primitive"):
@@ -136,13 +120,6 @@ def lower_by(primitive: Primitive, function: Callable[..., Any]) -> Primitive:
     """Let JAX lower a primitive of bucketjit as a function written in JAX.
 
     ``mlir.register_lowering`` (since 0.4) is public in ``jax.interpreters`` alone.
-
-    Args:
-        primitive: The primitive; it has several results.
-        function: The function of its operands and parameters.
-
-    Returns:
-        The primitive.
     """
     mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
     return primitive

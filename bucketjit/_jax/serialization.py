@@ -35,10 +35,6 @@ def compilation_cache() -> tuple[str, float, int] | None:
     JAX's default for the least compile time suits all functions, most of which are never compiled
     again. Buckets are compiled again in the next process, so the default counts as 0 seconds here.
     The flags are public, but have no types (since 0.4.1).
-
-    Returns:
-        Its directory, the least compile time in seconds of an executable that is kept, and its
-        most bytes (-1: no bound). None if the cache is off or not in a directory of this machine.
     """
     directory = _flags.jax_compilation_cache_dir
     if not directory or not _flags.jax_enable_compilation_cache or "://" in directory:
@@ -88,11 +84,7 @@ class Placement:
 
     @classmethod
     def on(cls, device: jax.Device) -> Placement:
-        """Everything is on one device.
-
-        Args:
-            device: The device.
-        """
+        """Everything is on one device."""
         return cls((device,))
 
     @property
@@ -102,15 +94,7 @@ class Placement:
         return next(d for d in self.devices if d.process_index == here)
 
     def shardings(self, arguments: int, results: int) -> tuple[list[Any], list[Any]]:
-        """The sharding of each argument and of each result.
-
-        Args:
-            arguments: How many arguments there are.
-            results: How many results there are.
-
-        Raises:
-            ValueError: It is a placement of another number of them.
-        """
+        """The sharding of each argument and of each result."""
         if not self.arguments:
             one = jax.sharding.SingleDeviceSharding(self.device)
             return [one] * arguments, [one] * results
@@ -130,16 +114,6 @@ def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, .
     pickle can run any code. For a plain executable (its placement is known, no effects, no
     callbacks) that object can be made again from the types of its arguments
     (``pxla.UnloadedMeshExecutable``, since 0.4.30), so only the bytes are needed.
-
-    Args:
-        compiled: The result of ``lower().compile()``.
-        placement: The placement that it should have.
-
-    Returns:
-        The bytes, and the positions, sorted.
-
-    Raises:
-        NotPlain: The executable is not plain, is placed elsewhere, or XLA cannot write it.
     """
     around = getattr(compiled._executable, "_unloaded_executable", None)
     if around is None or not isinstance(around, _pxla.UnloadedMeshExecutable):
@@ -182,17 +156,6 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
     for a device of its own: there XLA would read the bytes, and run them on no device. So XLA
     gets the devices as well, in options, as JAX's own cache gives them (``CompileOptions`` and
     ``DeviceAssignment`` of ``xla_client``). The other options are of no use after the compile.
-
-    Args:
-        raw: The bytes.
-        placement: Where the executable will run: on the devices that they were compiled for, or on
-            as many of the same kind.
-
-    Returns:
-        The executable of XLA, for `loaded_function`.
-
-    Raises:
-        Exception: The bytes are no executable for these devices.
     """
     device = placement.device
     if device.platform == "cpu" and b"lapack_" in raw:
@@ -227,27 +190,6 @@ def loaded_function(
     dispatches arguments whose types and placements it has seen. Other arguments reach
     `_Loaded.meet`, which checks them first. ``jax.stages.Compiled`` does not check weak types, and
     raises for arguments in another placement.
-
-    Args:
-        xla: The executable, from `deserialized`.
-        kept: Positions of the arguments that it takes, among all.
-        name: The name of the function in profiles.
-        in_avals: Types of all arguments.
-        out_avals: Types of the results.
-        out_tree: Tree of the results.
-        placement: Where it runs.
-        check: Called with the positional and the keyword arguments when their types or placements
-            are new; raises if the executable does not take them.
-        fresh: A jitted function of the same program. It serves arguments that are placed elsewhere,
-            and calls under ``jax.disable_jit``.
-        failed: Called with the error of a first run that failed, which ``fresh`` then serves: bytes
-            may be readable and still lack what a run needs.
-
-    Returns:
-        The function, and JAX's object around the executable, which has its memory and cost.
-
-    Raises:
-        Exception: The executable does not fit these types or this placement.
     """
     taken = xla, kept, name, in_avals, out_avals, out_tree, placement, check, fresh, failed
     loaded = _Loaded(*taken)
@@ -283,12 +225,9 @@ class _Loaded:
         fresh: Callable[..., Any],
         failed: Callable[[Exception], None],
     ) -> None:
-        self._failed = failed
+        self._failed, self._check, self._fresh = failed, check, fresh
         self._runs: bool | None = None  # whether a first run succeeded; None before it
-        self._check = check
-        self._fresh = fresh
-        self._out_tree = out_tree
-        self._placement = placement
+        self._out_tree, self._placement = out_tree, placement
         self._kept = frozenset(kept)
         self._avals, self._count = in_avals, len(in_avals)
         self._servers: dict[tuple[bool, PyTreeDef], Callable[..., tuple[Any, Any, bool]]] = {}
@@ -333,36 +272,12 @@ class _Loaded:
         }
 
     def without_jit(self, *args: object, **kwargs: object) -> Any:
-        """Serve a call under ``jax.disable_jit``, by ``fresh``.
-
-        Args:
-            *args: Positional arguments of the call.
-            **kwargs: Keyword arguments of the call.
-
-        Returns:
-            The results.
-
-        Raises:
-            Exception: Whatever ``check`` or ``fresh`` raises.
-        """
+        """Serve a call under ``jax.disable_jit``, by ``fresh``."""
         self._check(args, kwargs)
         return self._fresh(*args, **kwargs)
 
     def meet(self, *args: object, **kwargs: object) -> tuple[Any, Any, bool]:
-        """Serve a call whose types or placements of arguments the C++ half has not seen.
-
-        Args:
-            *args: Positional arguments of the call.
-            **kwargs: Keyword arguments of the call.
-
-        Returns:
-            The results; the data with which the C++ half serves such arguments itself, or None if
-            it has to call this again; and whether to compile again with a profile, which is False.
-
-        Raises:
-            FloatingPointError: ``jax_debug_nans`` found a NaN, and donated arguments are gone.
-            Exception: Whatever ``check``, ``fresh`` or the executable raises.
-        """
+        """Serve a call whose types or placements of arguments the C++ half has not seen."""
         self._check(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         committed = self._placed_here(leaves)

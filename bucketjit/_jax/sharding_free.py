@@ -23,15 +23,6 @@ def without_sharding(module: Module) -> bool:
     JAX writes it for functions on one device too, for random keys and for calls of LAPACK. There
     it means nothing, but readers that know StableHLO alone refuse it. No public name of JAX
     changes a module; jaxlib's bindings of MLIR do.
-
-    Args:
-        module: A module for one device, which is changed.
-
-    Returns:
-        Whether there was any.
-
-    Raises:
-        BadModule: It is for several devices.
     """
     needless: list[Any] = []
     changed = False

@@ -61,17 +61,6 @@ def watch_equalities(
 
     To user code, the class of a size is ``int``, as in the unpadded run. The hooks are installed
     while any thread watches. A hook calls the functions of the thread that it runs in.
-
-    Args:
-        found: Called with two sizes, at least one symbolic, that JAX took to be different.
-        used_as_key: Called with a symbolic size that was hashed.
-        used_as_text: Called with the line (as `calling_line` returns it) where user code made a
-            text of a symbolic size, of a type with one in its shape, or of a number computed from
-            sizes.
-        raised: Called with each error that user code gets from a size.
-
-    Yields:
-        None.
     """
     global _hook_users
     with _hook_lock:

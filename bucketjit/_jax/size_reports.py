@@ -21,14 +21,7 @@ watching = threading.local()
 
 
 def fail(error: Exception) -> NoReturn:
-    """Raise an error from a hook, and report it if the hook runs for user code.
-
-    Args:
-        error: The error.
-
-    Raises:
-        Exception: ``error``.
-    """
+    """Raise an error from a hook, and report it if the hook runs for user code."""
     report_raised(error)
     raise error
 

@@ -91,18 +91,7 @@ def _listening(context: Any) -> Iterator[list[str]]:
 
 
 def read_module(artifact: bytes) -> Module:
-    """The module of a portable artifact (``stablehlo.deserialize_portable_artifact`` of jaxlib).
-
-    Args:
-        artifact: The artifact. It must be trusted: the parser of jaxlib crashes on some bytes that
-            somebody has altered on purpose.
-
-    Returns:
-        The module, in a context of its own.
-
-    Raises:
-        BadModule: These bytes are no such artifact, or one of a version that is too new.
-    """
+    """The module of a portable artifact (``stablehlo.deserialize_portable_artifact`` of jaxlib)."""
     if not artifact.startswith(MAGIC):
         raise BadModule("it does not begin like MLIR bytecode")
     context = mlir.make_ir_context()
@@ -118,19 +107,7 @@ def read_module(artifact: bytes) -> Module:
 
 
 def write_module(module: Module, version: str | None = None) -> bytes:
-    """A module as a portable artifact (``serialize_portable_artifact`` of jaxlib).
-
-    Args:
-        module: The module.
-        version: The version of StableHLO to write it for. By default one that readers of the last
-            four weeks know, which ``jax.export`` writes too.
-
-    Returns:
-        The artifact.
-
-    Raises:
-        BadModule: The module has operations or types that this version lacks.
-    """
+    """A module as a portable artifact (``serialize_portable_artifact`` of jaxlib)."""
     version = version or _version_to_write()
     write = _lib._jax.mlir.serialize_portable_artifact
     with _listening(module.context) as told:
@@ -246,15 +223,7 @@ class Wrapped(NamedTuple):
 
 
 def without_main(module: Module, name: str) -> Wrapped:
-    """Rename ``main``, make it private, and take its attributes, which name results of ``main``.
-
-    Args:
-        module: The module, which is changed.
-        name: The new name; a number is added if it is taken.
-
-    Returns:
-        The module and what the old ``main`` was.
-    """
+    """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
     with module.context, _ir.Location.unknown():
         table = _ir.SymbolTable(module.operation)
         old = table[_MAIN]
@@ -278,17 +247,6 @@ def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int,
     A new ``main`` with static types converts its arguments and calls the old one. Then XLA's pass
     of shape refinement (``refine_polymorphic_shapes`` of jaxlib, which JAX runs before it compiles
     an exported function) finds the other sizes. Nothing is traced.
-
-    Args:
-        module: The module, which is changed.
-        shapes: The shape of each argument of ``main``.
-        fixed: The value of each int32 scalar argument that is to become a constant, by position.
-
-    Returns:
-        The new module as a portable artifact.
-
-    Raises:
-        BadModule: A shape assertion in the module does not hold, or a size remains open.
     """
     old = without_main(module, "dynamic_main")
     kept = [i for i in range(len(old.inputs)) if i not in fixed]
@@ -370,15 +328,6 @@ def compile_module(module: Module) -> Any:
     """Compile a module for the default device of this process, as a PJRT client in C++ does.
 
     No public function compiles StableHLO (``Client.compile_and_load`` of jaxlib, since 0.6).
-
-    Args:
-        module: The module.
-
-    Returns:
-        The loaded executable of jaxlib.
-
-    Raises:
-        BadModule: XLA does not compile it.
     """
     written = io.BytesIO()
     module.operation.write_bytecode(written)

@@ -51,11 +51,7 @@ def hide_own_frames() -> None:
 
 
 def boundary(function: F) -> F:
-    """A function whose errors are `shortened`.
-
-    Args:
-        function: The function.
-    """
+    """A function whose errors are `shortened`."""
 
     @functools.wraps(function)
     def shortening(*args: Any, **kwargs: Any) -> Any:
@@ -78,9 +74,6 @@ def shortened(error: Exception) -> None:
 
     JAX's ``traceback_util.api_boundary`` does this for the frames of JAX (since 0.2.1). No public
     function does.
-
-    Args:
-        error: The error.
     """
     mode = "off" if lacking(Without.TRACEBACKS) else _util._filtering_mode()
     if mode == "off":

@@ -37,13 +37,6 @@ def equation_of(value: object) -> Made | None:
 
     No public name has the equations of a trace that is not finished
     (``partial_eval.DynamicJaxprTracer.parent``, since 0.7).
-
-    Args:
-        value: Any value.
-
-    Returns:
-        The equation; None for an argument, a constant or the tracer of another transformation, and
-        for an equation with an effect, which does something else each time it runs.
     """
     if not isinstance(value, partial_eval.DynamicJaxprTracer):
         return None
@@ -110,11 +103,7 @@ class Unshared:
 
 @contextmanager
 def unshared_traces() -> Iterator[Unshared]:
-    """A context whose traces are returned neither outside of it nor in another one.
-
-    Yields:
-        What can renew the context.
-    """
+    """A context whose traces are returned neither outside of it nor in another one."""
     with ExitStack() as stack:
         unshared = Unshared(stack)
         unshared.renew()

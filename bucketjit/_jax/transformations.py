@@ -44,9 +44,6 @@ def named_axis(name: Hashable, size: int) -> Iterator[None]:
 
     ``jax.make_jaxpr(axis_env=...)`` is the public way, for a whole trace only
     (``core.extend_axis_env_nd``, since 0.4.36).
-
-    Yields:
-        None.
     """
     with _core.extend_axis_env_nd([(name, size)]):
         yield
@@ -72,9 +69,6 @@ def eval_context() -> Iterator[None]:
     miss what was compiled outside of one. Hence an empty mesh is unset here, and set again
     afterwards. (JAX 0.12 does not distinguish the two. The state is
     ``config.abstract_mesh_context_manager``, since 0.5, in ``mesh`` since 0.11.2.)
-
-    Yields:
-        None.
     """
     name = "abstract_mesh_context_manager"
     mesh: Any = getattr(_config, name, None) or getattr(_mesh, name)
@@ -107,13 +101,6 @@ def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
     The public rule of forward mode does not know whether reverse mode runs it; this one does.
     Since 0.11.1 JAX expects a second kind of residuals, which is left empty. If this JAX expects
     any other number of values from a rule, the primitive gets none.
-
-    Args:
-        primitive: The primitive.
-        rule: Called with whether reverse mode runs, which arguments have tangents, the arguments,
-            and the parameters by name. Returns the results, which of them have tangents, the
-            residuals, and a function from residuals and tangents to the tangents of the results.
-            Or returns None for what JAX does without a rule.
     """
     count = 0 if lacking(Without.GRADIENTS) else parts_of_a_linearization()
     if count not in (4, 5):

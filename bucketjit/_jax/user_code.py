@@ -33,14 +33,6 @@ def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     That is the innermost frame outside of JAX and of bucketjit, whose patches are on the stack
     while JAX traces. Equations of a function that JAX itself jits (``jnp.roll``) have none. No
     public name reads the frames of an equation (``source_info_util.user_frames``, since 0.2.21).
-
-    Args:
-        eqn: The equation.
-        within: The equations around it, outermost first. If ``eqn`` has no line, the innermost of
-            these that has one gives it.
-
-    Returns:
-        The line; ``""`` if no equation has one.
     """
     lines = map(_line_of_equation, (eqn, *reversed(within)))
     return next(filter(None, lines), "")
@@ -64,12 +56,6 @@ def is_code_of_jax(jaxpr: Jaxpr) -> bool:
 
     The public parameters of a call under ``jit`` have only its name, which a function of a user may
     have, too. The file of the function is in ``Jaxpr.debug_info`` (``func_filename``, since 0.5).
-
-    Args:
-        jaxpr: The jaxpr.
-
-    Returns:
-        False also if it is not known.
     """
     name = getattr(jaxpr.debug_info, "func_filename", None)
     return name is not None and name.startswith(_FOLDER_OF_JAX)
@@ -88,13 +74,6 @@ def raising_code(error: BaseException) -> str:
     """The source of what raised an error in user code, such as ``range(x.shape[0])``.
 
     It is in the line that `raising_line` returns.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The source; ``""`` if it is not known, extends over several lines, or is longer than 60
-        characters.
     """
     step = raised_by_user(error)
     if step is None:

@@ -24,12 +24,6 @@ def in_every_row(condition: object) -> Any:
 
     `vmap` turns a ``lax.cond`` whose condition is batched into a select, which runs both branches.
     The condition that this returns is never batched, so the ``lax.cond`` stays one.
-
-    Args:
-        condition: A boolean scalar, or under `vmap` one for each row.
-
-    Returns:
-        A boolean scalar, the same for every row.
     """
     return condition
 
@@ -40,17 +34,7 @@ def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, boo
 
 
 def select(mask: Any, array: Array, value: Any) -> Any:
-    """``array`` where ``mask`` is True, else ``value``; works for every dtype.
-
-    Args:
-        mask: A boolean array that broadcasts to the shape of ``array``.
-        array: Any array; it may hold typed keys.
-        value: A scalar, or an array that broadcasts to the shape of ``array``. It is converted to
-            the dtype of ``array``. For an array of keys, it holds keys or key words.
-
-    Returns:
-        An array of the shape, dtype and sharding of ``array``.
-    """
+    """``array`` where ``mask`` is True, else ``value``; works for every dtype."""
     if is_key(array):
         data = jax.random.key_data(array)
         if hasattr(value, "dtype") and is_key(value):
@@ -79,16 +63,7 @@ def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
 
 
 def take(array: Array, index: Any, axis: int) -> Any:
-    """Positions ``index`` along ``axis``; an index out of range is clamped.
-
-    Args:
-        array: Any array.
-        index: A vector of positions, known at run time.
-        axis: The axis.
-
-    Returns:
-        An array with ``len(index)`` positions along the axis.
-    """
+    """Positions ``index`` along ``axis``; an index out of range is clamped."""
     sharding = explicit_sharding(array)
     # On a mesh with explicit axes a gather needs the sharding of its result, which `jnp.take`
     # does not accept.
@@ -99,16 +74,7 @@ def take(array: Array, index: Any, axis: int) -> Any:
 
 
 def crop(array: Array, axis: int, size: int) -> Any:
-    """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys).
-
-    Args:
-        array: Any array.
-        axis: The axis.
-        size: The size of the result along the axis.
-
-    Returns:
-        ``array`` itself if it has this size.
-    """
+    """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys)."""
     now = array.shape[axis]
     if now > size:
         return lax.slice_in_dim(array, 0, size, axis=axis)
@@ -129,17 +95,7 @@ def extend(array: Array, axis: int, low: int, high: int) -> Any:
 
 
 def shift_left(array: Array, axis: int, by: Any, size: int | None = None) -> Any:
-    """``out[i] = array[i + by]`` along ``axis`` for a run-time ``by >= 0``.
-
-    Args:
-        array: Any array.
-        axis: The axis.
-        by: Run-time int32 scalar. Positions beyond the end of ``array`` read zeros.
-        size: Size of the result along the axis; that of ``array`` by default.
-
-    Returns:
-        The shifted array.
-    """
+    """``out[i] = array[i + by]`` along ``axis`` for a run-time ``by >= 0``."""
     size = array.shape[axis] if size is None else size
     wide = extend(array, axis, 0, size)
     start = jnp.minimum(by, array.shape[axis])
@@ -147,17 +103,7 @@ def shift_left(array: Array, axis: int, by: Any, size: int | None = None) -> Any
 
 
 def shift_right(array: Array, axis: int, by: Any, size: int) -> Any:
-    """``out[i + by] = array[i]`` along ``axis``, with zeros before.
-
-    Args:
-        array: Any array.
-        axis: The axis.
-        by: Run-time int32 scalar, at least 0.
-        size: Size of the result along the axis. Elements shifted beyond it are cut off.
-
-    Returns:
-        The shifted array.
-    """
+    """``out[i + by] = array[i]`` along ``axis``, with zeros before."""
     # A shift by `size` or more leaves zeros only, so `size` zeros in front are enough.
     low = size
     wide = crop(extend(array, axis, low, 0), axis, low + size)
@@ -165,18 +111,7 @@ def shift_right(array: Array, axis: int, by: Any, size: int) -> Any:
 
 
 def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
-    """``out[i] = array[start + i]`` along ``axis``; positions beyond the end read zeros.
-
-    Args:
-        array: Any array.
-        axis: The axis.
-        start: An int or a run-time int32 scalar, ``0 <= start <= last``.
-        size: Size of the result along the axis.
-        last: The greatest possible start. The array is extended just enough for a window there.
-
-    Returns:
-        An array with ``size`` positions along the axis.
-    """
+    """``out[i] = array[start + i]`` along ``axis``; positions beyond the end read zeros."""
     if isinstance(start, int):
         return crop(lax.slice_in_dim(array, start, array.shape[axis], axis=axis), axis, size)
     wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
@@ -191,14 +126,6 @@ def kept_in_memory(array: Array, size: Any) -> Any:
     Without this, XLA may fuse the computation of the array into each of its readers and repeat it
     there. XLA fuses no conditional with the readers of its result, so the array passes through one
     whose condition is always True at run time. Other backends get an optimization barrier.
-
-    Args:
-        array: Any array of numbers.
-        size: A run-time int32 scalar that is never negative. Its value must be unknown to XLA,
-            which would fold the condition otherwise.
-
-    Returns:
-        The array.
     """
 
     def kept(array: Array) -> Any:

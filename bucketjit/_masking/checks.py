@@ -36,16 +36,7 @@ POISONS = ("nan", "low")
 
 
 def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
-    """The scalar that a poison writes into padding of a dtype.
-
-    Args:
-        dtype: Any JAX dtype except typed keys.
-        kind: ``"nan"`` (NaN, the largest integer, True), ``"inf"`` (infinity, the largest integer
-            less 1, True), ``"low"`` (-infinity, the smallest integer, False) or ``"zero"``.
-
-    Returns:
-        A scalar of this dtype.
-    """
+    """The scalar that a poison writes into padding of a dtype."""
     dtype = jnp.dtype(dtype)
     if dtype.kind == "b":
         return np.asarray(kind in ("nan", "inf"))
@@ -58,15 +49,7 @@ def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
 
 
 def poison_equations(which: object, kinds: Sequence[str] = POISONS) -> Callable[[], Hook]:
-    """Make the hook of `interpret` that overwrites the padding of every output of every equation.
-
-    Args:
-        which: Index into ``kinds``; an int or a run-time scalar.
-        kinds: Poisons to choose from; see `poison_value`.
-
-    Returns:
-        A function without arguments that returns the hook: the ``after`` argument of `interpret`.
-    """
+    """The hook of `interpret` that overwrites the padding of every output of every equation."""
 
     def after(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
         return [
@@ -93,17 +76,6 @@ def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
     """Pad like `pad`, with a poison in place of zeros.
 
     Arrays of typed keys are padded with zeros, since a key has no poison.
-
-    Args:
-        value: A NumPy or JAX array, or a `Padded` one.
-        shape: The padded shape.
-        kind: The poison; see `poison_value`.
-
-    Returns:
-        ``value`` itself if it has this shape already, else a new array of this shape.
-
-    Raises:
-        NotPlaced: ``value`` is sharded in a way that an array of this shape cannot be.
     """
     if value.shape == shape or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
         return pad(value, shape)
@@ -115,19 +87,7 @@ def pad_poisoned(value: Any, shape: tuple[int, ...], kind: str) -> Any:
 
 
 def compare(got: object, want: object, what: str, exactly: bool) -> str | None:
-    """Describe the first output that differs between two results.
-
-    Args:
-        got: A pytree of arrays.
-        want: The pytree that ``got`` should equal.
-        what: What ``want`` is, for the message.
-        exactly: True requires equal floats, where all NaNs are equal. False allows the rounding
-            error of the dtype (`_tolerance`), relative to the number itself or to the largest
-            finite number of the output.
-
-    Returns:
-        One sentence, or None if all outputs agree.
-    """
+    """Describe the first output that differs between two results."""
     pairs = jax.tree_util.tree_leaves_with_path(got)
     for (path, a), b in zip(pairs, jax.tree_util.tree_leaves(want), strict=True):
         if problem := _difference(a, b, exactly):
@@ -181,24 +141,6 @@ def blame(
 
     The program is run twice, equation by equation and without compiling it as a whole. The recorded
     outputs are compared in program order.
-
-    Args:
-        program: The program.
-        rules: The rule table.
-        sizes: Logical sizes of the call.
-        bucket: Its padded sizes.
-        size_constants: Its constants that depend on the logical sizes.
-        arguments: Returns the flat arguments, padded with the poison it is called with, or unpadded
-            if it is called with None.
-        exact: True compares with the unpadded run, within rounding. False compares with a second
-            poison and requires equal values.
-
-    Returns:
-        A clause to append to a message, beginning with ``"; "``. An empty string if no equation
-        differs when the program is run equation by equation.
-
-    Raises:
-        MaskingError: An equation has no rule, or its rule refuses.
     """
     if program.computed:  # the recorded outputs cannot be cut to sizes that are not known here
         return ""
@@ -261,16 +203,7 @@ def _record(
 
 
 def failed(name: str, problem: str, blamed: str) -> MaskingError:
-    """Make the error of a check that failed.
-
-    Args:
-        name: The function that was called.
-        problem: The difference, as `compare` describes it.
-        blamed: The equation, as `blame` names it.
-
-    Returns:
-        The error, marked as a defect of bucketjit.
-    """
+    """Make the error of a check that failed."""
     return MaskingError(
         f"{name}: {problem}{blamed}",
         "this is a defect of a masking rule; leave the axis static until it is mended",

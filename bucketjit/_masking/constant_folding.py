@@ -30,13 +30,6 @@ def folded(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
 
     All operands and outputs must be small integer or boolean arrays. A ``select_n`` whose predicate
     is a constant returns the chosen operand, even if that one is traced.
-
-    Args:
-        eqn: An equation without symbolic sizes.
-        operands: Its operands, traced or not.
-
-    Returns:
-        A list with the one output of the equation, or None.
     """
     name = name_of(eqn)
     evaluate = _OF_CONSTANTS.get(name)

@@ -41,25 +41,11 @@ class FilledValues:
         self._made: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
 
     def note(self, value: object, shape: Shape, filled: object) -> None:
-        """Remember the filled version of a value.
-
-        Args:
-            value: An array at padded size.
-            shape: Its logical shape.
-            filled: The same array with its padding filled.
-        """
+        """Remember the filled version of a value."""
         self._made[id(value), current_trace()] = value, str(shape), filled
 
     def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
-        """Replace operands of an elementwise equation by their filled versions.
-
-        Args:
-            eqn: The equation.
-            values: Its operands.
-
-        Returns:
-            The operands to use; ``values`` itself if the equation is not elementwise.
-        """
+        """Replace operands of an elementwise equation by their filled versions."""
         if not self._made or name_of(eqn) not in _READERS:
             return values
         return [self._of(x, v.aval) for x, v in zip(values, eqn.invars, strict=True)]

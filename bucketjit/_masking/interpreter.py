@@ -61,27 +61,7 @@ def interpret(
     after: Callable[[], Hook] | None = None,
     padding: object = None,
 ) -> list[Any]:
-    """Evaluate a symbolic jaxpr on padded arguments.
-
-    Args:
-        jaxpr: An open jaxpr whose shapes may hold symbolic sizes.
-        consts: Values of its constants.
-        args: Its arguments at padded sizes.
-        sizes: Padded and logical sizes of the dimension variables.
-        rules: Masking rule of each primitive.
-        after: Makes the hook of a program. It is called once for this program and once for each run
-            of a program inside it. Hooks poison padding at every step, or keep values in memory.
-        padding: The constant that the padding of the arguments holds, or None if it may hold
-            anything.
-
-    Returns:
-        The outputs at padded sizes. The first logical positions of each symbolic axis are the
-        unpadded result, the rest is arbitrary.
-
-    Raises:
-        MaskingError: An equation has no rule, its rule refuses, or its rule is defective.
-        FloatingPointError: ``jax_debug_nans`` found a NaN.
-    """
+    """Evaluate a symbolic jaxpr on padded arguments."""
     known = KnownPadding()
     if padding is not None:
         for var, value in zip(jaxpr.invars, args, strict=True):
@@ -133,18 +113,7 @@ class _Walk:
         sizes: Mapping[str, tuple[int, Any]] | None = None,
         at: BucketSizes | None = None,
     ) -> list[Any]:
-        """Evaluate an open jaxpr at padded sizes.
-
-        Args:
-            jaxpr: The jaxpr.
-            consts: Values of its constants.
-            args: Its arguments at padded sizes.
-            sizes: Padded and run-time logical size of each dimension variable that the jaxpr adds.
-            at: Other sizes to evaluate it at; None for the current ones.
-
-        Returns:
-            Its outputs at padded sizes.
-        """
+        """Evaluate an open jaxpr at padded sizes."""
         if sizes or at is not None:
             sizes_there = (at or self._sizes).extended(sizes or {})
             # The same values have other padding there, so no filled value may replace one.

@@ -45,12 +45,7 @@ _is_running: ContextVar[Any | None] = ContextVar("is_running", default=None)
 
 @contextmanager
 def loops_only_while(running: Array) -> Iterator[None]:
-    """Restrict the loops that are masked inside the ``with`` block to ``running``.
-
-    Args:
-        running: A boolean scalar of the program. It is joined with the condition of an enclosing
-            block.
-    """
+    """Restrict the loops that are masked inside the ``with`` block to ``running``."""
     token = _is_running.set(_and_around(running))
     try:
         yield
@@ -80,15 +75,7 @@ def holds_loop(eqn: JaxprEqn) -> bool:
 
 
 def has_loop_to_stop(eqn: JaxprEqn) -> bool:
-    """Whether an equation needs its masking rule for a loop, even without symbolic sizes.
-
-    Args:
-        eqn: The equation.
-
-    Returns:
-        True for a loop inside of a body or branch that may not run, and for an equation that has a
-        loop in one of its programs.
-    """
+    """Whether an equation needs its masking rule for a loop, even without symbolic sizes."""
     return (is_inside() and _is_loop(eqn)) or holds_loop(eqn)
 
 

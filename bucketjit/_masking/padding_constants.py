@@ -122,12 +122,6 @@ class KnownPadding:
         Nothing is remembered if the dtype of the value cannot hold the constant exactly as a finite
         normal number, or if its product with the factors may need rounding. The first constant that
         is noted for a value stays.
-
-        Args:
-            value: An array at padded size.
-            shape: Its logical shape.
-            constant: The constant, a scalar.
-            factors: The factors of the value; none by default.
         """
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
             return
@@ -152,29 +146,14 @@ class KnownPadding:
         return known[2] if known is not None and known[1] == str(shape) else None
 
     def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
-        """Whether the padding of a value is known to hold a given constant.
-
-        Args:
-            value: An array at padded size.
-            shape: Its logical shape.
-            constant: The wanted constant. It is compared bit by bit, so 0.0 differs from -0.0.
-
-        Returns:
-            False if it is unknown, or if ``constant`` is an array.
-        """
+        """Whether the padding of a value is known to hold a given constant."""
         kept = self._constant_of(value, shape)
         if kept is None or isinstance(constant, jax.Array) or np.ndim(constant):
             return False
         return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
 
     def follow(self, eqn: JaxprEqn, operands: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Note the constant in the padding of an equation's output, if the operands determine it.
-
-        Args:
-            eqn: An equation whose primitive ran on ``operands`` with its own parameters.
-            operands: Its operands at padded sizes.
-            outs: Its outputs at padded sizes.
-        """
+        """Note the constant in the padding of an equation's output, if operands determine it."""
         name = name_of(eqn)
         transfer = _TABLE.get(name)
         if transfer is None or not hasattr(outs[0], "dtype"):
@@ -244,16 +223,7 @@ def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
 
 
 def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
-    """The result of an operation on two constants.
-
-    Args:
-        name: Name of a primitive: a key of `_ARITHMETIC` or `_CHOICES`.
-        a: A scalar constant.
-        b: Another one of the same dtype.
-
-    Returns:
-        The scalar that XLA computes for certain; None if XLA may round it or choose another one.
-    """
+    """The result of an operation on two constants."""
     with np.errstate(all="ignore"):
         if name in _CHOICES:
             of_zeros = not (a.any() or b.any())

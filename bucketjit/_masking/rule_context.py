@@ -393,15 +393,7 @@ def _padded_param(value: object, sizes: BucketSizes) -> Any:
 
 
 def zeros(ctx: RuleContext, aval: Any) -> Any:
-    """Zeros (or zero keys) of an abstract value, at its padded shape.
-
-    Args:
-        ctx: The context of the equation.
-        aval: An abstract value with a symbolic shape.
-
-    Returns:
-        An array at padded size.
-    """
+    """Zeros (or zero keys) of an abstract value, at its padded shape."""
     shape = ctx.padded_shape(aval.shape)
     if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
         return jnp.zeros(shape, aval.dtype)

@@ -23,11 +23,7 @@ WITHOUT_TYPES = {"psum_invariant": "psum", "all_gather_invariant": "all_gather"}
 
 
 def needs_retyping(eqn: JaxprEqn) -> bool:
-    """Whether an equation cannot run as traced, because types in it say what varies.
-
-    Args:
-        eqn: An equation of a program that is masked.
-    """
+    """Whether an equation cannot run as traced, because types in it say what varies."""
     name = name_of(eqn)
     if name in CASTS or name in WITHOUT_TYPES:
         return True

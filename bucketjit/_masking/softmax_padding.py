@@ -92,15 +92,7 @@ class SoftmaxPadding:
     def note_fill(
         self, eqn: JaxprEqn, filled: Any, shape: Shape, axes: Iterable[int], value: Any
     ) -> None:
-        """Remember the operand of a maximum, which was filled with -inf.
-
-        Args:
-            eqn: The equation whose rule has filled it.
-            filled: The operand with its padding filled.
-            shape: Its logical shape.
-            axes: The axes along which it was filled.
-            value: What it was filled with.
-        """
+        """Remember the operand of a maximum, which was filled with -inf."""
         if name_of(eqn) != "reduce_max" or isinstance(value, jax.Array) or np.ndim(value):
             return
         if not all(is_at_most(1, shape[axis]) for axis in axes):
@@ -111,14 +103,7 @@ class SoftmaxPadding:
             self._filled = eqn, filled
 
     def spares(self, eqn: JaxprEqn, value: Any, shape: Shape, axes: Sequence[int]) -> bool:
-        """Whether an equation reads a value as if its padding were filled with 0.
-
-        Args:
-            eqn: The equation.
-            value: One of its operands.
-            shape: Its logical shape.
-            axes: The axes whose padding must not count.
-        """
+        """Whether an equation reads a value as if its padding were filled with 0."""
         known = self._along.get(id(value))
         return (
             known is not None
@@ -129,13 +114,7 @@ class SoftmaxPadding:
         )
 
     def follow(self, eqn: JaxprEqn, operands: Sequence[Any], outs: Sequence[Any]) -> None:
-        """Note what is known of an equation's output.
-
-        Args:
-            eqn: The equation.
-            operands: Its operands at padded sizes.
-            outs: Its outputs at padded sizes.
-        """
+        """Note what is known of an equation's output."""
         if not self._along:
             return
         step = _STEPS.get(name_of(eqn))

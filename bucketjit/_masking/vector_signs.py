@@ -73,14 +73,7 @@ _NUMBERED = {
 
 
 def hidden_signs(jaxpr: Jaxpr) -> Mapping[int, JaxprEqn]:
-    """Find the factorisations whose signs no result of a program depends on.
-
-    Args:
-        jaxpr: An open jaxpr.
-
-    Returns:
-        The equations, including those in programs inside this one, by their ``id``.
-    """
+    """Find the factorisations whose signs no result of a program depends on."""
     signs = _Signs()
     signs.show(dataflow.follow(signs, jaxpr, [Facts()] * len(jaxpr.invars)))
     return {key: eqn for key, eqn in signs.equations.items() if key not in signs.shown}
@@ -195,15 +188,7 @@ def _makes_diagonal(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
 
 
 def _moved(signs: Signs, place: Callable[[int], int | None]) -> Signs | None:
-    """Move the axes of signs.
-
-    Args:
-        signs: The signs of an operand.
-        place: From an axis of the operand to the axis of the result, or None if it is gone.
-
-    Returns:
-        The signs of the result; None if one of their axes is gone.
-    """
+    """Move the axes of signs."""
     found = set()
     for group, axes in signs:
         places = [at for at in map(place, axes) if at is not None]

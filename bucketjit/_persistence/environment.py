@@ -46,11 +46,7 @@ _NO_MATTER = (
 
 
 def environment(device: jax.Device) -> Mapping[str, str]:
-    """What an executable for a device depends on besides its program, by name.
-
-    Args:
-        device: The device.
-    """
+    """What an executable for a device depends on besides its program, by name."""
     return {**_of_process(device), **_of_now()}
 
 

@@ -37,15 +37,7 @@ def file_name(of: Record) -> str:
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory that another user could write into.
-
-    Args:
-        directory: The directory.
-
-    Raises:
-        Distrusted: Another user owns it or may write into it, or it is no directory.
-        OSError: Its status cannot be read.
-    """
+    """Refuse a directory that another user could write into."""
     told = directory.stat()
     if not stat.S_ISDIR(told.st_mode):
         raise Distrusted(f"{directory} is not a directory")
@@ -53,11 +45,7 @@ def check_directory(directory: Path) -> None:
 
 
 def _check_owner(told: os.stat_result, name: str) -> None:
-    """Refuse a file or directory that another user, except root, owns or may write to.
-
-    Raises:
-        Distrusted: Another user does.
-    """
+    """Refuse a file or directory that another user, except root, owns or may write to."""
     if not hasattr(os, "geteuid"):  # Windows has access lists in place of owners and modes
         return
     if told.st_uid not in (os.geteuid(), 0):
@@ -73,14 +61,7 @@ def _check_owner(told: os.stat_result, name: str) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Make a directory that only its owner can write into, unless it exists.
-
-    Args:
-        directory: The directory.
-
-    Raises:
-        OSError: It cannot be made.
-    """
+    """Make a directory that only its owner can write into, unless it exists."""
     if not directory.is_dir():
         directory.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -88,13 +69,7 @@ def make_directory(directory: Path) -> None:
 
 
 def load(path: Path) -> tuple[Record, bytes]:
-    """The record and the executable in a file that no other user can have written.
-
-    Raises:
-        Damaged: It is not what was written.
-        Distrusted: Another user could have written it.
-        OSError: It cannot be read; `FileNotFoundError` if there is none.
-    """
+    """The record and the executable in a file that no other user can have written."""
     with _opened(path) as file:
         if os.fstat(file.fileno()).st_size > record.LARGEST + (1 << 24):
             raise Damaged("it is longer than any executable")
@@ -105,12 +80,7 @@ def load(path: Path) -> tuple[Record, bytes]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Open a file for reading, if it is a regular file that no other user can have written.
-
-    Raises:
-        Distrusted: It is not.
-        OSError: It cannot be opened.
-    """
+    """Open a file for reading, if it is a regular file that no other user can have written."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     flags |= getattr(os, "O_NONBLOCK", 0)  # else opening a named pipe would wait for a writer
     try:
@@ -131,16 +101,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def write(path: Path, data: bytes, is_private: bool = True) -> None:
-    """Write a file so that no process ever sees a part of it; see `write_with`.
-
-    Args:
-        path: The file.
-        data: Its contents.
-        is_private: See `write_with`.
-
-    Raises:
-        OSError: It cannot be written; nothing is left of it.
-    """
+    """Write a file so that no process ever sees a part of it; see `write_with`."""
 
     def fill(file: BinaryIO) -> None:
         file.write(data)
@@ -152,16 +113,6 @@ def write_with(path: Path, fill: Callable[[BinaryIO], None], is_private: bool = 
     """Write a file so that no process ever sees a part of it, even after a crash.
 
     The data goes to a temporary file, which then takes the place of the old one.
-
-    Args:
-        path: The file.
-        fill: Writes its contents.
-        is_private: Whether no other user may read it. Otherwise it has the permissions of the file
-            that it replaces, or those of any new file.
-
-    Raises:
-        OSError: It cannot be written; nothing is left of it.
-        Exception: Whatever ``fill`` raises; nothing is left of the file.
     """
     temporary = path.with_name(f"{_TEMPORARY}{uuid.uuid4().hex}")
     try:
@@ -196,11 +147,7 @@ def _locked(temporary: Path, mode: int) -> BinaryIO:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove the temporary files of processes that were killed, at once: nobody locks them.
-
-    Args:
-        directory: The directory.
-    """
+    """Remove the temporary files of processes that were killed, at once: nobody locks them."""
     for path in directory.glob(_TEMPORARY + "[0-9a-f]" * 32):
         with contextlib.suppress(OSError), open(path, "rb") as file:
             _lock(file, waits=False)
@@ -208,11 +155,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def _lock(file: BinaryIO, waits: bool) -> None:
-    """Lock a file as long as it is open.
-
-    Raises:
-        OSError: Another process has locked it, or the file system has no locks.
-    """
+    """Lock a file as long as it is open."""
     with contextlib.suppress(ImportError):  # Windows does not remove files that are open
         import fcntl
 
@@ -220,12 +163,7 @@ def _lock(file: BinaryIO, waits: bool) -> None:
 
 
 def of_key(directory: Path, key: str) -> Path | None:
-    """A file with this key and any identity; None if there is none or the directory cannot be read.
-
-    Args:
-        directory: The directory.
-        key: The key.
-    """
+    """A file with this key and any identity; None if there is none, or none can be read."""
     with contextlib.suppress(OSError):
         return next(directory.glob(f"*-{key}{SUFFIX}"), None)
     return None
@@ -246,24 +184,13 @@ def _used(path: Path) -> float:
 
 
 def mark_used(path: Path) -> None:
-    """Set the time of a file's last change to now: `bound` removes the oldest files first.
-
-    Args:
-        path: The file.
-    """
+    """Set the time of a file's last change to now: `bound` removes the oldest files first."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, if that is possible.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Whether it was removed.
-    """
+    """Remove a file, if that is possible."""
     with contextlib.suppress(OSError):
         path.unlink()
         return True
@@ -287,15 +214,7 @@ class Entry(NamedTuple):
 
 
 def entries(directory: Path, is_read: bool = True) -> list[Entry]:
-    """All files of a directory, the last used first.
-
-    Args:
-        directory: The directory.
-        is_read: Whether to read and check them. Otherwise each counts as damaged.
-
-    Raises:
-        OSError: The directory cannot be read.
-    """
+    """All files of a directory, the last used first."""
     found = []
     for path in directory.iterdir():
         if path.suffix != SUFFIX:
@@ -308,11 +227,7 @@ def entries(directory: Path, is_read: bool = True) -> list[Entry]:
 
 
 def _found(path: Path) -> Record | Exception:
-    """See `Entry.found`. One file must not keep the others from being listed.
-
-    Raises:
-        FileNotFoundError: It is gone.
-    """
+    """See `Entry.found`. One file must not keep the others from being listed."""
     try:
         return load(path)[0]
     except FileNotFoundError:
@@ -325,16 +240,6 @@ def bound(directory: Path, max_bytes: int) -> list[Path]:
     """Remove the files that were used longest ago, until the others have ``max_bytes`` together.
 
     Other processes may write and remove files meanwhile. What was left unfinished goes as well.
-
-    Args:
-        directory: The directory.
-        max_bytes: The most bytes that may be left.
-
-    Returns:
-        The files that were removed.
-
-    Raises:
-        OSError: The directory cannot be read.
     """
     remove_unfinished(directory)
     total, gone = 0, []

@@ -70,9 +70,6 @@ class Digest:
     Each value is written with its kind and its length, so no two sequences of values write the
     same bytes.
 
-    Args:
-        own: The objects that bucketjit itself puts into programs.
-
     Attributes:
         primitives: The primitives of the programs taken in.
     """
@@ -91,17 +88,7 @@ class Digest:
         return self._hash.hexdigest()
 
     def add(self, *values: object) -> Digest:
-        """Add values.
-
-        Args:
-            values: The values.
-
-        Returns:
-            The digest itself.
-
-        Raises:
-            NoDigest: The contents of one of them are not known.
-        """
+        """Add values."""
         for value in values:
             self._add(value)
         return self
@@ -259,15 +246,7 @@ class ProgramDigest(NamedTuple):
 
 
 def program_digest(jaxpr: Jaxpr, own: Own | None = None) -> ProgramDigest:
-    """The digest of an open jaxpr without its constants.
-
-    Args:
-        jaxpr: The jaxpr.
-        own: The objects that bucketjit itself puts into programs.
-
-    Raises:
-        NoDigest: It has no sound digest.
-    """
+    """The digest of an open jaxpr without its constants."""
     digest = Digest(own)
     digest._program(jaxpr, ())
     return ProgramDigest(digest.hexdigest(), frozenset(digest.primitives))

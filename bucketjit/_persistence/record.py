@@ -66,12 +66,7 @@ def pack(record: Record, executable: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Record, bytes]:
-    """The record and the executable in the contents of a file.
-
-    Raises:
-        Damaged: The contents are not what was written.
-        OSError: zstandard is needed, and not installed.
-    """
+    """The record and the executable in the contents of a file."""
     if not data.startswith(MAGIC):
         raise Damaged("it is no executable of this version of bucketjit")
     digest, body = data[len(MAGIC) :][:32], data[len(MAGIC) + 32 :]

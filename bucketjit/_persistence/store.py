@@ -35,14 +35,6 @@ class Store:
     Keeps no file open and no locks, so several threads and processes may use it, also on several
     machines, and a fork may.
 
-    Args:
-        directory: The directory; it is made when the first file is written.
-        max_bytes: The most bytes of all files. Beyond that, the files that were used longest ago
-            are removed. None for no bound.
-        min_seconds: Executables that compiled in less time are not written.
-        warns: Whether to warn of a directory that cannot be used; otherwise there are only events.
-        tell: Called with each `Event`.
-
     Attributes:
         directory: The directory.
         min_seconds: The fewest seconds of a compile that is written.
@@ -94,12 +86,7 @@ class Store:
         return found.kept, raw
 
     def keep(self, compiled: Record, raw: bytes) -> None:
-        """Write an executable; emit an event and warn if that is not possible.
-
-        Args:
-            compiled: What to say of it.
-            raw: Its bytes.
-        """
+        """Write an executable; emit an event and warn if that is not possible."""
         if len(raw) > record.LARGEST:
             why = f"its executable has {len(raw)} bytes; a file holds {record.LARGEST} at most"
             self.refuse(compiled.name, compiled.sizes, why)
@@ -120,24 +107,13 @@ class Store:
             self._warn(compiled, "unwritable", why, _NOT_KEPT)
 
     def discard(self, wanted: Record, why: str) -> None:
-        """Remove a file that cannot be used. The next compile of its executable writes it again.
-
-        Args:
-            wanted: The executable.
-            why: What is wrong with the file.
-        """
+        """Remove a file that cannot be used. The next compile of its executable writes it again."""
         path = self._path(wanted)
         files.remove(path)
         self._warn(wanted, "damaged", f"{path} is damaged and is made again: {why}")
 
     def refuse(self, name: str, sizes: Mapping[str, int], why: str) -> None:
-        """Emit an event for an executable that is not stored.
-
-        Args:
-            name: Name of the function.
-            sizes: Size of each variable.
-            why: The reason.
-        """
+        """Emit an event for an executable that is not stored."""
         self._tell(Event("unstored", name, sizes, detail=why))
 
     def _path(self, wanted: Record) -> Path:
@@ -185,12 +161,7 @@ def differences(then: Record, now: Record) -> str:
 
 
 def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two environments, in words.
-
-    Args:
-        then: The earlier environment.
-        now: The later one.
-    """
+    """What differs between two environments, in words."""
     return [
         f"{name} was {then.get(name, 'not there')!s}, is {now.get(name, 'not there')!s}"
         for name in dict.fromkeys([*then, *now])
@@ -199,10 +170,5 @@ def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list
 
 
 def part_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Which digests differ, in words.
-
-    Args:
-        then: The earlier digests, by part.
-        now: The later ones.
-    """
+    """Which digests differ, in words."""
     return [text for part, text in _SHOWN_PARTS.items() if then.get(part) != now.get(part)]

@@ -30,22 +30,6 @@ def compile_all(
 
     A request is handed to the thread pool only when a thread is free, so that an interrupt, the
     deadline or a `ExecutableProvider.clear` stops all later ones.
-
-    Args:
-        engine: Serves the calls.
-        requests: The compile requests.
-        workers: Number of threads; None for one per core, at most four.
-        epoch: The epoch of the provider when the requests were made; see
-            `ExecutableProvider.prepare`.
-        deadline: The time (``time.monotonic``) after which none begins, or None.
-        first_run: Whether to run each executable once.
-        is_asked_for: See `ExecutableProvider.prepare`.
-
-    Yields:
-        Each request that was tried, with where its executable comes from, or the error.
-
-    Raises:
-        BaseException: An interrupt, or what else is no ``Exception``, in one of the threads.
     """
     prepare = functools.partial(
         engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch

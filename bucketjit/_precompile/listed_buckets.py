@@ -31,11 +31,7 @@ Choice = tuple[tuple[str, int], ...]  # padded sizes of some variables
 
 
 class Ahead:
-    """Compiles the listed buckets of an engine, once for each program.
-
-    Args:
-        workers: Number of threads that compile; None for one per core, at most four.
-    """
+    """Compiles the listed buckets of an engine, once for each program."""
 
     def __init__(self, workers: int | None) -> None:
         self._workers = workers
@@ -52,12 +48,6 @@ class Ahead:
         An error does not fail the call, but becomes an event: a bucket that is missing is compiled
         by the call that needs it, which gets the error. Calls in other threads wait for their own
         bucket only. An attempt that was interrupted is repeated by the next call.
-
-        Args:
-            engine: Serves the call. It is not kept, because it holds this object.
-            signed: The call.
-            call: The same call, resolved.
-            key: The key of its executable.
         """
         program = call.program
         assert program is not None
@@ -127,16 +117,7 @@ class Ahead:
 
 
 def listed_buckets(config: Config, call: ResolvedCall) -> list[list[Choice]]:
-    """The buckets that the strategies of a call list.
-
-    Args:
-        config: The configuration, with the strategies.
-        call: A call.
-
-    Returns:
-        A list of choices for the variables that are fitted together, if any, and one for each other
-        variable. Variables whose strategy lists no buckets are left out.
-    """
+    """The buckets that the strategies of a call list."""
     found: list[list[Choice]] = []
     fitted = () if config.ahead is None else config.ahead.fitted
     together = {dim for choice in fitted for dim, _ in choice}

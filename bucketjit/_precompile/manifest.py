@@ -193,15 +193,7 @@ class Manifest:
 
 
 def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
-    """The manifest of what the cache of an engine holds.
-
-    Args:
-        engine: The engine.
-        derivatives: The derivatives that share the cache with it.
-
-    Returns:
-        The manifest.
-    """
+    """The manifest of what the cache of an engine holds."""
     # An executable belongs to the function or to a derivative by the signature of its origin.
     owners: dict[int, Derived | None] = dict.fromkeys(map(id, engine.signer.signatures()))
     for made in derivatives:
@@ -238,19 +230,7 @@ def manifest_of(engine: Engine, derivatives: Iterable[Derived]) -> Manifest:
 def changes_of(
     engine: Engine, signed: SignedCall, fingerprint: Mapping[str, str] | None
 ) -> list[str]:
-    """Compare the program of a call with the fingerprint in a manifest.
-
-    Args:
-        engine: Serves the call.
-        signed: The call.
-        fingerprint: The digests at the time of the manifest; None if there were none.
-
-    Returns:
-        What has changed, in words.
-
-    Raises:
-        Exception: Whatever tracing the function raises.
-    """
+    """Compare the program of a call with the fingerprint in a manifest."""
     if fingerprint is None or engine.config.always_exact:
         return []
     program = engine.resolve(signed).program

@@ -16,16 +16,7 @@ from bucketjit.errors import MaskingError
 
 @contextlib.contextmanager
 def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
-    """Show on standard error how far a warm-up is: a bar in a terminal, lines elsewhere.
-
-    Args:
-        name: Name of the function.
-        total: Number of buckets.
-        wanted: False to show nothing.
-
-    Yields:
-        A function to call for each compile request that is done, with its outcome.
-    """
+    """Show on standard error how far a warm-up is: a bar in a terminal, lines elsewhere."""
     stream = sys.stderr
     if not wanted or not total or stream is None:  # pythonw and daemons have no standard error
         yield lambda request, outcome: None

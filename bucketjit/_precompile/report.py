@@ -96,18 +96,7 @@ def report_of(
     stale: Iterable[str] = (),
     left_out: tuple[str, ...] = (),
 ) -> WarmupReport:
-    """One report of several warm-ups, and of what has left the cache since.
-
-    Args:
-        warmed: The outcomes.
-        engine: Has the cache.
-        epoch: The epoch of the provider when the warm-ups began.
-        stale: See `WarmupReport`.
-        left_out: See `WarmupReport`.
-
-    Returns:
-        The report.
-    """
+    """One report of several warm-ups, and of what has left the cache since."""
     reports = [one.report for one in warmed]
     requests = {o.key: o for one in warmed for o in one.requests}
     # Read before the epoch: a clear between the two would otherwise be reported as a full cache.

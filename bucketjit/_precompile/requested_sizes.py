@@ -30,20 +30,6 @@ def combinations(
 
     Too many combinations are thinned: of the sizes in one bucket of a variable, only the smallest
     and the largest are kept.
-
-    Args:
-        sizes: None for ``own``; a dict from a variable to a size, to sizes, or to a strategy that
-            has a largest bucket; a list of dicts from a variable to a size; or, if there is one
-            variable, its strategy.
-        variables: The dimension variables of the arguments.
-        own: The sizes of the example arguments.
-        bucket_of: Takes a variable and a size; sizes with equal results are in one bucket.
-
-    Returns:
-        Sizes by variable. Variables that ``sizes`` leaves out are left out.
-
-    Raises:
-        SpecError: ``sizes`` has another form, an unknown variable, or too many combinations.
     """
     if sizes is None:
         return [dict(own)]
@@ -92,15 +78,7 @@ def _size_of(variable: str, given: object) -> int:
 
 
 def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
-    """Check that all names are dimension variables.
-
-    Args:
-        sizes: Anything by name of a variable.
-        variables: The dimension variables.
-
-    Raises:
-        SpecError: A name is none of them.
-    """
+    """Check that all names are dimension variables."""
     if unknown := [v for v in sizes if v not in variables]:
         raise SpecError(
             f"sizes: there is no dimension {unknown[0]!r}; these arguments have "

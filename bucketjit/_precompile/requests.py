@@ -68,21 +68,7 @@ def requests_for(
     until: float | None = None,
     rows: Sequence[Rows] = (),
 ) -> Asked:
-    """The compile requests for calls of some sizes.
-
-    Args:
-        engine: Serves the calls.
-        signed: An example of the calls.
-        tokens: Its token for each axis of each leaf.
-        own: Its logical sizes.
-        wanted: Logical sizes of the calls. A variable that is left out has its size in ``own``.
-        until: The time (``time.monotonic``) to stop at, or None. The first sizes are always looked
-            at.
-        rows: The batches of `map` to compile in place of single examples; empty for those.
-
-    Returns:
-        The requests. An error of the function at some sizes is in ``failed``.
-    """
+    """The compile requests for calls of some sizes."""
     found: dict[Hashable, CompileRequest] = {}
     exact: dict[FrozenDict[str, int], Unmasked] = {}
     failed: list[tuple[Mapping[str, int], str]] = []

@@ -37,16 +37,7 @@ _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time bu
 
 
 def check_options(workers: object, time_budget: object, **flags: object) -> None:
-    """Check the options of a warm-up.
-
-    Args:
-        workers: None or an int of at least 1.
-        time_budget: None or seconds.
-        **flags: Booleans by name.
-
-    Raises:
-        SpecError: One of them is something else.
-    """
+    """Check the options of a warm-up."""
     if workers is not None and not is_positive_int(workers):
         raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
     check_seconds("warmup: time_budget", time_budget)
@@ -56,15 +47,7 @@ def check_options(workers: object, time_budget: object, **flags: object) -> None
 
 
 def check_seconds(what: str, given: Any) -> None:
-    """Check a limit of time.
-
-    Args:
-        what: Name of the limit in messages.
-        given: The limit.
-
-    Raises:
-        SpecError: The limit is neither None nor a number of at least 0.
-    """
+    """Check a limit of time."""
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     if given is not None and not (is_number and given >= 0):
         raise SpecError(f"{what} must be seconds, or None, got {given!r}")
@@ -81,26 +64,7 @@ def warm_up(
     epoch: object,
     rows: Sequence[Rows] = (),
 ) -> Warmed:
-    """Warm up the calls of one signature; see `BucketedExec.warmup`.
-
-    Args:
-        engine: Serves the calls.
-        signed: An example of the calls.
-        sizes: Sizes of the calls, in any form that `combinations` takes.
-        workers: Number of threads that compile; None for the default of `compile_all`.
-        time_budget: Seconds after which no compile begins, or None.
-        progress: Whether to show on standard error how far the warm-up is.
-        first_run: Whether to run each executable once.
-        epoch: The epoch of the provider; after a `ExecutableProvider.clear` nothing is begun.
-        rows: The batches of `map` to compile in place of single examples; empty for those.
-
-    Returns:
-        The report, and the requests whose executables were compiled or found.
-
-    Raises:
-        SpecError: ``sizes`` is malformed or has an unknown variable.
-        Exception: Whatever tracing the function at the sizes of the example raises.
-    """
+    """Warm up the calls of one signature; see `BucketedExec.warmup`."""
     began = time.monotonic()
     tokens, own, wanted = asked(engine, signed, sizes)
     deadline = None if time_budget is None else began + time_budget
@@ -186,12 +150,6 @@ class _WarmUp:
         """Look up buckets for half of the time that is left, and compile what was found.
 
         A look-up may trace the function. If calls run exact, it does so once for each size.
-
-        Args:
-            wanted: See `requests_for`.
-
-        Returns:
-            What was looked up; ``left`` has the sizes that were not.
         """
         now, until = time.monotonic(), None
         if self.deadline is not None:
@@ -243,13 +201,7 @@ class _WarmUp:
 def asked(
     engine: Engine, signed: SignedCall, sizes: object
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
-    """The tokens and logical sizes of a call, and the sizes to warm up.
-
-    Args:
-        engine: Serves the call.
-        signed: The example of the calls.
-        sizes: The sizes that the user asks for; None for those of the call.
-    """
+    """The tokens and logical sizes of a call, and the sizes to warm up."""
     signature, shapes = signed.signature, signed.shapes
     wanted: list[dict[str, int]] | None = None
     bucket_of = functools.partial(bucket_or_size, engine.config)

@@ -57,19 +57,7 @@ class NotHere(SpecError):
 
 
 def written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
-    """A derivative as JSON values.
-
-    Args:
-        engine: The engine of the function.
-        derived: The derivative.
-
-    Returns:
-        Its path, and the arguments of the function.
-
-    Raises:
-        CannotWrite: Its order is too high, its arrays are sharded, or an argument cannot be
-            written.
-    """
+    """A derivative as JSON values."""
     if len(derived.path) > _LONGEST_PATH:
         raise CannotWrite(f"a derivative of {engine.name} of order {len(derived.path)}")
     if derived.origin is None:
@@ -85,17 +73,7 @@ def written_derivative(engine: Engine, derived: Derived) -> dict[str, Any]:
 
 
 def written_arguments(origin: Origin) -> dict[str, Any]:
-    """The arguments of calls like one, as JSON values.
-
-    Args:
-        origin: The call.
-
-    Returns:
-        ``args``, ``kwargs``, and the dimension ``variables`` in them.
-
-    Raises:
-        CannotWrite: An argument cannot be written.
-    """
+    """The arguments of calls like one, as JSON values."""
     signed = origin.signed
     # Written leaves are put into the tree of the arguments, which is then written around them.
     leaves = [
@@ -223,36 +201,13 @@ def _variables(leaves: Iterable[Mapping[str, Any]]) -> list[str]:
 def read_arguments(
     written: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Read the arguments of a signature.
-
-    Args:
-        written: The signature.
-        sizes: Logical sizes of its variables.
-
-    Returns:
-        Positional and keyword arguments, with ``jax.ShapeDtypeStruct`` for arrays.
-
-    Raises:
-        SpecError: The signature is malformed.
-        NotHere: It needs a device or a class that this process does not have.
-    """
+    """Read the arguments of a signature."""
     args = tuple(_read(x, sizes) for x in written["args"])
     return args, {str(k): _read(x, sizes) for k, x in written["kwargs"].items()}
 
 
 def read_derivative(written: Any) -> DerivativeOf | None:
-    """Read the derivative of a signature.
-
-    Args:
-        written: The derivative as JSON values, or None.
-
-    Returns:
-        The derivative; None for the function itself.
-
-    Raises:
-        SpecError: The derivative is malformed, or its order is too high.
-        NotHere: It needs a device or a class that this process does not have.
-    """
+    """Read the derivative of a signature."""
     if written is None:
         return None
     path = []
@@ -267,52 +222,19 @@ def read_derivative(written: Any) -> DerivativeOf | None:
 
 
 def read_sizes(written: Mapping[str, Any], variables: Sequence[str]) -> dict[str, int]:
-    """Read the sizes of dimension variables.
-
-    Args:
-        written: Sizes by variable, as JSON values.
-        variables: The variables.
-
-    Returns:
-        Sizes by variable.
-
-    Raises:
-        SpecError: A size is no int, negative or too large.
-    """
+    """Read the sizes of dimension variables."""
     return {v: _whole(written[v]) for v in variables}
 
 
 def read_text(name: str, value: object) -> str:
-    """Check that a value is text, and return it.
-
-    Args:
-        name: Name of the value in messages.
-        value: The value.
-
-    Returns:
-        The value.
-
-    Raises:
-        SpecError: The value is no text.
-    """
+    """Check that a value is text, and return it."""
     if not isinstance(value, str):
         raise SpecError(f"{name}: expected text, got {value!r}")
     return value
 
 
 def read_texts(name: str, values: object) -> Mapping[str, str]:
-    """Check that a value is a dict of texts, and return it.
-
-    Args:
-        name: Name of the value in messages.
-        values: The value.
-
-    Returns:
-        A new dict with the texts.
-
-    Raises:
-        SpecError: The value is no dict, or has something else than text.
-    """
+    """Check that a value is a dict of texts, and return it."""
     if not isinstance(values, dict):
         raise SpecError(f"{name}: expected texts by name, got {values!r}")
     return {key: read_text(f"{name}[{key!r}]", value) for key, value in values.items()}

@@ -62,14 +62,7 @@ class Meeting(NamedTuple):
     seconds: float
 
     def all(self, message: Any) -> list[Any]:
-        """Give a message, and get those of all processes.
-
-        Args:
-            message: The message of this process, as JSON has it.
-
-        Raises:
-            AgreementError: A process does not come in time, or the store does not answer.
-        """
+        """Give a message, and get those of all processes."""
         if self.job is None:
             return [message]
         try:
@@ -86,12 +79,7 @@ class Meeting(NamedTuple):
         return [json.loads(text) for text in texts if text]
 
     def error(self, acts: Mapping[int, str], remedy: str) -> AgreementError:
-        """The error for processes that do not agree.
-
-        Args:
-            acts: What processes did.
-            remedy: What to do.
-        """
+        """The error for processes that do not agree."""
         every = "; ".join(f"process {i} {act}" for i, act in sorted(acts.items()))
         return AgreementError(
             f"{self.name}, call {self.number}: {every}. No process runs this call: {remedy}",
@@ -101,12 +89,7 @@ class Meeting(NamedTuple):
 
 
 class Agreement:
-    """Runs the calls of one engine together with the other processes.
-
-    Args:
-        chosen: What the user chose.
-        shards: Runs a function of one shard; None for a function of whole calls.
-    """
+    """Runs the calls of one engine together with the other processes."""
 
     def __init__(self, chosen: Agreed, shards: OnShards | None = None) -> None:
         self._chosen = chosen
@@ -125,19 +108,7 @@ class Agreement:
         return self._active
 
     def serve(self, engine: Engine, arguments: Arguments) -> Any:
-        """Run a call on all processes.
-
-        Args:
-            engine: The engine.
-            arguments: Its arguments.
-
-        Returns:
-            The result.
-
-        Raises:
-            AgreementError: The processes do not agree.
-            Exception: What a call raises; the other processes get an `AgreementError` then.
-        """
+        """Run a call on all processes."""
         if self._shards is not None:
             with outside_of_meshes():
                 return self._serve(engine, arguments)

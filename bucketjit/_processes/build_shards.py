@@ -30,11 +30,7 @@ _SHARED_SEARCH = "xla_gpu_shard_autotuning"
 
 
 class Shards(Transform):
-    """All shards of a mesh. A call is that of one shard.
-
-    Args:
-        chosen: The mesh and the axis.
-    """
+    """All shards of a mesh. A call is that of one shard."""
 
     def __init__(self, chosen: Sharded) -> None:
         self._chosen = chosen

@@ -25,11 +25,6 @@ def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> st
     """A digest that is equal on two processes if they make the same call, of whatever sizes.
 
     The values of arrays that the function closes over are left out: they may differ.
-
-    Args:
-        engine: The engine.
-        signed: The call.
-        call: The same call, resolved.
     """
     program, config = call.program, engine.config
     plan = "" if config.plan is None else _plain(repr(config.plan))
@@ -46,16 +41,7 @@ def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> st
 
 
 def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[str]:
-    """A call as people write it: the function with its open arguments, then each argument.
-
-    Args:
-        engine: The engine.
-        signed: The call.
-        call: The same call, resolved.
-
-    Returns:
-        Lines, of which the first one is enough if it differs.
-    """
+    """A call as people write it: the function with its open arguments, then each argument."""
     config, signature = engine.config, signed.signature
     rows = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
     opened, lines = [], []
@@ -77,11 +63,7 @@ def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[st
 
 
 def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
-    """What each process calls: the first line, and the first one in which they differ.
-
-    Args:
-        every: What `described` returns on each process.
-    """
+    """What each process calls: the first line, and the first one in which they differ."""
     rows = enumerate(itertools.zip_longest(*every, fillvalue="another number of arguments"))
     at, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
     return {i: f"{x[0]}, {row[i]}" if at else x[0] for i, x in enumerate(every)}

@@ -35,11 +35,6 @@ _LOOK_AHEAD = (0.0, 0.1, 0.2, 0.3)  # pauses between looks at the next meeting, 
 class Job:
     """The processes of a job. All of them must make the same calls, in the same order.
 
-    Args:
-        store: The key-value store.
-        rank: The index of this process.
-        count: How many processes there are.
-
     Attributes:
         rank: The index of this process.
         calls: Numbers the calls over all functions.
@@ -58,16 +53,6 @@ class Job:
 
         A process that the others have given up is missing in their list. It takes part in the next
         meeting, if others are in it already, so that all are in the same one again.
-
-        Args:
-            text: The text of this process.
-            seconds: How long to wait for the others.
-
-        Returns:
-            The text of each process; None of one that did not come in time.
-
-        Raises:
-            StoreLost: The store does not answer.
         """
         while True:
             step = next(self._steps)
@@ -119,11 +104,7 @@ def _path(step: int) -> str:
 
 
 def this_job() -> Job:
-    """The job of this process.
-
-    Raises:
-        AgreementError: There is none, or this version of JAX does not tell.
-    """
+    """The job of this process."""
     if lack := lacking(Without.AGREEMENT):
         raise AgreementError(f"processes cannot agree on a bucket: {lack}")
     found = client()

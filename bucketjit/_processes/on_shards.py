@@ -60,54 +60,25 @@ WITHOUT_ROWS = {
 
 
 class OnShards:
-    """Runs the calls of one engine on the shards of a mesh.
-
-    Args:
-        chosen: The mesh and the axis.
-    """
+    """Runs the calls of one engine on the shards of a mesh."""
 
     def __init__(self, chosen: Sharded) -> None:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
     def sign(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> SignedCall:
-        """Sign a call. Arrays of several devices that are not placed as results are become local.
-
-        Args:
-            engine: The engine.
-            given: Its arguments.
-
-        Raises:
-            ArgumentError: An argument is not an array, or does not fit its declaration.
-            SpecError: ``dynamic_axes`` does not fit the arguments.
-        """
+        """Sign a call. Arrays of several devices that are not placed as results become local."""
         if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
             given = jax.tree_util.tree_map(_local, given)
         return engine.signer.sign(*given)
 
     def again(self, known: ShardedCall, leaves: Sequence[Any]) -> ShardedCall:
-        """A call of the same shapes as an earlier one, with its own arrays.
-
-        Args:
-            known: The earlier call. Its arrays may be gone.
-            leaves: The leaves of the call. The types of those without open axes are not checked
-                here: ``jit`` does it.
-        """
+        """A call of the same shapes as an earlier one, with its own arrays."""
         given = known.given.with_leaves(list(map(_local, leaves)))
         return dataclasses.replace(known, given=given)
 
     def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
-        """Cut a call into those of the shards of this process, and resolve them.
-
-        Args:
-            engine: The engine.
-            signed: The call.
-
-        Raises:
-            ArgumentError: There are fewer rows than shards, or the arguments cannot be cut.
-            SpecError: Calls are checked.
-            Exception: What resolving a call raises.
-        """
+        """Cut a call into those of the shards of this process, and resolve them."""
         if engine.config.check is not Check.OFF:
             raise SpecError(
                 f"check={engine.config.check.value!r}: a call on shards of different sizes is not "
@@ -116,16 +87,7 @@ class OnShards:
         return sharded_call(engine, signed, len(local_shards(self._chosen).devices))
 
     def check(self, call: ShardedCall, program: Interface) -> None:
-        """Refuse programs whose results depend on the shard, or on sizes that each computes.
-
-        Args:
-            call: The call.
-            program: Its program.
-
-        Raises:
-            FallbackError: It is such a program.
-            ArgumentError: The shards of this process cannot give a result as one array.
-        """
+        """Refuse programs whose results depend on the shard, or on sizes that each computes."""
         refuse_results(call, program)
         if program in self._checked:
             return
@@ -159,19 +121,7 @@ class OnShards:
         is_compiled: bool,
         out: Out,
     ) -> Any:
-        """Run a call in a bucket that all processes have chosen.
-
-        Args:
-            engine: The engine.
-            call: The call.
-            program: Its program.
-            entry: The executable of the bucket.
-            is_compiled: Whether it was compiled for this call.
-            out: The form of the results.
-
-        Returns:
-            The results: the rows of this process, and values that are the same on all shards.
-        """
+        """Run a call in a bucket that all processes have chosen."""
         shards, call = local_shards(self._chosen), call.with_program(program)
         with counted(engine.counters, _counter(entry, call), is_compiled):
             sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
@@ -204,11 +154,7 @@ def _local(leaf: Any) -> Any:
 
 
 def no_exact_shape(why: MaskingError) -> FallbackError:
-    """The error for a call that is run together, and could only run at its exact shape.
-
-    Args:
-        why: Why it cannot run padded.
-    """
+    """The error for a call that is run together, and could only run at its exact shape."""
     return FallbackError(f"{_NO_EXACT}: {why.reason}", why.remedy)
 
 

@@ -27,14 +27,7 @@ _NAMES = {shard_mean_p: "pmean", shard_psum_p: "psum"}
 
 
 def refuse_two_weightings(program: Program) -> None:
-    """Refuse a program that sums gradients of means, or averages gradients of sums.
-
-    Args:
-        program: The program of one shard.
-
-    Raises:
-        MaskingError: It does.
-    """
+    """Refuse a program that sums gradients of means, or averages gradients of sums."""
     jaxpr = program.jaxpr
     nothing: _Through = frozenset()
     constants = dict.fromkeys(jaxpr.constvars, nothing)

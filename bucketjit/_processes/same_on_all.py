@@ -28,16 +28,7 @@ from bucketjit.errors import MaskingError
 
 
 def is_same_on_all(program: Program, axis: Any) -> list[bool]:
-    """For each result of a program, whether all shards have the same.
-
-    Args:
-        program: The program of one shard.
-        axis: The axis of the shards.
-
-    Raises:
-        MaskingError: A collective is in a branch or loop that some shards take and others do not,
-            so that they would wait for each other for ever.
-    """
+    """For each result of a program, whether all shards have the same."""
     jaxpr = program.jaxpr
     analysis = _SameOnAll(axis)
     constants = {var: analysis.unknown(var) for var in jaxpr.constvars}
@@ -46,11 +37,7 @@ def is_same_on_all(program: Program, axis: Any) -> list[bool]:
 
 
 class _SameOnAll(Analysis[bool]):
-    """Whether a value is the same on all shards.
-
-    Args:
-        axis: The axis of the shards.
-    """
+    """Whether a value is the same on all shards."""
 
     def __init__(self, axis: Any) -> None:
         self._axis = axis

@@ -42,15 +42,7 @@ class LocalShards:
 
 
 def checked_axis(mesh: Any, axis: Any) -> Sharded:
-    """Check what the user chose.
-
-    Args:
-        mesh: The mesh.
-        axis: The name of one of its axes.
-
-    Raises:
-        SpecError: There is no such axis, or two processes share a shard.
-    """
+    """Check what the user chose."""
     if not isinstance(mesh, Mesh):
         raise SpecError(
             "with_processes: mesh must be a jax.sharding.Mesh, such as jax.make_mesh("
@@ -79,14 +71,7 @@ def _by_shard(mesh: Mesh, axis: str) -> list[tuple[Any, ...]]:
 
 @functools.lru_cache(maxsize=64)
 def local_shards(chosen: Sharded) -> LocalShards:
-    """The shards of this process.
-
-    Args:
-        chosen: The mesh and the axis.
-
-    Raises:
-        ArgumentError: The mesh has no device of this process.
-    """
+    """The shards of this process."""
     mesh, axis = chosen.mesh, chosen.axis
     here = jax.process_index()
     own = [row for row in _by_shard(mesh, axis) if row[0].process_index == here]
@@ -106,22 +91,12 @@ def local_shards(chosen: Sharded) -> LocalShards:
 
 
 def even_parts(n: int, count: int) -> list[int]:
-    """The sizes of parts of ``n`` rows that are as even as possible, the larger ones first.
-
-    Args:
-        n: The number of rows.
-        count: The number of parts.
-    """
+    """The sizes of parts of ``n`` rows that are as even as possible, the larger ones first."""
     return [n // count + (i < n % count) for i in range(count)]
 
 
 def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:
-    """An array of all shards, from the parts of this process; it is strongly typed.
-
-    Args:
-        shards: The shards.
-        parts: The part of each shard of this process, of equal shapes.
-    """
+    """An array of all shards, from the parts of this process; it is strongly typed."""
     first = parts[0]
     shape = (first.shape[0] * shards.count, *first.shape[1:])
     every = [x for x, devices in zip(parts, shards.devices, strict=True) for _ in devices]
@@ -132,14 +107,6 @@ def global_whole(shards: LocalShards, value: Any) -> jax.Array:
     """An array of which each device has a copy.
 
     Its types are those of ``value``: the executable checks them.
-
-    Args:
-        shards: The shards.
-        value: An array of this process, or a Python number; or an array of all processes of which
-            each device has a copy.
-
-    Returns:
-        The array; ``value`` itself if it is placed so already.
     """
     weak = isinstance(value, int | float | complex) and not isinstance(value, bool | np.generic)
     if isinstance(value, jax.Array):
@@ -162,11 +129,7 @@ def _is_placed(sharding: Any, ndim: int, whole: NamedSharding) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_foreign(sharding: Any) -> bool:
-    """Whether arrays with a sharding are cut over devices, or have types that name a mesh.
-
-    Args:
-        sharding: The sharding.
-    """
+    """Whether arrays with a sharding are cut over devices, or have types that name a mesh."""
     explicit = AxisType.Explicit in getattr(getattr(sharding, "mesh", None), "axis_types", ())
     return explicit or not sharding.is_fully_replicated
 

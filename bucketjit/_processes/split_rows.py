@@ -42,12 +42,7 @@ class Part:
     starts: Mapping[int, tuple[int, int]]
 
     def value(self, leaf: int, given: Any) -> Any:
-        """The part of an argument that this shard gets.
-
-        Args:
-            leaf: The position of the argument.
-            given: The argument.
-        """
+        """The part of an argument that this shard gets."""
         return part_of(given, 0, *self.starts[leaf]) if leaf in self.starts else given
 
 
@@ -81,11 +76,7 @@ class ShardedCall:
         return self.parts[0].call
 
     def with_program(self, program: Interface) -> ShardedCall:
-        """The same calls with a program that holds for all of them.
-
-        Args:
-            program: The program.
-        """
+        """The same calls with a program that holds for all of them."""
         parts = [
             dataclasses.replace(p, call=dataclasses.replace(p.call, program=program))
             for p in self.parts
@@ -94,17 +85,7 @@ class ShardedCall:
 
 
 def sharded_call(engine: Engine, signed: SignedCall, count: int) -> ShardedCall:
-    """Cut a call into those of the shards of this process, and resolve them.
-
-    Args:
-        engine: The engine.
-        signed: The call.
-        count: How many shards this process has.
-
-    Raises:
-        ArgumentError: There are fewer rows than shards, or the arguments cannot be cut.
-        Exception: What resolving a call raises.
-    """
+    """Cut a call into those of the shards of this process, and resolve them."""
     _refuse_spread(signed)
     if count == 1:
         part = Part(_without_arrays(signed), engine.resolve(signed), {})
@@ -180,11 +161,7 @@ def _open_leaves(signed: SignedCall, tokens: Tokens) -> Iterator[tuple[int, tupl
 
 
 def _rows_of(signed: SignedCall, tokens: Tokens, count: int) -> str:
-    """The variable of the rows, along which a call is cut.
-
-    Raises:
-        ArgumentError: There is none, or several.
-    """
+    """The variable of the rows, along which a call is cut."""
     leading = [row[0] for _, row in _open_leaves(signed, tokens) if not _is_closed(row[0])]
     names = sorted({v for token in leading for v in variables_of(token)})
     if len(names) == 1:
@@ -204,12 +181,7 @@ def _starts(
     own: SignedCall,
     is_first: bool,
 ) -> dict[int, tuple[int, int]]:
-    """Where the rows of a shard begin and end in each leaf that is cut.
-
-    Raises:
-        ArgumentError: The number of rows of a leaf is not a multiple of the variable, or another
-            of its axes depends on it.
-    """
+    """Where the rows of a shard begin and end in each leaf that is cut."""
     found = {}
     for i, row in _open_leaves(signed, tokens):
         depends = [not _is_closed(t) and rows in variables_of(t) for t in row]
@@ -232,11 +204,7 @@ def _refuse(signed: SignedCall, leaf: int, why: str) -> NoReturn:
 
 
 def _with_one_program(call: ShardedCall) -> ShardedCall:
-    """The calls with a program that holds for all of them.
-
-    Raises:
-        ArgumentError: There is none.
-    """
+    """The calls with a program that holds for all of them."""
     if any(p.call.program is None for p in call.parts):
         return call
     programs = dict.fromkeys(p.call.program for p in call.parts)
@@ -251,16 +219,7 @@ def _with_one_program(call: ShardedCall) -> ShardedCall:
 
 
 def refuse_results(call: ShardedCall, program: Interface) -> None:
-    """Refuse results that the shards of one process cannot give as one array.
-
-    Args:
-        call: The call.
-        program: Its program.
-
-    Raises:
-        ArgumentError: A result has another open axis in front, or one more that depends on the
-            rows.
-    """
+    """Refuse results that the shards of one process cannot give as one array."""
     if call.rows is None:
         return
     for i in program.open_outs:

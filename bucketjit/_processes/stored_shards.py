@@ -22,12 +22,7 @@ from bucketjit._signature.signer import SignedCall
 
 
 class StoredShards(StoredMasked):
-    """The place of a bucket's executable of all shards.
-
-    Args:
-        shards: The shards.
-        files, store, signed, sizes, made: See `bucketjit._compile.files.stored.Stored`.
-    """
+    """The place of a bucket's executable of all shards."""
 
     def __init__(
         self,

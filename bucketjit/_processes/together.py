@@ -19,37 +19,21 @@ from bucketjit.errors import SpecError
 
 
 def together(config: Config) -> Together | None:
-    """What runs the calls of one configuration; None if this process runs them alone.
-
-    Args:
-        config: The configuration.
-    """
+    """What runs the calls of one configuration; None if this process runs them alone."""
     if config.sharded is not None:
         return Agreement(config.agreed or Agreed(), OnShards(config.sharded))
     return None if config.agreed is None else Agreement(config.agreed)
 
 
 def parts(config: Config) -> Parts:
-    """The parts of the engine of one configuration.
-
-    Args:
-        config: The configuration.
-    """
+    """The parts of the engine of one configuration."""
     if config.sharded is None:
         return TRACED
     return Parts(requests=functools.partial(Requests, transform=Shards(config.sharded)))
 
 
 def call_of_shard(engine: Engine, signed: SignedCall) -> SignedCall:
-    """The call of the largest shard of this process, for functions of one; else the call itself.
-
-    Args:
-        engine: The engine.
-        signed: The call.
-
-    Raises:
-        ArgumentError: The arguments cannot be cut for the devices of this process.
-    """
+    """The call of the largest shard of this process, for functions of one; else the call itself."""
     if engine.config.sharded is None:
         return signed
     count = len(local_shards(engine.config.sharded).devices)
@@ -58,15 +42,7 @@ def call_of_shard(engine: Engine, signed: SignedCall) -> SignedCall:
 
 
 def refuse_apart(config: Config, what: str) -> None:
-    """Refuse to write a function of one shard to a module or a file.
-
-    Args:
-        config: The configuration.
-        what: What was asked for.
-
-    Raises:
-        SpecError: The function is one of a shard.
-    """
+    """Refuse to write a function of one shard to a module or a file."""
     if config.sharded is not None:
         raise SpecError(
             f"{what}: a function of one shard runs on the devices of its mesh only; write one "
@@ -75,14 +51,7 @@ def refuse_apart(config: Config, what: str) -> None:
 
 
 def refuse_inside(config: Config) -> None:
-    """Refuse a call inside a transformation of JAX, or without ``jit``, that names shards.
-
-    Args:
-        config: The configuration.
-
-    Raises:
-        SpecError: The function is one of a shard.
-    """
+    """Refuse a call inside a transformation of JAX, or without ``jit``, that names shards."""
     if config.sharded is not None:
         raise SpecError(
             "with_processes: the function of a shard runs on the devices of the mesh only, so it "

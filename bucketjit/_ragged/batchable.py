@@ -30,14 +30,7 @@ OF_FILE = MaskingError("a function from a file has modules for one example at a 
 def why_not_batched(
     engine: Engine, program: Interface, signed: SignedCall, mapped: Collection[int]
 ) -> MaskingError | None:
-    """Why the examples of a program run one by one; None if they can run in batches.
-
-    Args:
-        engine: Serves the calls.
-        program: Their program.
-        signed: One of them.
-        mapped: The mapped leaves.
-    """
+    """Why the examples of a program run one by one; None if they can run in batches."""
     if not isinstance(program, Program):
         return OF_FILE
     kinds = [signed.signature.types[i].dtype for i in mapped]

@@ -43,23 +43,14 @@ class Launched(NamedTuple):
 
 
 class SharedArguments:
-    """The arguments that all examples share, padded for each bucket once.
-
-    Args:
-        mapped: The mapped leaves, which are left out.
-    """
+    """The arguments that all examples share, padded for each bucket once."""
 
     def __init__(self, mapped: Sequence[int]) -> None:
         self._mapped = frozenset(mapped)
         self._known: dict[Any, Any] = {}
 
     def leaves(self, like: SignedCall, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
-        """The shared leaves as an executable takes them.
-
-        Args:
-            like: An example, as a call.
-            pads: Padded shape of each leaf with open axes.
-        """
+        """The shared leaves as an executable takes them."""
         return {
             i: self._leaf(i, leaf, pads.get(i))
             for i, leaf in enumerate(like.leaves)
@@ -86,16 +77,6 @@ def launch(
     """Run the executable of a batch, without waiting for it.
 
     The rows after the last example repeat it, so that they end every loop that it ends.
-
-    Args:
-        entry: The executable; it takes at least so many rows.
-        rows: The examples, of one program.
-        kinds: Has the examples.
-        shared: The leaves that are not mapped.
-        poison: In a call checked by poison, its index and its kind.
-
-    Raises:
-        SignatureChanged: The executable was built for arguments of other types.
     """
     assert entry.rows is not None
     like, pads = rows[0].like, dict(entry.pads)
@@ -147,13 +128,7 @@ def _stacked(leaves: Sequence[Any], shape: tuple[int, ...], dtype: Any, poison: 
 
 
 def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int]) -> CountedBatch:
-    """What the statistics know of a batch.
-
-    Args:
-        entry: The executable.
-        rows: The examples.
-        mapped: The mapped leaves.
-    """
+    """What the statistics know of a batch."""
     assert entry.rows is not None
     kinds = Counter(row.kind for row in rows)
     call = rows[0].kind.call
@@ -176,12 +151,7 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
 
 
 def results_of(launched: Launched, out: Out) -> list[Any]:
-    """The results of the examples of a batch, in their order; waits for them.
-
-    Args:
-        launched: The batch.
-        out: The form of results.
-    """
+    """The results of the examples of a batch, in their order; waits for them."""
     rows = launched.rows
     opened = {o.position: o.logical for o in launched.entry.outs}
     shapes: dict[Kind, list[tuple[int, ...] | None]] = {}
@@ -202,13 +172,7 @@ def results_of(launched: Launched, out: Out) -> list[Any]:
 
 
 def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> list[Any]:
-    """One result of all examples: the rows of an array, cut to their logical shapes.
-
-    Args:
-        leaf: The array.
-        shapes: The logical shape for each example; None for each if the result has no open axes.
-        out: The form of results.
-    """
+    """One result of all examples: the rows of an array, cut to their logical shapes."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = _column(
             jax.random.key_data(leaf),

@@ -26,23 +26,7 @@ def checked_results(
     shared: SharedArguments,
     out: Out,
 ) -> list[Any]:
-    """Run a batch and compare its results.
-
-    Args:
-        engine: Serves the calls.
-        entry: The executable.
-        rows: The examples.
-        kinds: Has the examples.
-        shared: The other leaves.
-        out: The form of results.
-
-    Returns:
-        The results of the examples.
-
-    Raises:
-        MaskingError: Results differ.
-        SignatureChanged: The executable was built for arguments of other types.
-    """
+    """Run a batch and compare its results."""
     check = engine.config.check
     if check is Check.POISON:
         runs = [

@@ -58,11 +58,7 @@ class Examples:
         return [self.args[n] if isinstance(n, int) else self.kwargs[n] for n in self.mapped]
 
     def call(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the call of one example.
-
-        Args:
-            values: Its mapped arguments.
-        """
+        """The arguments of the call of one example."""
         args, kwargs = list(self.args), dict(self.kwargs)
         for name, value in zip(self.mapped, values, strict=True):
             if isinstance(name, int):
@@ -73,11 +69,7 @@ class Examples:
 
     @property
     def count(self) -> int | None:
-        """How many examples there are; None if an iterator has to be asked.
-
-        Raises:
-            ArgumentError: The lists are not equally long.
-        """
+        """How many examples there are; None if an iterator has to be asked."""
         every = [
             (len(values), name)
             for values, name in zip(self.lists(), self.names, strict=True)
@@ -93,9 +85,6 @@ class Examples:
 
         What an iterator or a lazy sequence gives is copied: it may write to the same array for
         the next example.
-
-        Raises:
-            ArgumentError: An iterator ends before another one, or a shared argument may be a list.
         """
         lists = [
             iter(values) if isinstance(values, _KEEPS) else map(_copied, values)
@@ -118,15 +107,7 @@ class Examples:
             yield row
 
     def refuse_unsaid(self, count: int | None, first: Values) -> None:
-        """Refuse an argument that may be shared or a list, as it is as long as the lists.
-
-        Args:
-            count: How many examples there are; None if that is not known yet.
-            first: The mapped arguments of the first example.
-
-        Raises:
-            ArgumentError: There is such an argument, and the function takes an entry of it, too.
-        """
+        """Refuse an argument that may be shared or a list, as it is as long as the lists."""
         for name, words, length in self.unsaid:
             if length == count and self._may_be_list(name, first):
                 raise ArgumentError(
@@ -171,22 +152,7 @@ class Examples:
 def examples_of(
     signer: Signer, args: tuple[Any, ...], kwargs: Mapping[str, Any], in_axes: object
 ) -> Examples:
-    """Find the mapped arguments of a call of `map`.
-
-    Args:
-        signer: Knows the parameters of the function and its ``dynamic_axes``.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        in_axes: What the user says: 0 for a mapped argument, None for a shared one; a tuple of
-            these by position, or a dict by name. None to go by ``dynamic_axes``.
-
-    Returns:
-        The arguments. Arrays among the mapped ones are split along axis 0.
-
-    Raises:
-        SpecError: ``in_axes`` is malformed, or no argument is mapped.
-        ArgumentError: A mapped argument is not a list of examples, or lists are not equally long.
-    """
+    """Find the mapped arguments of a call of `map`."""
     names: tuple[Name, ...] = (*range(len(args)), *kwargs)
     mapped = (
         _mapped_by_default(signer, args, kwargs)
@@ -248,21 +214,7 @@ def _copied(example: Any) -> Any:
 def mapped_leaves(
     signer: Signer, signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
 ) -> frozenset[int]:
-    """The leaves of a call of one example that examples have their own of.
-
-    Args:
-        signer: Knows the parameters of the function and its ``dynamic_axes``.
-        signed: The call.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        in_axes: As in `examples_of`. Without ``dynamic_axes``, all arrays are mapped by default.
-
-    Returns:
-        Positions among the leaves of the call.
-
-    Raises:
-        SpecError: ``in_axes`` is malformed.
-    """
+    """The leaves of a call of one example that examples have their own of."""
     if in_axes is not None:
         mapped = _mapped_by_user(signer, args, kwargs, in_axes)
     elif signer.arguments_with_open_axes(len(args), list(kwargs)) is not None:
@@ -275,14 +227,7 @@ def mapped_leaves(
 
 
 def places_of_arguments(signed: SignedCall) -> dict[Name, Any]:
-    """Each argument of a call, with the positions of its leaves in their place.
-
-    Args:
-        signed: The call.
-
-    Returns:
-        A tree for each argument that is not static.
-    """
+    """Each argument of a call, with the positions of its leaves in their place."""
     given, named = signed.tree.unflatten(range(len(signed.leaves)))
     return {old: given[new] for new, old in enumerate(signed.dynamic)} | named
 
@@ -314,11 +259,7 @@ def _is_record(value: object) -> bool:
 def _mapped_by_user(
     signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: object
 ) -> set[Name]:
-    """The arguments for which ``in_axes`` has 0; keyword arguments it does not name go by default.
-
-    Raises:
-        SpecError: ``in_axes`` is malformed.
-    """
+    """The arguments for which ``in_axes`` has 0; keywords that it does not name go by default."""
     entries = _entries(signer, args, kwargs, in_axes)
     for name, entry in entries.items():
         what = signer.name(name) if isinstance(name, int) else name
@@ -338,11 +279,7 @@ def _mapped_by_user(
 def _entries(
     signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: object
 ) -> dict[Name, Any]:
-    """What ``in_axes`` says of each argument that it names; nothing if it is None.
-
-    Raises:
-        SpecError: ``in_axes`` is malformed.
-    """
+    """What ``in_axes`` says of each argument that it names; nothing if it is None."""
     if in_axes is None:
         return {}
     if isinstance(in_axes, Mapping):
@@ -364,11 +301,7 @@ def _entries(
 
 
 def _rows_of(values: Any, name: str) -> Any:
-    """A mapped argument as a sequence or an iterator of what each example has of it.
-
-    Raises:
-        ArgumentError: It is neither.
-    """
+    """A mapped argument as a sequence or an iterator of what each example has of it."""
     if isinstance(values, jax.Array | np.ndarray):
         if values.ndim == 0:
             raise ArgumentError(

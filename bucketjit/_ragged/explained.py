@@ -89,16 +89,7 @@ class MapExplanation:
 
 
 def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExplanation:
-    """Explain a call of `map`; nothing is compiled or run.
-
-    Args:
-        engine: Serves it.
-        examples: Its arguments. An iterator is used up.
-        options: What the user chose.
-
-    Returns:
-        The explanation.
-    """
+    """Explain a call of `map`; nothing is compiled or run."""
     call = MapCall(engine, examples, options)
     count, groups, alone = 0, [], Counter[str]()
     for window in call.windows():

@@ -117,10 +117,6 @@ class Row(NamedTuple):
 class Kinds:
     """Signs the examples of one call of `map`, and decides what they do.
 
-    Args:
-        engine: Serves the calls.
-        examples: The arguments.
-
     Attributes:
         mapped: The mapped leaves: their positions among the leaves of a call.
         sharding: How the rows of batches are sharded; None if they are not.
@@ -140,16 +136,7 @@ class Kinds:
         self.sharding: NamedSharding | None = None
 
     def row(self, index: int, values: Values) -> Row:
-        """Sign an example, and find its kind.
-
-        Args:
-            index: The number of the example.
-            values: Its mapped arguments.
-
-        Raises:
-            ArgumentError: It is not like the others, or its sizes contradict each other.
-            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-        """
+        """Sign an example, and find its kind."""
         is_plain = bool(self._plain_dtypes)
         for value, dtype in zip(values, self._plain_dtypes, strict=False):
             if type(value) is not np.ndarray or value.dtype is not dtype:
@@ -186,24 +173,14 @@ class Kinds:
             raise
 
     def call_of(self, row: Row) -> SignedCall:
-        """The call of an example.
-
-        Args:
-            row: The example.
-        """
+        """The call of an example."""
         leaves = list(row.like.leaves)
         for i, leaf in zip(self.mapped, row.leaves, strict=True):
             leaves[i] = leaf
         return _owning(dataclasses.replace(row.like, leaves=leaves, shapes=row.kind.shapes))
 
     def rows(self, count: int, summed: bool = False, in_turn: bool = False) -> Rows:
-        """The rows of a batch.
-
-        Args:
-            count: How many there are.
-            summed: Whether their results are summed.
-            in_turn: Whether they are computed one after the other.
-        """
+        """The rows of a batch."""
         placement = placement_of(self.sharding, count)
         return Rows(count, frozenset(self.mapped), summed, placement, in_turn)
 
@@ -231,11 +208,7 @@ class Kinds:
             self._plain_dtypes = [t.dtype for t in types]
 
     def _leaves(self, index: int, values: Values) -> list[Any]:
-        """The leaves of the mapped arguments.
-
-        Raises:
-            ArgumentError: A tree differs from that of the first example.
-        """
+        """The leaves of the mapped arguments."""
         leaves: list[Any] = []
         for name, tree, value in zip(self._examples.names, self._trees, values, strict=True):
             if type(value) is np.ndarray:
@@ -252,12 +225,7 @@ class Kinds:
     def _types(
         self, index: int, leaves: Sequence[Any]
     ) -> tuple[tuple[LeafType, ...], tuple[tuple[int, ...], ...]]:
-        """The types and shapes of the mapped leaves.
-
-        Raises:
-            ArgumentError: One is not of the type of the first example. Weak types may differ: such
-                examples are batches of their own.
-        """
+        """The types and shapes of the mapped leaves."""
         signature = self.first.signature
         types, shapes = [], []
         for place, leaf in zip(self.mapped, leaves, strict=True):

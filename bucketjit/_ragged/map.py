@@ -24,18 +24,7 @@ def map_examples(
     options: Options,
     inside: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None,
 ) -> Any:
-    """Run a call of `map`.
-
-    Args:
-        engine: Serves it.
-        examples: Its arguments.
-        options: What the user chose.
-        inside: Runs the function for one example, where it has to be run for one at a time: inside
-            of a transformation of JAX, say. None to run batches.
-
-    Returns:
-        What `BucketedExec.map` returns.
-    """
+    """Run a call of `map`."""
     if inside is not None:
         return _inside(examples, options, inside)
     if options.reduce is not None:
@@ -55,11 +44,7 @@ def _inside(
     options: Options,
     inside: Callable[[tuple[Any, ...], dict[str, Any]], Any],
 ) -> Any:
-    """Run the function once for each example.
-
-    Raises:
-        SpecError: The results are to be stacked: their sizes are not known before they are traced.
-    """
+    """Run the function once for each example."""
     if options.is_stacked:
         raise SpecError("map: out='stacked' is not for calls inside of jit, grad and the like")
     results = [inside(*examples.call(values)) for values in examples]

@@ -29,17 +29,7 @@ class Options:
 
 
 def options_of(configured: Out, reduce: object, token_budget: object, out: object) -> Options:
-    """Check the options of a call of `map`.
-
-    Args:
-        configured: The form of results of the bucketed function.
-        reduce: None, ``"sum"`` or ``"mean"``.
-        token_budget: None, or an int of at least 1.
-        out: None, a form of results, or ``"stacked"``.
-
-    Raises:
-        SpecError: One of them is something else.
-    """
+    """Check the options of a call of `map`."""
     if reduce is not None and (not isinstance(reduce, str) or reduce not in REDUCTIONS):
         raise SpecError(f"map: reduce must be 'sum', 'mean' or None, got {reduce!r}")
     budget: int | None = None

@@ -12,15 +12,7 @@ from bucketjit._jax.arrays import is_on_several_devices
 
 
 def rows_sharding(leaves: Iterable[Any]) -> NamedSharding | None:
-    """How the rows of batches are sharded: over the first axis of the mesh of an argument.
-
-    Args:
-        leaves: The leaves of the arguments that all examples share.
-
-    Returns:
-        The sharding; None if no argument is on a mesh of several devices. Also None for a mesh with
-        explicit axes, which are part of JAX's types: the program has the types of one example.
-    """
+    """How the rows of batches are sharded: over the first axis of the mesh of an argument."""
     for leaf in leaves:
         sharding = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding) and is_on_several_devices(sharding):
@@ -31,23 +23,14 @@ def rows_sharding(leaves: Iterable[Any]) -> NamedSharding | None:
 
 
 def placement_of(sharding: NamedSharding | None, count: int) -> NamedSharding | None:
-    """The sharding of a batch; None if the devices cannot have equal numbers of its rows.
-
-    Args:
-        sharding: The sharding of batches.
-        count: How many rows the batch has.
-    """
+    """The sharding of a batch; None if the devices cannot have equal numbers of its rows."""
     if sharding is None or count % sharding.mesh.shape[sharding.mesh.axis_names[0]]:
         return None
     return sharding
 
 
 def replicated_like(array: jax.Array) -> NamedSharding | None:
-    """A sharding with a whole copy on each device of an array; None if it is on one device.
-
-    Args:
-        array: A result of a batch.
-    """
+    """A sharding with a whole copy on each device of an array; None if it is on one device."""
     sharding = array.sharding
     if not isinstance(sharding, NamedSharding) or not is_on_several_devices(sharding):
         return None

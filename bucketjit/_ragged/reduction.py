@@ -29,21 +29,7 @@ from bucketjit.errors import ArgumentError, MaskingError
 
 
 def reduced(call: MapCall, engine: Engine, mean: bool, out: Out) -> Any:
-    """The sum or the mean of the results of a call of `map`.
-
-    Args:
-        call: The call.
-        engine: Serves it.
-        mean: Whether to return the mean.
-        out: The form of the result.
-
-    Returns:
-        A tree like the result of one example. Sums of booleans are integers; means of integers and
-        booleans are floats.
-
-    Raises:
-        ArgumentError: There are no examples, or their results cannot be added.
-    """
+    """The sum or the mean of the results of a call of `map`."""
     total = _Total()
     check = engine.config.check
     if check in (Check.EXACT, Check.EXACT_ALWAYS):  # each example is compared
@@ -70,17 +56,7 @@ class _Total:
         self._sums: list[Any] | None = None
 
     def add(self, tree: Any, dtypes: Sequence[Any], sums: list[Any], rows: int) -> None:
-        """Add the sum over some examples.
-
-        Args:
-            tree: The tree of a result.
-            dtypes: The dtype of each of its leaves.
-            sums: The sums of the leaves.
-            rows: How many examples they are sums of.
-
-        Raises:
-            ArgumentError: Earlier results have another tree or other shapes.
-        """
+        """Add the sum over some examples."""
         self.count += rows
         if self._sums is None:
             self._tree, self._dtypes, self._sums = tree, list(dtypes), sums
@@ -101,11 +77,7 @@ class _Total:
         self.add(tree, [x.dtype for x in arrays], sums, 1)
 
     def finished(self, mean: bool, out: Out) -> Any:
-        """The result.
-
-        Raises:
-            ArgumentError: There are no examples.
-        """
+        """The result."""
         if self._sums is None:
             raise no_examples()
         found = []
@@ -170,11 +142,7 @@ def no_examples() -> ArgumentError:
 
 
 def _refuse_open_results(program: Interface) -> None:
-    """Refuse a program whose results cannot be added.
-
-    Raises:
-        ArgumentError: A result has open axes, or is no array of numbers.
-    """
+    """Refuse a program whose results cannot be added."""
     paths = jax.tree_util.tree_leaves_with_path(
         program.out_tree.unflatten(range(program.out_tree.num_leaves))
     )

@@ -76,13 +76,7 @@ class Planned:
 
 
 class MapCall:
-    """One call of `map`.
-
-    Args:
-        engine: Serves it.
-        examples: Its arguments.
-        options: What the user chose.
-    """
+    """One call of `map`."""
 
     def __init__(self, engine: Engine, examples: Examples, options: Options) -> None:
         self._engine = engine
@@ -100,13 +94,7 @@ class MapCall:
         return [frozenset().union(*axes) for axes in zip(*every, strict=False)]
 
     def results(self) -> Iterator[Any]:
-        """The results of the examples, in their order.
-
-        Raises:
-            ArgumentError: An example is not like the others, or does not fit its declaration.
-            BucketOverflowError: A size of an example is beyond the largest bucket.
-            Exception: What a call of one example would raise.
-        """
+        """The results of the examples, in their order."""
         for window in self.windows():
             yield from self._run(window)
 
@@ -130,12 +118,7 @@ class MapCall:
             yield window
 
     def plan(self, window: Sequence[Row], summed: bool = False) -> list[Planned]:
-        """Group the examples of a window that run in batches.
-
-        Args:
-            window: The examples.
-            summed: Whether their results are summed.
-        """
+        """Group the examples of a window that run in batches."""
         ways: dict[Any, Batched] = {}
         members: defaultdict[Any, list[int]] = defaultdict(list)
         for i, row in enumerate(window):
@@ -178,11 +161,7 @@ class MapCall:
         return Planned(way, ordered, [count] * -(-len(ordered) // count), True)
 
     def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
-        """The row counts that have an executable, by program and bucket.
-
-        Returns:
-            The row counts, and the programs and buckets that a warm-up has chosen row counts for.
-        """
+        """The row counts that have an executable, by program and bucket."""
         found: defaultdict[Any, set[int]] = defaultdict(set)
         asked: set[Any] = set()
         for (owner, *rest), entry in self._engine.cache.items():
@@ -246,11 +225,7 @@ class MapCall:
     def _start(
         self, planned: Planned, count: int, rows: Sequence[Row], shared: SharedArguments
     ) -> Callable[[], list[Any]]:
-        """Start a batch.
-
-        Returns:
-            A function that waits for the results of its examples.
-        """
+        """Start a batch."""
         engine, way = self._engine, planned.way
         found = self.executable(way, self.kinds.rows(count, in_turn=planned.in_turn), rows[0])
         if isinstance(found, Alone):
@@ -290,20 +265,7 @@ class MapCall:
         engine.takes_turns[way.program] = seconds[1] < seconds[0] * _WORTH_TURNS
 
     def executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
-        """The executable of a batch.
-
-        Args:
-            way: The program and the bucket.
-            rows: How many rows the batch has.
-            like: One of its examples.
-
-        Returns:
-            The executable, and whether it was compiled for the batch; or that its examples run
-            alone, as the program cannot run for many at once.
-
-        Raises:
-            CompileBudgetError: A compile is needed that the budget does not allow.
-        """
+        """The executable of a batch."""
         engine, kind = self._engine, like.kind
         refused = engine.refusals.of_batches(way.program)  # when another batch was built
         if refused is not None:
@@ -331,15 +293,7 @@ class MapCall:
         return self.kinds.mapped
 
     def _note_refusal(self, way: Batched, error: MaskingError) -> MaskingError | None:
-        """Remember that a program does not build for batches.
-
-        Args:
-            way: The program and the bucket.
-            error: What building it raised.
-
-        Returns:
-            Why the examples run one by one; None if the call of each example says it.
-        """
+        """Remember that a program does not build for batches."""
         engine = self._engine
         if not error.is_defect:  # no rule masks an equation, for one example neither
             engine.refusals.note(engine.requests.masked_key(way.program, way.bucket), error)
@@ -349,15 +303,7 @@ class MapCall:
         return why
 
     def run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:
-        """Run examples one by one, each as a call of its own, and say why.
-
-        Args:
-            rows: The examples.
-            why: Why they are not batched; None if the call itself says why it is not masked.
-
-        Returns:
-            Their results.
-        """
+        """Run examples one by one, each as a call of its own, and say why."""
         engine = self._engine
         if why is not None:
             note_alone(engine, why, len(rows))
@@ -392,16 +338,7 @@ def rows_in_turn(way: Batched) -> int:
 
 
 def note_alone(engine: Engine, why: MaskingError, examples: int) -> None:
-    """Count examples that run one by one, and warn of each reason once.
-
-    Args:
-        engine: Serves them.
-        why: Why they are not batched.
-        examples: How many there are.
-
-    Raises:
-        FallbackError: The policy is to raise.
-    """
+    """Count examples that run one by one, and warn of each reason once."""
     if engine.config.fallback is Fallback.ERROR and why not in (NO_SIZES, OF_FILE):
         raise FallbackError(why.reason, why.remedy) from why
     if engine.counters.alone(why.reason, examples):

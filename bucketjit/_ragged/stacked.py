@@ -141,16 +141,7 @@ class Ragged(Sequence[Any]):
 
 
 def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: bool) -> Ragged:
-    """Stack the results of examples.
-
-    Args:
-        results: The results, at least one, as trees of host arrays.
-        opened: The axes of each leaf that may differ between examples; None if all may.
-        to_jax: Whether the values become arrays of JAX.
-
-    Raises:
-        ArgumentError: Two results have other trees, dtypes or ranks.
-    """
+    """Stack the results of examples."""
     columns: list[list[Any]] = []
     tree: Any = None
     for index, result in enumerate(results):

@@ -21,19 +21,7 @@ def rows_to_compile(
     rows: object,
     in_axes: object,
 ) -> list[Rows]:
-    """The batches that a warm-up asks for.
-
-    Args:
-        signer: Knows the parameters of the function and its ``dynamic_axes``.
-        signed: A call of one example.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        rows: A number of rows, or several; each is rounded up to a power of two.
-        in_axes: Which arguments are lists in calls of `map`; None to go by ``dynamic_axes``.
-
-    Raises:
-        SpecError: ``rows`` or ``in_axes`` is malformed.
-    """
+    """The batches that a warm-up asks for."""
     mapped = mapped_leaves(signer, signed, args, kwargs, in_axes)
     sharding = rows_sharding(leaf for i, leaf in enumerate(signed.leaves) if i not in mapped)
     return [
@@ -42,14 +30,7 @@ def rows_to_compile(
 
 
 def row_counts(rows: object) -> list[int]:
-    """Numbers of rows, each rounded up to a power of two.
-
-    Args:
-        rows: A number of at least 1, or several.
-
-    Raises:
-        SpecError: It is something else.
-    """
+    """Numbers of rows, each rounded up to a power of two."""
     every = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
     found: dict[int, None] = {}
     for count in every:

@@ -30,18 +30,7 @@ def policy_of(config: Config, variable: str) -> Overflow:
 
 
 def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The bucket of each variable, by the joint plan if there is one, else by its strategy.
-
-    Args:
-        config: The configuration.
-        sizes: Logical size of each variable.
-
-    Returns:
-        Padded size of each variable, in the order of ``sizes``.
-
-    Raises:
-        BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-    """
+    """The bucket of each variable, by the joint plan if there is one, else by its strategy."""
     planned, _ = _planned(config, sizes)
     return {v: planned[v] if v in planned else padded_size(config, v, n) for v, n in sizes.items()}
 
@@ -49,12 +38,7 @@ def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
 def _planned(
     config: Config, sizes: Mapping[str, int]
 ) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """The buckets that the joint plan chooses, and what is beyond them.
-
-    Returns:
-        Padded size of each variable of the plan, empty without a plan that applies; and the largest
-        bucket of each variable that stays at its exact size (`Overflow.EXACT`).
-    """
+    """The buckets that the joint plan chooses, and what is beyond them."""
     plan = config.plan
     if plan is None or any(dim not in sizes for dim in plan.dims):
         return {}, {}
@@ -75,19 +59,7 @@ def _planned(
 
 
 def padded_size(config: Config, variable: str, n: int) -> int:
-    """The bucket of one variable, by its strategy.
-
-    Args:
-        config: The configuration.
-        variable: The variable.
-        n: Its logical size.
-
-    Returns:
-        The padded size; ``n`` if it is beyond the largest bucket and stays exact.
-
-    Raises:
-        BucketOverflowError: The size is beyond the largest bucket, and its policy is to raise.
-    """
+    """The bucket of one variable, by its strategy."""
     strategy = config.strategy_of(variable)
     try:
         return checked_bucket(strategy, variable, n)
@@ -101,16 +73,7 @@ def padded_size(config: Config, variable: str, n: int) -> int:
 
 
 def bucket_or_size(config: Config, variable: str, n: int) -> tuple[bool, int]:
-    """The bucket of one variable, if its size alone decides it.
-
-    Args:
-        config: The configuration.
-        variable: The variable.
-        n: Its logical size.
-
-    Returns:
-        True and the bucket; False and ``n`` if a joint plan decides, or the strategy raises.
-    """
+    """The bucket of one variable, if its size alone decides it."""
     if config.plan is not None and variable in config.plan.dims:
         return False, n
     try:
@@ -132,15 +95,7 @@ class Exactly(NamedTuple):
 
 
 def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
-    """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`).
-
-    Args:
-        config: The configuration.
-        sizes: Logical size of each variable.
-
-    Returns:
-        The reason, and whether no variable is padded; None if no size is beyond its bucket.
-    """
+    """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
     planned, beyond = _planned(config, sizes)
     found = dict(beyond)
     exact = len(found)
@@ -163,12 +118,7 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
 
 
 class Buckets:
-    """Chooses the bucket of each call of one configuration.
-
-    Args:
-        config: The configuration, with the strategies.
-        lock: Guards what is remembered per program.
-    """
+    """Chooses the bucket of each call of one configuration."""
 
     def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
         self._config = config
@@ -183,18 +133,7 @@ class Buckets:
         self._largest.clear()
 
     def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
-        """The padded size of each variable of a call, unfitted sizes of its program included.
-
-        Args:
-            program: The program of the call.
-            call: The call. A larger unfitted size than seen before enlarges the bucket.
-
-        Returns:
-            Padded sizes by variable.
-
-        Raises:
-            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-        """
+        """The padded size of each variable of a call, unfitted sizes of its program included."""
         bucket = self.chosen(program, call.sizes)
         if not program.unfitted:
             return bucket
@@ -209,30 +148,11 @@ class Buckets:
             return {**bucket, **seen}
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """The sizes that are beyond their largest bucket and stay exact.
-
-        Args:
-            program: The program of the call.
-            sizes: Logical size of each variable.
-
-        Returns:
-            See `exactly`.
-        """
+        """The sizes that are beyond their largest bucket and stay exact."""
         return exactly(self._config, sizes)
 
     def chosen(self, program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The padded size of each variable, unfitted sizes left out.
-
-        Args:
-            program: The program.
-            sizes: Logical size of each variable.
-
-        Returns:
-            The bucket that the strategies choose, cut to what the guards of the program allow.
-
-        Raises:
-            BucketOverflowError: See `of`.
-        """
+        """The padded size of each variable, unfitted sizes left out."""
         bucket = padded_sizes(self._config, sizes)
         if program.fits(bucket):
             return bucket

@@ -22,15 +22,6 @@ _SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then t
 class CallCounter:
     """Counts, without a lock, calls that have the same sizes and executable.
 
-    Args:
-        logical: Logical size of each dimension variable.
-        padded: Padded size of each dimension variable; None if the calls run exact.
-        real: Elements of the padded arguments that are not padding, per call.
-        total: Elements of the padded arguments, per call.
-        flops: Floating point operations of a call; NaN if not known.
-        reason: Why the calls are not masked, or not wholly; None if they are.
-        key: `SignedCall.shape_key`; None of calls that are not counted as a shape.
-
     Attributes:
         calls: The atomic count; never reset, see `count`.
         clock: Takes moments. Set by `Counters.open`.

@@ -50,19 +50,7 @@ class CheckedCall(NamedTuple):
         run: Callable[[], Any],
         run_exact: Callable[[], Any],
     ) -> Any:
-        """Run the call and compare its result.
-
-        Args:
-            counting: Counts the call when its executable has run.
-            run: Runs the call in the bucket.
-            run_exact: Runs the call at its exact shape.
-
-        Returns:
-            The result in the bucket.
-
-        Raises:
-            MaskingError: The results differ.
-        """
+        """Run the call and compare its result."""
         if self.check is Check.POISON:
             given = (self.entry, self.signed, self.call)
             with counting:
@@ -101,18 +89,6 @@ def is_of_jit(name: str, problem: str, signed: SignedCall, result: object) -> bo
 
     The function runs unpadded once more, one operation at a time; the bucket is right if it agrees
     with that run. Then a warning is logged.
-
-    Args:
-        name: Name of the function in messages.
-        problem: How the two results differ, in words.
-        signed: The call.
-        result: The result of the bucket.
-
-    Returns:
-        True if the bucket agrees; False if not, or if the function fails when run like that.
-
-    Raises:
-        Exception: An error of the machine, such as exhausted memory; see `is_of_machine`.
     """
     try:
         want = one_by_one(signed)

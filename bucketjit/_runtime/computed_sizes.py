@@ -40,18 +40,7 @@ def run_again(
     serve: Callable[[ResolvedCall], Any],
     fall_back: Callable[[MaskingError], Any],
 ) -> Any:
-    """Run a call by the program for the computed sizes that its run has returned.
-
-    Args:
-        differ: The computed sizes.
-        signed: The call.
-        call: The same call, resolved.
-        serve: Runs the call by another program.
-        fall_back: Runs the call exact, for a reason.
-
-    Returns:
-        The results.
-    """
+    """Run a call by the program for the computed sizes that its run has returned."""
     computed: Mapping[str, int] = {}
     for _ in range(MAX_RUNS_AGAIN):
         # They are right up to the first decision that was taken otherwise, so this converges.
@@ -75,12 +64,7 @@ class EagerSignatures:
         return signature in self._found
 
     def compiled(self, signed: SignedCall, compile: Callable[[], Any]) -> Any | None:
-        """What compiles the exact shape of a call; None if the function has to run without ``jit``.
-
-        Args:
-            signed: The call.
-            compile: Compiles, or finds what was compiled.
-        """
+        """What compiles the exact shape of a call; None if the function runs without ``jit``."""
         if signed.signature in self._found:
             return None
         try:
@@ -92,21 +76,7 @@ class EagerSignatures:
 
 
 def run_eagerly(signed: SignedCall, out: Out, reason: str | None) -> Any:
-    """Run the function of a call without ``jit``.
-
-    Args:
-        signed: The call.
-        out: The form of results.
-        reason: Why the call is not masked; None if that needs no explanation.
-
-    Returns:
-        The results.
-
-    Raises:
-        Exception: Whatever the function raises. An error of a type or shape gets the reason as a
-            note: JAX cannot compute sizes inside of ``jit``, ``scan`` and the like, and selections
-            of different sizes do not add.
-    """
+    """Run the function of a call without ``jit``."""
     try:
         result = eagerly(signed)
     except (IndexError, TypeError, ValueError) as error:

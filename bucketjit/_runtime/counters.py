@@ -84,24 +84,14 @@ class Counters:
         self._clock.start(self._started)
 
     def call(self, line: CallCounter, compiled: bool = False) -> None:
-        """Count one call of the slow path.
-
-        Args:
-            line: Describes the call; its own count is not used.
-            compiled: Whether the call compiled its executable.
-        """
+        """Count one call of the slow path."""
         with self._lock:
             self._sums.add(line, 1)
             self._missed += compiled
         self._tick()
 
     def batch(self, batch: CountedBatch, compiled: bool) -> None:
-        """Count a batch of examples; it is one call.
-
-        Args:
-            batch: The batch.
-            compiled: Whether it compiled its executable.
-        """
+        """Count a batch of examples; it is one call."""
         with self._lock:
             self._sums.add_batch(batch)
             self._missed += compiled
@@ -113,26 +103,14 @@ class Counters:
             self._clock.tick(now)
 
     def alone(self, reason: str, examples: int) -> bool:
-        """Count examples that ran one by one.
-
-        Args:
-            reason: Why they are not batched.
-            examples: How many there were.
-
-        Returns:
-            Whether the reason is new.
-        """
+        """Count examples that ran one by one."""
         with self._lock:
             name, is_new = self._alone.see(reason)
             self._sums.alone[name] = self._sums.alone.get(name, 0) + examples
             return is_new
 
     def inlined(self) -> bool:
-        """Count a call inside a transformation, where the function itself runs.
-
-        Returns:
-            Whether it is the first one.
-        """
+        """Count a call inside a transformation, where the function itself runs."""
         with self._lock:
             self._inlined += 1
             is_first, self._has_inlined = not self._has_inlined, True
@@ -149,9 +127,6 @@ class Counters:
 
         Its last calls may still be running, so it goes on counting. It is added to the sums and
         dropped once `_RETIRED` others were retired after it.
-
-        Args:
-            line: The counter. One that is not open is ignored.
         """
         with self._lock:
             if self._lines.pop(id(line), None) is not None:
@@ -177,12 +152,7 @@ class Counters:
             self._load_seconds += seconds
 
     def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
-        """Count the rows that a run selected; see `bucketjit._compile.computed_results.Selected`.
-
-        Args:
-            program: The program.
-            rows: By variable, the number of rows that were selected, and of those that there are.
-        """
+        """Count rows that a run selected; see `bucketjit._compile.computed_results.Selected`."""
         with self._lock:
             known = self._selected.setdefault(program, {})
             for variable, (selected, of) in rows.items():
@@ -200,15 +170,7 @@ class Counters:
             return {v: dataclasses.replace(rows) for v, rows in known.items()}
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
-        """Count a fallback.
-
-        Args:
-            reason: Why the call is not masked.
-            counted: Whether the call was already counted together with its reason.
-
-        Returns:
-            Whether the reason is new. All reasons beyond the first `REASONS_KEPT` are one reason.
-        """
+        """Count a fallback."""
         with self._lock:
             if not counted:
                 self._sums.add_reason(reason, 1)
@@ -248,18 +210,7 @@ class Counters:
         slots: Iterable[Slot[Any]],
         programs: tuple[ProgramStats, ...] = (),
     ) -> Stats:
-        """A snapshot of the counters.
-
-        Args:
-            hits: Hits of the cache.
-            misses: Misses of the cache.
-            evictions: Evictions of the cache.
-            slots: The slots of the cache.
-            programs: The programs traced so far.
-
-        Returns:
-            The snapshot, which does not change any more.
-        """
+        """A snapshot of the counters."""
         buckets = tuple(b for b in map(self.bucket, slots) if b is not None)
         with self._lock:
             sums = self._sums.copy()

@@ -84,31 +84,14 @@ _EMPTY = MaskingError("an axis of size 0 has no bucket")
 
 
 class Decisions:
-    """Decides the calls of one configuration.
-
-    Args:
-        buckets: Chooses buckets.
-        refusals: The programs that could not be masked when they were built.
-    """
+    """Decides the calls of one configuration."""
 
     def __init__(self, buckets: Buckets, refusals: Refusals) -> None:
         self._buckets = buckets
         self._refusals = refusals
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
-        """Decide what a call does.
-
-        Args:
-            signed: The call.
-            call: The same call, resolved. Without any strategy the engine neither resolves nor
-                decides calls: all run exact, for the reason `NO_STRATEGY`.
-
-        Returns:
-            One of the kinds of `Decision`.
-
-        Raises:
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-        """
+        """Decide what a call does."""
         program = call.program
         if program is None:
             if call.refusal is not None:

@@ -51,11 +51,6 @@ _NOT_AS_TRACED = MaskingError(
 class Engine:
     """Serves the calls of one configuration.
 
-    Args:
-        config: The configuration.
-        shared: That of the function whose derivatives this engine serves; None to create it.
-        parts: Makes its signer, requests and buckets.
-
     Attributes:
         config: The configuration.
         shared: Cache, provider and counters of a function and its derivatives.
@@ -132,26 +127,7 @@ class Engine:
         out: Out | None = None,
         call: ResolvedCall | None = None,
     ) -> Any:
-        """Run a call.
-
-        Args:
-            signed: The call.
-            given: The arguments as they came, to remember the call for the fast path; None to
-                not remember it.
-            out: The form of the results; by default the configured one.
-            call: The same call, resolved; by default it is resolved here.
-
-        Returns:
-            What the function returns, with open axes cut to their logical sizes.
-
-        Raises:
-            BucketOverflowError: A size is beyond the largest bucket, and its policy is to raise.
-            FallbackError: The call cannot be masked, and the policy is to raise.
-            CompileBudgetError: A compile is needed that the budget does not allow.
-            SizeMismatchError: The sizes of the arguments contradict each other.
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-            MaskingError: A check is configured, and the results differ.
-        """
+        """Run a call."""
         out = out or self.config.out
         if self.config.always_exact:
             sizes = signed.signature.declared_sizes(signed.shapes)
@@ -247,23 +223,7 @@ class Engine:
         out: Out,
         is_compiled: bool = False,
     ) -> Any:
-        """Run a call in a bucket, checked if that is configured, and count it.
-
-        Args:
-            entry: The executable.
-            signed: The call.
-            call: The same call, resolved.
-            served: How the executable serves it.
-            out: The form of the results.
-            is_compiled: Whether the executable was compiled for the call.
-
-        Returns:
-            The results.
-
-        Raises:
-            SignatureChanged: The executable was built for arguments of other types.
-            MaskingError: A check is configured, and the results differ.
-        """
+        """Run a call in a bucket, checked if that is configured, and count it."""
         counting = counted(self.counters, served.line, is_compiled)
         run = functools.partial(run_padded, entry, served.sizes, signed, served.finish)
         if self.config.check is Check.OFF:
@@ -274,12 +234,7 @@ class Engine:
         ).result(counting, run, lambda: self.run_unpadded(signed, call))
 
     def run_unpadded(self, signed: SignedCall, call: ResolvedCall) -> Any:
-        """Run a call at its exact shape, for a comparison; it is not counted.
-
-        Args:
-            signed: The call.
-            call: The same call, resolved.
-        """
+        """Run a call at its exact shape, for a comparison; it is not counted."""
         return self._run_exact(signed, call.sizes, Out.JAX, is_call=False)
 
     def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
@@ -288,27 +243,11 @@ class Engine:
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
 
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
-        """Decide what a call does; see `Decisions.decide`.
-
-        Args:
-            signed: The call.
-            call: The same call, resolved.
-
-        Returns:
-            The decision.
-
-        Raises:
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-        """
+        """Decide what a call does; see `Decisions.decide`."""
         return self.decisions.decide(signed, call)
 
     def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
-        """Note that a compile request failed because its program cannot be masked.
-
-        Args:
-            request: The request. One for an exact shape is ignored.
-            refusal: Why it failed: for all buckets, or for the bucket of the request.
-        """
+        """Note that a compile request failed because its program cannot be masked."""
         if isinstance(request.key[0], Interface):
             self.refusals.note(request.key, refusal)
 
@@ -317,18 +256,6 @@ class Engine:
 
         The function is traced if no known program holds at these sizes. What the signature learns
         from the call is emitted as events.
-
-        Args:
-            signed: The call.
-
-        Returns:
-            The call with its sizes, and its program or the reason why it has none.
-
-        Raises:
-            SizeMismatchError: The sizes of the arguments contradict each other.
-            ArgumentError: An argument does not fit its declaration in ``dynamic_axes``, or sizes
-                break a constraint.
-            SpecError: A constraint names an unknown variable.
         """
         began = time.perf_counter()
         with self.lock:
@@ -409,16 +336,7 @@ class Engine:
     def note_fallback(
         self, refusal: MaskingError, counted: bool = False, is_eager: bool = False
     ) -> None:
-        """Count a call that is not masked, and warn of each reason once.
-
-        Args:
-            refusal: Why the call is not masked.
-            counted: Whether the call was already counted together with its reason.
-            is_eager: Whether it ran without ``jit``.
-
-        Raises:
-            FallbackError: The policy is to raise.
-        """
+        """Count a call that is not masked, and warn of each reason once."""
         if self.config.fallback is Fallback.ERROR:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):

@@ -21,13 +21,7 @@ _REMEDY = (
 def refusal_of_global(
     signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
 ) -> ArgumentError | None:
-    """Why a call with an array of several processes cannot be padded; None if it need not be.
-
-    Args:
-        signed: The call.
-        call: The same call, resolved; it has a program.
-        bucket: Padded size of each variable.
-    """
+    """Why a call with an array of several processes cannot be padded; None if it need not be."""
     if jax.process_count() == 1:
         return None
     spread = [

@@ -26,12 +26,6 @@ def note_inlined(config: Config, name: str, counters: Counters, what: str = INLI
     There is no warning without a strategy, as nothing would be padded anyway, nor inside another
     bucketed function, which pads its own arguments.
 
-    Args:
-        config: The configuration of the bucketed function.
-        name: Name of the function in messages.
-        counters: Its counters.
-        what: What that means, and what to do.
-
     Warns:
         InlinedWarning: See above.
     """

@@ -16,14 +16,7 @@ class Preparer(Protocol):
     """
 
     def prepare(self, engine: Any, signed: SignedCall, call: ResolvedCall, key: object) -> None:
-        """Compile what later calls of the program need.
-
-        Args:
-            engine: The engine that serves the call.
-            signed: The call.
-            call: The same call, resolved.
-            key: The key of the executable that the call itself needs.
-        """
+        """Compile what later calls of the program need."""
 
 
 class Together(Protocol):
@@ -34,12 +27,4 @@ class Together(Protocol):
         """Whether calls are agreed on: not if there is one process."""
 
     def serve(self, engine: Any, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-        """Run a call.
-
-        Args:
-            engine: The engine.
-            given: Its arguments.
-
-        Returns:
-            Its result.
-        """
+        """Run a call."""

@@ -26,16 +26,6 @@ def open_outs(entry: Executable, signed: SignedCall) -> Sequence[int]:
 
     The function is traced at the sizes of a call and at several larger ones. If it fails at larger
     sizes, or returns another tree there, all results count as open.
-
-    Args:
-        entry: The executable of the exact shape; the answer is stored in it.
-        signed: The call.
-
-    Returns:
-        Positions among the leaves of the result.
-
-    Raises:
-        Exception: An error of the machine, such as exhausted memory; see `is_of_machine`.
     """
     if entry.open_outs is None:
         axes = open_axes(signed)

@@ -55,13 +55,7 @@ _OPEN_IT = (
 
 
 class Recompiles:
-    """What the calls of one engine have compiled.
-
-    Args:
-        config: The configuration.
-        name: Name of the function in messages.
-        name_of: The name of a positional argument.
-    """
+    """What the calls of one engine have compiled."""
 
     def __init__(self, config: Config, name: str, name_of: Callable[[int], str]) -> None:
         self._config = config
@@ -87,11 +81,6 @@ class Recompiles:
 
     def note(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool = False) -> None:
         """Note a call that has compiled an executable, and warn if there are too many.
-
-        Args:
-            signed: The call.
-            sizes: The size of each dimension variable.
-            is_fallback: Whether another warning says why it runs at its exact shape.
 
         Warns:
             RecompileWarning: Once, see the class.

@@ -34,12 +34,7 @@ class Refusals:
         self._batches = weakref.WeakKeyDictionary()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
-        """Remember that a program cannot be masked.
-
-        Args:
-            key: The key of the executable.
-            refusal: Why; its ``in_bucket`` is True if only this bucket is refused.
-        """
+        """Remember that a program cannot be masked."""
         program, bucket = key
         at = bucket if refusal.in_bucket else None
         self._found.setdefault(program, {})[at] = refusal.without_frames()
@@ -56,12 +51,7 @@ class Refusals:
         return found.get(None) or found.get(bucket)
 
     def note_batches(self, program: Interface, refusal: MaskingError | None) -> None:
-        """Remember whether a program takes several examples at a time, see `bucketjit._ragged`.
-
-        Args:
-            program: The program.
-            refusal: Why it does not; None if it does.
-        """
+        """Remember whether a program takes several examples at a time, see `bucketjit._ragged`."""
         self._batches[program] = None if refusal is None else refusal.without_frames()
         self.version += refusal is not None
 
@@ -81,13 +71,7 @@ class Refusals:
 
 
 def warn_of_fallback(name: str, refusal: MaskingError, is_eager: bool) -> None:
-    """Warn that calls are not masked.
-
-    Args:
-        name: The name of the function.
-        refusal: Why they are not.
-        is_eager: Whether they run without ``jit``.
-    """
+    """Warn that calls are not masked."""
     how = "at its exact shapes, one compile each"
     if is_eager:
         how = "without jit, operation by operation"

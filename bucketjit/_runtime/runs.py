@@ -41,11 +41,6 @@ def counted(counters: Counters, line: CallCounter, compiled: bool) -> Iterator[N
     """Count a call once its executable has run, even if running it failed.
 
     Errors from before the run, such as `SignatureChanged`, are not counted.
-
-    Args:
-        counters: Count the call.
-        line: Describes it.
-        compiled: Whether the call compiled its executable.
     """
     try:
         yield

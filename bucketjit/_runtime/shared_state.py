@@ -55,10 +55,6 @@ class Engines(Generic[E]):
 class SharedState(Generic[E]):
     """Cache, provider and counters of a function and its derivatives.
 
-    Args:
-        config: The configuration of the function.
-        name: Name of the function in messages.
-
     Attributes:
         cache: The executables.
         provider: Loads or compiles executables.
@@ -85,18 +81,7 @@ def make_cache(
     counters: Counters,
     engines: Engines[Any],
 ) -> tuple[ExecutableCache[Any, Executable], ExecutableProvider]:
-    """A cache, and the provider that fills it.
-
-    Args:
-        config: The configuration of the function.
-        name: Name of the function in messages.
-        counters: Count compiles and loads.
-        engines: Release the programs of executables that leave the cache.
-
-    Returns:
-        Both. They do not hold each other in a cycle: the cache reaches the provider by a weak
-        reference.
-    """
+    """A cache, and the provider that fills it."""
 
     def compiled(entry: Executable) -> None:
         count = counters.load if entry.loaded else counters.compile

@@ -94,15 +94,7 @@ class Clock:
         self.due = now + max(self._interval, _PATIENCE * worked)
 
     def moments(self, now: float, reading: Reading) -> tuple[Moment, ...]:
-        """The moments so far, followed by one for a reading.
-
-        Args:
-            now: The time, in seconds of ``time.monotonic``.
-            reading: The counters.
-
-        Returns:
-            The moments. As long as the counters do not change, every call returns the same.
-        """
+        """The moments so far, followed by one for a reading."""
         with self._lock:
             for known in (self._last, *self._moments[-1:]):
                 if known is not None and _reading(known) == reading:

@@ -24,16 +24,7 @@ Shape = tuple[int | str, ...]
 def facts_of_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], name: Callable[[int], str]
 ) -> ArgumentFacts:
-    """The facts of a call's arguments. What is no array is described, not refused.
-
-    Args:
-        args: The positional arguments, without static ones. They may hold tracers.
-        kwargs: The keyword arguments, without static ones.
-        name: Returns how errors name a positional argument.
-
-    Returns:
-        The facts.
-    """
+    """The facts of a call's arguments. What is no array is described, not refused."""
     places = _with_paths(args, kwargs, name)
     return ArgumentFacts(
         tuple(_leaf_facts(path, value) for path, value in places if value is not None),
@@ -52,20 +43,7 @@ def facts_made_for(
     positional_statics: Mapping[str, Any] | None = None,
     keyword_statics: Mapping[str, Any] | None = None,
 ) -> ArgumentFacts:
-    """The facts of the arguments that something is made for.
-
-    Args:
-        tree: Tree of ``(args, kwargs)`` without static arguments.
-        types: Type of each leaf.
-        shapes: Shape of each leaf: a number per axis, or a variable or an expression if it is open;
-            see `open_shapes`.
-        name: Returns how errors name a positional argument, counted without static ones.
-        positional_statics: Values of the static arguments that have a position, by name.
-        keyword_statics: Values of the static arguments given by name.
-
-    Returns:
-        The facts.
-    """
+    """The facts of the arguments that something is made for."""
     args, kwargs = tree.unflatten(range(tree.num_leaves))
     places = _with_paths(args, kwargs, name)
     leaves = tuple(
@@ -93,15 +71,7 @@ def facts_made_for(
 def open_shapes(
     tokens: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]]
 ) -> tuple[Shape, ...]:
-    """Shapes with variables and expressions in the place of the sizes of open axes.
-
-    Args:
-        tokens: A token per axis of each leaf.
-        shapes: The sizes of each leaf in a call.
-
-    Returns:
-        A shape for each leaf.
-    """
+    """Shapes with variables and expressions in the place of the sizes of open axes."""
     return tuple(
         tuple(
             size if token == STATIC or token.isdigit() else token

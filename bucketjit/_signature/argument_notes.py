@@ -23,12 +23,7 @@ _TRACED_AS_VALUE = (
 
 
 def note_arguments(error: Exception, args: Mapping[str, object]) -> None:
-    """Add a note to an error of a function, if one of its arguments explains it.
-
-    Args:
-        error: What the function raised.
-        args: The arguments by name.
-    """
+    """Add a note to an error of a function, if one of its arguments explains it."""
     if isinstance(error, BucketJitError) or any(
         note.startswith("bucketjit: ") for note in getattr(error, "__notes__", ())
     ):

@@ -38,11 +38,6 @@ class Renamed(NamedTuple):
 class AxisGuesses:
     """The axes of the arguments of one signature.
 
-    Args:
-        specs: Entry of ``dynamic_axes`` for each leaf.
-        paths: How errors name each leaf.
-        learns: Whether a static axis that varies is opened (the default rule).
-
     Attributes:
         specs: See above.
         paths: See above.
@@ -58,18 +53,7 @@ class AxisGuesses:
         self._declared = _names_in(specs)
 
     def tokens(self, shapes: Shapes, names: Mapping[Place, str]) -> Tokens:
-        """A token per axis of each leaf: those of the user, and names for axes without one.
-
-        Args:
-            shapes: Shape of each leaf.
-            names: Names for axes that the user listed without a name. Axes left out are static.
-
-        Returns:
-            The tokens.
-
-        Raises:
-            ArgumentError: An axis has another size than declared.
-        """
+        """A token per axis of each leaf: those of the user, and names for axes without one."""
         rows = []
         for leaf, (spec, shape) in enumerate(zip(self.specs, shapes, strict=True)):
             if isinstance(spec, Anonymous):
@@ -83,17 +67,7 @@ class AxisGuesses:
         return tuple(rows)
 
     def anonymous(self, shapes: Shapes) -> list[Place]:
-        """The axes that the user lists as open, without a name.
-
-        Args:
-            shapes: Shape of each leaf.
-
-        Returns:
-            The leaf and the axis of each.
-
-        Raises:
-            ArgumentError: An array has no such axis.
-        """
+        """The axes that the user lists as open, without a name."""
         axes = []
         for leaf, spec in enumerate(self.specs):
             if isinstance(spec, Anonymous):
@@ -116,13 +90,6 @@ class AxisGuesses:
         without those that the default rule guesses to be data, which are left out from there on;
         all axes, each with its own variable; without some groups that share a variable (weights
         beside data); without single axes (a weight that happens to have the size of the batch).
-
-        Args:
-            shapes: Shape of each leaf.
-            wanted: The axes that may be opened.
-
-        Yields:
-            The names of the axes to open; the other axes stay static.
         """
         shared = self._shared(wanted, shapes)
         if not shared:
@@ -172,31 +139,13 @@ class AxisGuesses:
         return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
 
     def unnamed(self, shapes: Shapes) -> list[tuple[int, int]]:
-        """The axes without a name of the user's, which are opened or renamed as calls vary them.
-
-        Args:
-            shapes: Shape of each leaf.
-
-        Returns:
-            The leaf and the axis of each: all axes under the default rule, else the listed ones.
-
-        Raises:
-            ArgumentError: An array has no such axis.
-        """
+        """The axes without a name of the user's, which are opened or renamed as calls vary them."""
         if self.learns:
             return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
         return self.anonymous(shapes)
 
     def without_shared_names(self, tokens: Tokens, shapes: Shapes) -> Renamed | None:
-        """Split a variable that several axes share, where their sizes differ in a call.
-
-        Args:
-            tokens: A token per axis of each leaf.
-            shapes: The shapes of the call.
-
-        Returns:
-            The tokens with a new variable for each size that differs; None if no size does.
-        """
+        """Split a variable that several axes share, where their sizes differ in a call."""
         seen: dict[str, int] = {}
         rows = [list(row) for row in tokens]
         renamed: dict[tuple[str, int], str] = {}
@@ -223,15 +172,6 @@ class AxisGuesses:
 
         Axes with the same old and the same new size share a variable. It is that of an open axis
         with these two sizes, if there is one.
-
-        Args:
-            tokens: A token per axis of each leaf.
-            before: The shapes of an earlier call.
-            now: The shapes of this call.
-            places: The axes to open.
-
-        Returns:
-            The new tokens, and for each axis how it varied.
         """
         rows = [list(row) for row in tokens]
         names: dict[tuple[int, int], str] = {}
@@ -282,12 +222,5 @@ def _base_name(axis: int) -> str:
 
 
 def is_default_name(name: str) -> bool:
-    """Whether an axis without a name of the user's may get this name.
-
-    Args:
-        name: The name of a dimension variable.
-
-    Returns:
-        True for ``batch``, ``axis1`` and the like, and for ``batch_1`` and so on.
-    """
+    """Whether an axis without a name of the user's may get this name."""
     return re.fullmatch(r"(batch|axis[1-9]\d*)(_\d+)?", name) is not None

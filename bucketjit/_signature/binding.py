@@ -14,31 +14,14 @@ from bucketjit.errors import ArgumentError, SizeMismatchError
 
 
 def check_declared(token: str, size: int, where: str) -> None:
-    """Raise if an axis that was declared with a number has another size.
-
-    Args:
-        token: The declared number, as text.
-        size: The size of the axis.
-        where: How the error names the axis.
-
-    Raises:
-        ArgumentError: The two differ.
-    """
+    """Raise if an axis that was declared with a number has another size."""
     if int(token) != size:
         raise ArgumentError(f"{where} has size {size}, declared {token} in dynamic_axes")
 
 
 @functools.lru_cache(maxsize=1024)
 def without_empty(tokens: Tokens, empty: frozenset[str]) -> Tokens:
-    """The tokens of a call in which some variables are 0: their axes are no longer open.
-
-    Args:
-        tokens: A token per axis of each leaf.
-        empty: The variables.
-
-    Returns:
-        The tokens, with numbers in the place of what depends on these variables alone.
-    """
+    """The tokens of a call in which some variables are 0: their axes are no longer open."""
     return tuple(tuple(_at_zero(token, empty) for token in row) for row in tokens)
 
 
@@ -54,22 +37,7 @@ def _at_zero(token: str, empty: frozenset[str]) -> str:
 def bind_sizes(
     tokens: Tokens, shapes: Sequence[Sequence[int]], paths: Sequence[str]
 ) -> dict[str, int]:
-    """The size of each dimension variable in a call.
-
-    Args:
-        tokens: A token per axis of each leaf (``"_"``: static).
-        shapes: The shapes of the leaves.
-        paths: How errors name the leaves.
-
-    Returns:
-        Variable to size.
-
-    Raises:
-        SizeMismatchError: One variable has two sizes, or an expression does not have the size of
-            its axis.
-        ArgumentError: A size differs from the declared number, or no whole sizes of the variables
-            in an expression give the size of its axis.
-    """
+    """The size of each dimension variable in a call."""
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     expressions: list[tuple[str, int, str]] = []

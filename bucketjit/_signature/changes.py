@@ -36,15 +36,7 @@ class Key(NamedTuple):
 
 
 def nearest(before: Iterable[Key], now: Key) -> Key | None:
-    """The key that differs least from a new one.
-
-    Args:
-        before: The keys so far, oldest first.
-        now: The new key.
-
-    Returns:
-        The key with the fewest changes, of several the last one; None if there are none.
-    """
+    """The key that differs least from a new one."""
     return min(reversed(list(before)), key=lambda key: _distance(key, now), default=None)
 
 
@@ -57,17 +49,7 @@ def _distance(before: Key, now: Key) -> tuple[bool, int]:
 
 
 def why_new(before: Key | None, now: Key, paths: Sequence[str], name: Callable[[int], str]) -> str:
-    """Why a call has a new signature, in words.
-
-    Args:
-        before: The `nearest` key so far; None if there was none.
-        now: The key of the new signature.
-        paths: How its leaves are named.
-        name: Returns how a positional argument is named.
-
-    Returns:
-        ``"new"``, or what changed.
-    """
+    """Why a call has a new signature, in words."""
     if before is None:
         return "new"
     if before.tree != now.tree:

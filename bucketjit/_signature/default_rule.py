@@ -27,14 +27,7 @@ _GUESSED = Anonymous((0,), is_guessed=True)
 
 
 def default_entries(values: Sequence[Any]) -> list[LeafSpec]:
-    """The entry of each leaf of the arguments under the default rule.
-
-    Args:
-        values: The arguments: positional ones, then those by name.
-
-    Returns:
-        The entries, in the order of ``jax.tree_util``.
-    """
+    """The entry of each leaf of the arguments under the default rule."""
     rows = [_sizes(value) for value in values]
     bare = [
         (i, value.shape[0])

@@ -30,12 +30,7 @@ def described(value: object) -> str:
 
 
 def cure(value: Any, path: str) -> str:
-    """What to pass in the place of a value that is neither an array nor a Python scalar.
-
-    Args:
-        value: The value.
-        path: How errors name it.
-    """
+    """What to pass in the place of a value that is neither an array nor a Python scalar."""
     if isinstance(value, str | bytes):
         return (
             "encode text as an array of numbers (of tokens, say), or pass it as a static argument "
@@ -66,12 +61,7 @@ def cure(value: Any, path: str) -> str:
 
 
 def cure_of_dtype(array: np.ndarray[Any, Any] | np.generic, path: str) -> str:
-    """What to pass in the place of a NumPy array whose dtype JAX does not have.
-
-    Args:
-        array: The array.
-        path: How errors name it.
-    """
+    """What to pass in the place of a NumPy array whose dtype JAX does not have."""
     kind = array.dtype.kind
     if kind == "O":
         return (
@@ -86,14 +76,7 @@ def cure_of_dtype(array: np.ndarray[Any, Any] | np.generic, path: str) -> str:
 
 
 def remedy_for(values: object) -> str | None:
-    """What an error advises for a value that is no array, inside of some arguments.
-
-    Args:
-        values: The arguments, as a pytree.
-
-    Returns:
-        The wrapper of `bucketjit.integrations` if a module of its library is among them, else None.
-    """
+    """What an error advises for a value that is no array, inside of some arguments."""
     for library, kind, wrapper in _WRAPPERS:
         module = getattr(sys.modules.get(library), kind, None)
         if module is not None and _holds(values, module):

@@ -49,19 +49,7 @@ _leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
 def leaf_type(
     value: object, path: str, remedy: str | None = None
 ) -> tuple[LeafType, tuple[int, ...]]:
-    """The type and the logical shape of an argument leaf.
-
-    Args:
-        value: The leaf: an array of JAX or NumPy, a `Padded` array, or a Python scalar.
-        path: How errors name it.
-        remedy: What an error advises for a value that is no array; by default `cure` finds it.
-
-    Returns:
-        Its type and its shape.
-
-    Raises:
-        ArgumentError: It is none of these, or an array of a dtype that JAX does not have.
-    """
+    """The type and the logical shape of an argument leaf."""
     if (plain := on_one_device(value)) is not None:
         return _leaf_type(plain.dtype, plain.weak_type, len(plain.shape)), plain.shape
     if isinstance(value, jax.Array):
@@ -99,11 +87,7 @@ def leaf_type(
 
 
 def _canonical(dtype: np.dtype[Any], path: str) -> Any:
-    """The dtype that JAX gives to an array of this dtype.
-
-    Raises:
-        ArgumentError: JAX has no such dtype.
-    """
+    """The dtype that JAX gives to an array of this dtype."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if not dtype.isnative:

@@ -115,14 +115,7 @@ def mismatches(
 
 
 def in_words(lines: Sequence[str]) -> str:
-    """Lines of `mismatches` as one message, which shows the first few of them.
-
-    Args:
-        lines: The lines.
-
-    Returns:
-        The message.
-    """
+    """Lines of `mismatches` as one message, which shows the first few of them."""
     more = len(lines) - _SHOWN
     return "; ".join([*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 

@@ -13,12 +13,6 @@ from bucketjit.errors import ArgumentError, SpecError
 class Parameters:
     """The parameters of the user's function: their names, and which are static or donated.
 
-    Args:
-        fn: The function. If it has no signature that Python can read, it takes any arguments.
-        static_argnums: Positions of static arguments, as in ``jax.jit``.
-        static_argnames: Names of static arguments.
-        donate_argnums: Positions of donated arguments.
-
     Attributes:
         positional: Names of the parameters that may be passed by position.
         keyword_only: Names of the others; None if any name is accepted.
@@ -26,10 +20,6 @@ class Parameters:
         static_nums: Positions of static arguments, those given by name included.
         static_names: Names of static arguments, those given by position included.
         donated: Positions of donated arguments.
-
-    Raises:
-        SpecError: A position or a name is not one of the function, or an argument is both static
-            and donated.
     """
 
     def __init__(
@@ -97,15 +87,7 @@ class Parameters:
         return [self.name(i) for i in range(max(count, len(self.positional)))]
 
     def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse arguments that the function has no parameters for.
-
-        Args:
-            args: The positional arguments of a call.
-            kwargs: Its keyword arguments.
-
-        Raises:
-            ArgumentError: There are too many or too few, or one has an unknown name.
-        """
+        """Refuse arguments that the function has no parameters for."""
         try:
             signature = inspect.signature(self._fn)
         except (TypeError, ValueError):
@@ -121,18 +103,7 @@ class Parameters:
     def split(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Statics]:
-        """Separate the static arguments from the others.
-
-        Args:
-            args: The positional arguments of a call.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            The positional and the keyword arguments that are not static, and the static ones.
-
-        Raises:
-            ArgumentError: A static argument is not hashable.
-        """
+        """Separate the static arguments from the others."""
         if not self.static_nums and not self.static_names:
             return args, dict(kwargs), NO_STATICS
         positional = {i: a for i, a in enumerate(args) if i in self.static_nums}
@@ -163,19 +134,7 @@ class Parameters:
 def positions_of(
     fn: Callable[..., Any], names: str | Sequence[str] | None, option: str
 ) -> tuple[int, ...]:
-    """The positions of parameters that are given by name.
-
-    Args:
-        fn: The function.
-        names: One name or several; None for none.
-        option: The option that the names come from, for errors.
-
-    Returns:
-        A position for each name.
-
-    Raises:
-        SpecError: A name is none of the function's positional parameters.
-    """
+    """The positions of parameters that are given by name."""
     wanted = (names,) if isinstance(names, str) else tuple(names or ())
     if not wanted:
         return ()
@@ -192,10 +151,6 @@ class Statics:
     """Static arguments by position and by name. Hashable.
 
     Two are equal if all values are equal and of equal types: ``1``, ``1.0`` and ``True`` differ.
-
-    Args:
-        positional: Static arguments by position.
-        keyword: Static arguments by name.
 
     Attributes:
         positional: See above.
@@ -217,14 +172,7 @@ class Statics:
         return isinstance(other, Statics) and self._key == other._key
 
     def bind(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Put the static arguments back in their places.
-
-        Args:
-            fn: A function of all arguments.
-
-        Returns:
-            A function of the arguments that are not static.
-        """
+        """Put the static arguments back in their places."""
         if not self.positional and not self.keyword:
             return fn
         positional, keyword = self.positional, self.keyword

@@ -56,14 +56,7 @@ class ResolvedCall:
 
 
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
-    """The dimension variables of axes, in order of first appearance.
-
-    Args:
-        tokens: A token per axis of each leaf.
-
-    Returns:
-        The names, each once.
-    """
+    """The dimension variables of axes, in order of first appearance."""
     found: dict[str, None] = {}
     for place in places_of(tokens).opened:
         if not place.token.isdigit():

@@ -38,17 +38,6 @@ _MAX_GUESSES = 4  # of the open axes of a call that has an axis of size 0
 class Signature:
     """The open axes and the programs of one signature.
 
-    Args:
-        fn: The function with its static arguments bound.
-        in_tree: Tree of ``(args, kwargs)``.
-        types: Type of each leaf.
-        paths: How errors name each leaf.
-        specs: Entry of ``dynamic_axes`` for each leaf.
-        constraints: The user's constraints on sizes.
-        learns: Whether a static axis that varies is opened (the default rule).
-        why: Why the signature is new, in words.
-        traced: Its programs; by default none, which are traced as calls need them.
-
     Attributes:
         fn: See above.
         in_tree: See above.
@@ -111,14 +100,7 @@ class Signature:
         return self._tokens
 
     def open_leaves(self, tokens: Tokens) -> list[int]:
-        """The leaves that have open axes, or are sizes themselves.
-
-        Args:
-            tokens: A token per axis of each leaf.
-
-        Returns:
-            Their positions.
-        """
+        """The leaves that have open axes, or are sizes themselves."""
         known, found = self._open_leaves
         if known is not tokens:
             opened = {place.leaf for place in places_of(tokens).opened}
@@ -127,20 +109,7 @@ class Signature:
         return found
 
     def resolve(self, shapes: Shapes) -> ResolvedCall:
-        """Find or trace the program for a call of these shapes.
-
-        Args:
-            shapes: Shape of each leaf; of a size leaf ``(size,)``.
-
-        Returns:
-            The call with its program, or with the reason why there is none.
-
-        Raises:
-            SizeMismatchError: One variable has two sizes.
-            ArgumentError: A size does not fit what was declared, or breaks a constraint.
-            SpecError: A constraint names a variable that ``dynamic_axes`` does not have.
-            Exception: Whatever the function raises at these sizes while it is traced.
-        """
+        """Find or trace the program for a call of these shapes."""
         learnt = self._learnt()
         try:
             if self._tokens is None:
@@ -157,17 +126,7 @@ class Signature:
     def resolve_again(
         self, call: ResolvedCall, shapes: Shapes, computed: Mapping[str, int]
     ) -> ResolvedCall:
-        """Find or trace the program for a call whose computed sizes are known better.
-
-        Args:
-            call: The call.
-            shapes: Its shapes.
-            computed: The sizes that its last run has computed.
-
-        Returns:
-            The call with another program, or with the reason why there is none. The program is the
-            first to be tried for the next call.
-        """
+        """Find or trace the program for a call whose computed sizes are known better."""
         known = self._traced.at(call.tokens, shapes)
         for program in known.programs():
             if program.admits(call.sizes) and program.presumes(call.sizes, computed):
@@ -190,9 +149,6 @@ class Signature:
         """Drop the reference to a program; others may still hold it.
 
         A program that serves another call is held again.
-
-        Args:
-            program: The program. It need not be one of this signature.
         """
         self._traced.release(program)
         self.remembered.clear()  # it holds programs
@@ -206,32 +162,12 @@ class Signature:
         return [(inputs_of(self._traced, *key), program) for key, program in self._traced.every()]
 
     def open_axes(self, call: ResolvedCall, shapes: Shapes) -> tuple[Tokens, dict[str, int]]:
-        """The open axes of a call with their sizes, those of size 0 included.
-
-        Args:
-            call: The call, resolved.
-            shapes: Its shapes.
-
-        Returns:
-            A token per axis of each leaf, and the size of each variable.
-        """
+        """The open axes of a call with their sizes, those of size 0 included."""
         tokens = call.tokens if self._tokens is None else self._tokens
         return tokens, bind_sizes(tokens, shapes, self.paths)
 
     def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes of the variables that the user named, checked, without tracing.
-
-        Args:
-            shapes: Shape of each leaf.
-
-        Returns:
-            Size by variable.
-
-        Raises:
-            SizeMismatchError: One variable has two sizes.
-            ArgumentError: A size does not fit what was declared, or breaks a constraint.
-            SpecError: A constraint names a variable that ``dynamic_axes`` does not have.
-        """
+        """The sizes of the variables that the user named, checked, without tracing."""
         self._axes.anonymous(shapes)
         sizes = bind_sizes(self._axes.tokens(shapes, {}), shapes, self.paths)
         if self._axes.are_named:
@@ -239,32 +175,13 @@ class Signature:
         return sizes
 
     def declared_tokens(self, shapes: Shapes) -> Tokens:
-        """A token per axis of each leaf, where only axes that the user named are open.
-
-        Args:
-            shapes: Shape of each leaf.
-
-        Returns:
-            The tokens.
-
-        Raises:
-            ArgumentError: An axis has another size than declared.
-        """
+        """A token per axis of each leaf, where only axes that the user named are open."""
         return self._axes.tokens(shapes, {})
 
     def guessed_tokens(self, shapes: Shapes) -> Tokens:
         """A token per axis of each leaf, where axes that the user named or listed are open.
 
         Listed axes of equal number and size share a variable.
-
-        Args:
-            shapes: Shape of each leaf.
-
-        Returns:
-            The tokens.
-
-        Raises:
-            ArgumentError: An axis has another size than declared, or does not exist.
         """
         names = (
             {}
@@ -274,18 +191,7 @@ class Signature:
         return self._axes.tokens(shapes, names)
 
     def guessed_sizes(self, shapes: Shapes) -> dict[str, int]:
-        """The sizes along `guessed_tokens`, for the statistics of calls without a program.
-
-        Args:
-            shapes: Shape of each leaf.
-
-        Returns:
-            Size by variable.
-
-        Raises:
-            SizeMismatchError: One variable has two sizes.
-            ArgumentError: A size does not fit what was declared.
-        """
+        """The sizes along `guessed_tokens`, for the statistics of calls without a program."""
         return bind_sizes(self.guessed_tokens(shapes), shapes, self.paths)
 
     # --- the first call ---
@@ -339,11 +245,7 @@ class Signature:
     # --- later calls ---
 
     def _opened_again(self, shapes: Shapes) -> ResolvedCall | None:
-        """Open axes, or split a shared variable, as the sizes of a call demand.
-
-        Returns:
-            The resolved call, if it was traced to open axes; else None.
-        """
+        """Open axes, or split a shared variable, as the sizes of a call demand."""
         assert self._tokens is not None
         if self._axes.are_named:
             return None
@@ -354,11 +256,7 @@ class Signature:
         return self._open_what_varies(shapes)
 
     def _open_what_varies(self, shapes: Shapes) -> ResolvedCall | None:
-        """Open the static axes whose sizes changed since the last program was traced.
-
-        Returns:
-            The resolved call, if it was traced for that and the axes were opened; else None.
-        """
+        """Open the static axes whose sizes changed since the last program was traced."""
         assert self._tokens is not None
         if not self._last or any(0 in shape for shape in shapes):
             return None
@@ -466,24 +364,12 @@ class Signature:
 
         Called after the exact run has succeeded: a refusal counts only if the function itself works
         at these sizes.
-
-        Args:
-            call: The resolved call. Without a refusal nothing is kept.
-            shapes: Its shapes.
         """
         if call.refusal is not None:
             self._traced.at(call.tokens, shapes).refuse(call.sizes, call.refusal)
 
     def check_constraints(self, sizes: Mapping[str, int]) -> None:
-        """Check the user's constraints.
-
-        Args:
-            sizes: The size of each dimension variable.
-
-        Raises:
-            ArgumentError: The sizes break one.
-            SpecError: A constraint names a variable that ``dynamic_axes`` does not have.
-        """
+        """Check the user's constraints."""
         for text in self.constraints:
             guard = parse_constraint(text)
             if guard.variables <= sizes.keys() and not guard.holds(sizes):

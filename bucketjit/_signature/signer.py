@@ -65,26 +65,16 @@ class SignedCall:
         return hash((self.tree, self.signature.types, *self.shapes, self.statics))
 
     def with_leaves(self, leaves: list[Any]) -> SignedCall:
-        """The same call with other leaves of the same shapes.
-
-        Args:
-            leaves: The leaves.
-        """
+        """The same call with other leaves of the same shapes."""
         return dataclasses.replace(self, leaves=leaves)
 
 
 class Signer:
     """Finds or makes the signature of each call of a bucketed function. Safe to use from threads.
 
-    Args:
-        config: What the user chose: the function, its static arguments, ``dynamic_axes``.
-
     Attributes:
         fn: The function.
         parameters: The parameters of the function.
-
-    Raises:
-        SpecError: The options do not fit the parameters of the function.
     """
 
     def __init__(self, config: Config) -> None:
@@ -106,28 +96,12 @@ class Signer:
             return list(self._signatures.values())
 
     def release(self, program: Interface) -> None:
-        """Drop the reference to a program, see `Signature.release`.
-
-        Args:
-            program: The program.
-        """
+        """Drop the reference to a program, see `Signature.release`."""
         for signature in self.signatures():
             signature.release(program)
 
     def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
-        """Flatten the arguments of a call and find their signature.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            The signed call.
-
-        Raises:
-            ArgumentError: An argument is not an array, or does not fit its declaration.
-            SpecError: ``dynamic_axes`` does not fit the arguments.
-        """
+        """Flatten the arguments of a call and find their signature."""
         positional, keywords, statics = self._parameters.split(args, kwargs)
         positions = self._parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
@@ -165,18 +139,7 @@ class Signer:
     def arguments_with_open_axes(
         self, count: int, keywords: Sequence[str]
     ) -> tuple[set[int], set[str]] | None:
-        """The arguments whose entry in ``dynamic_axes`` opens an axis, or names a size.
-
-        Args:
-            count: How many positional arguments there are.
-            keywords: The names of the keyword arguments.
-
-        Returns:
-            Their positions and names; None without ``dynamic_axes``.
-
-        Raises:
-            SpecError: ``dynamic_axes`` does not fit these arguments.
-        """
+        """The arguments whose entry in ``dynamic_axes`` opens an axis, or names a size."""
         spec = self._config.dynamic_axes
         if spec is None:
             return None
@@ -188,50 +151,20 @@ class Signer:
         }
 
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call in the order of `sign`, without any check of their types.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            The leaves of the dynamic arguments.
-
-        Raises:
-            ArgumentError: A static argument is not hashable.
-        """
+        """The leaves of a call in the order of `sign`, without any check of their types."""
         return self.flattened(args, kwargs)[0]
 
     def flattened(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[Any], Any, Statics]:
-        """The leaves of a call in the order of `sign`, and what else identifies it, unchecked.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            The leaves of the dynamic arguments, the tree of these, and the static arguments.
-
-        Raises:
-            ArgumentError: A static argument is not hashable.
-        """
+        """The leaves of a call in the order of `sign`, and what else identifies it, unchecked."""
         positional, keywords, statics = self._parameters.split(args, kwargs)
         return *jax.tree_util.tree_flatten((positional, keywords)), statics
 
     def with_copies(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with copies of the NumPy arrays in those that are not static.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            Both, copied.
-        """
+        """The arguments of a call, with copies of the NumPy arrays in those that are not static."""
         given = self._parameters
         return (
             tuple(
@@ -359,15 +292,7 @@ class Signer:
         self.refuse_unknown(wanted, any(isinstance(s, Anonymous) for s in specs))
 
     def refuse_unknown(self, wanted: Mapping[str, str], unnamed: bool = True) -> None:
-        """Refuse what is meant for a dimension variable that the calls cannot have.
-
-        Args:
-            wanted: What is meant, in words, by variable.
-            unnamed: Whether ``dynamic_axes`` may open axes without a name.
-
-        Raises:
-            SpecError: ``dynamic_axes`` does not have such a variable.
-        """
+        """Refuse what is meant for a dimension variable that the calls cannot have."""
         spec = self._config.dynamic_axes
         words = names_in(spec)
         for dim, what in wanted.items():

@@ -26,12 +26,7 @@ _TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
 
 
 def can_be(shape: Sequence[int], dtype: Any) -> bool:
-    """Whether an array of this shape has less than 2^63 bytes. Beyond, XLA aborts the process.
-
-    Args:
-        shape: The shape.
-        dtype: The dtype.
-    """
+    """Whether an array of this shape has less than 2^63 bytes. Beyond, XLA aborts the process."""
     return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
 
 
@@ -40,15 +35,6 @@ def array_like(value: object) -> Any:
 
     Most of these arrays take no memory (NumPy broadcasts one zero). Random keys, weak types and
     shardings that are part of the type need a ``jax.Array``, which does.
-
-    Args:
-        value: The argument.
-
-    Returns:
-        The argument itself if it holds no struct.
-
-    Raises:
-        ArgumentError: The shape of a struct does not fit its sharding, or is too large.
     """
     if not isinstance(value, jax.ShapeDtypeStruct):
         leaves, tree = jax.tree_util.tree_flatten(value)
@@ -82,20 +68,7 @@ def _zeros(value: jax.ShapeDtypeStruct) -> Any:
 
 
 def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SignedCall:
-    """Sign a call whose arguments may hold structs.
-
-    Args:
-        signer: Signs calls.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-
-    Returns:
-        The signed call; its leaves are the arguments' own, structs included.
-
-    Raises:
-        ArgumentError: An argument is of a wrong type or shape.
-        SpecError: ``dynamic_axes`` does not fit the arguments.
-    """
+    """Sign a call whose arguments may hold structs."""
     named = {name: array_like(value) for name, value in kwargs.items()}
     signed = signer.sign(tuple(map(array_like, args)), named)
     # The leaves are the structs: they may name a device, which the zeros do not.

@@ -114,15 +114,7 @@ class Traced:
         self._programs.sort(key=lambda ref: ref() is not program)
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
-        """Why a call is not traced.
-
-        Args:
-            sizes: The size of each dimension variable.
-
-        Returns:
-            The refusal at these sizes; the latest one if `Refused` rules out further sizes; None
-            if a trace is to be tried.
-        """
+        """Why a call is not traced."""
         at = tuple(sizes.values())
         if at in self.refusals or self._has_served() or self.refused.may_do_at(at):
             return self.refusals.get(at)
@@ -152,15 +144,6 @@ class TracedPrograms:
     A program is held from its trace on. When one of its executables is evicted from the cache, the
     reference is dropped (`release`). The program then lives as long as the keys of its other
     executables, which refer to it.
-
-    Args:
-        fn: The function with its static arguments bound.
-        in_tree: Tree of ``(args, kwargs)``.
-        types: Type of each leaf.
-        paths: How errors name each leaf.
-        constraints: The user's constraints on sizes.
-        pairs: Whether programs may be made from traces at concrete sizes. They may not where sizes
-            differ from shard to shard: JAX takes a concrete size to be that of all shards.
 
     Attributes:
         fn: See above.
@@ -207,27 +190,11 @@ class TracedPrograms:
         ]
 
     def static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
-        """The key that distinguishes programs: the tokens, and the sizes of the static axes.
-
-        Args:
-            tokens: A token per axis of each leaf.
-            shapes: The shapes of a call.
-
-        Returns:
-            The key.
-        """
+        """The key that distinguishes programs: the tokens, and the sizes of the static axes."""
         return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
 
     def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
-        """The programs and refusals for the open axes and static sizes of a call.
-
-        Args:
-            tokens: A token per axis of each leaf.
-            shapes: The shapes of the call.
-
-        Returns:
-            They, which are empty for new static sizes.
-        """
+        """The programs and refusals for the open axes and static sizes of a call."""
         key = self.static_key(tokens, shapes)
         known = self._traced.get(key)
         if known is None:
@@ -284,21 +251,7 @@ class TracedPrograms:
     def attempt(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
     ) -> ResolvedCall:
-        """Trace the function for a call: with symbolic sizes, or else at several concrete ones.
-
-        Args:
-            tokens: A token per axis of each leaf.
-            shapes: The shapes of the call.
-            presumed: Values of the sizes that the function computes, where they are known.
-
-        Returns:
-            The call with its program, or with the reason why there is none.
-
-        Raises:
-            SizeMismatchError: One variable has two sizes.
-            ArgumentError: A size does not fit what was declared.
-            Exception: Whatever the function raises at these sizes.
-        """
+        """Trace the function for a call: with symbolic sizes, or else at several concrete ones."""
         with holding_output() as held:
             call = self._attempt(tokens, shapes, presumed)
             held.is_dropped = call.program is None  # the exact run shows it
@@ -341,15 +294,7 @@ class TracedPrograms:
         return ResolvedCall(tokens, sizes, program)
 
     def program_of(self, call: ResolvedCall, shapes: Shapes) -> Program:
-        """A program of a call whose sizes are all static; its guards keep other sizes away.
-
-        Args:
-            call: The call.
-            shapes: Its shapes.
-
-        Raises:
-            TraceRefused: The function cannot be traced.
-        """
+        """A program of a call whose sizes are all static; its guards keep other sizes away."""
         static = tuple((STATIC,) * len(shape) for shape in shapes)
         program = trace(self.fn, self.in_tree, self._leaves(static, shapes), {})
         guards = tuple(Guard(v, "==", str(n)) for v, n in call.sizes.items())

@@ -17,10 +17,6 @@ _SHOWN = 8  # arguments, or reasons, in one line of a log
 class News:
     """Collects a line for each program of a signature, until somebody takes them.
 
-    Args:
-        why: Why the signature is new, in words.
-        traced: Its programs.
-
     Attributes:
         reasons: Why the next program is traced, as far as known before the trace.
     """
@@ -47,23 +43,11 @@ class News:
         return lines
 
     def is_to_tell(self, call: ResolvedCall) -> bool:
-        """Whether `note` has something to say about a call.
-
-        Args:
-            call: The resolved call.
-
-        Returns:
-            True if there are reasons, or its program serves for the first time.
-        """
+        """Whether `note` has something to say about a call."""
         return bool(self.reasons) or (call.program is not None and call.program not in self._told)
 
     def note(self, call: ResolvedCall, shapes: Shapes) -> None:
-        """Add a line about a program that serves for the first time, and why it was traced.
-
-        Args:
-            call: The resolved call.
-            shapes: Its shapes.
-        """
+        """Add a line about a program that serves for the first time, and why it was traced."""
         program = call.program
         reasons, self.reasons = self.reasons, []
         if program is None:
@@ -106,16 +90,7 @@ class News:
 
 
 def inputs_of(traced: TracedPrograms, tokens: Tokens, static: Sequence[int]) -> tuple[str, ...]:
-    """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``.
-
-    Args:
-        traced: Has the names and types of the arguments.
-        tokens: A token per axis of each leaf.
-        static: The sizes of the static axes, in order.
-
-    Returns:
-        A text for each argument.
-    """
+    """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``."""
     rest, found = iter(static), []
     for path, row, kind in zip(traced.paths, tokens, traced.types, strict=True):
         dims = ", ".join([str(next(rest)) if token == STATIC else token for token in row])

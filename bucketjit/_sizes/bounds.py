@@ -63,19 +63,7 @@ Range = tuple[int, int]  # smallest and largest value, both included
 
 
 def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Range:
-    """Bounds of an expression by interval arithmetic: always sound, not always tight.
-
-    Args:
-        node: Syntax tree of the expression.
-        lo: Smallest size of each variable.
-        hi: Largest size of each variable.
-
-    Returns:
-        The bounds.
-
-    Raises:
-        ValueError: The expression has an operation that cannot be bounded.
-    """
+    """Bounds of an expression by interval arithmetic: always sound, not always tight."""
 
     def corners(
         op: Callable[[int, int], int], a: tuple[int, int], b: tuple[int, int]
@@ -123,35 +111,12 @@ def upper_bound(dim: Dim, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
 
     Exact where the expression grows with its variables or the box has at most 2**20 points;
     otherwise an upper bound from interval arithmetic.
-
-    Args:
-        dim: An int or a symbolic dimension.
-        lo: Smallest size of each variable.
-        hi: Largest size of each variable: its bucket.
-
-    Returns:
-        The padded size of ``dim`` in this bucket, at least 0.
-
-    Raises:
-        ValueError: The expression cannot be bounded.
     """
     return dim if isinstance(dim, int) else upper_bound_text(str(dim), lo, hi)
 
 
 def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
-    """`upper_bound` of the text of an expression.
-
-    Args:
-        text: The text.
-        lo: Smallest size of each variable.
-        hi: Largest size of each variable.
-
-    Returns:
-        The bound, at least 0.
-
-    Raises:
-        ValueError: The expression cannot be bounded.
-    """
+    """`upper_bound` of the text of an expression."""
     return _upper_bound(text, tuple((v, lo[v], hi[v]) for v in variables_of(text)))
 
 
@@ -178,16 +143,6 @@ def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
 
     Interval arithmetic gives the bound. Only if it is below int32, where the exact value matters,
     the bound of `upper_bound` for the negated expression is taken.
-
-    Args:
-        text: The text of the expression.
-        box: Variables, each with its smallest and largest size.
-
-    Returns:
-        The bound.
-
-    Raises:
-        ValueError: The expression cannot be bounded.
     """
     node = parsed(text)
     if _never_decreases(node):
@@ -200,18 +155,7 @@ MOST, MOST_OF_INT64 = 2**31 - 1, 2**63 - 1  # the largest int32 and int64
 
 
 def reach(node: ast.expr, hi: Mapping[str, int]) -> Range:
-    """Bounds of an expression and all its parts, for sizes from 0 on.
-
-    Args:
-        node: Syntax tree of the expression.
-        hi: Largest size of each variable.
-
-    Returns:
-        The smallest and the largest of these bounds.
-
-    Raises:
-        ValueError: A part cannot be bounded.
-    """
+    """Bounds of an expression and all its parts, for sizes from 0 on."""
     lo = dict.fromkeys(hi, 0)
     bounds = [
         interval(part, lo, hi)

@@ -26,17 +26,6 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
     """The value of a dimension at sizes that are known at run time.
 
     It is computed in int32, or in int64 if an intermediate value may overflow in this bucket.
-
-    Args:
-        dim: An int or a symbolic dimension.
-        sizes: Run-time size of each variable, int32 scalars.
-        bucket: Largest size of each variable.
-
-    Returns:
-        An int, or an int32 scalar.
-
-    Raises:
-        MaskingError: An intermediate value may overflow int64.
     """
     if isinstance(dim, int):
         return dim
@@ -59,18 +48,7 @@ def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., 
 
 
 def decided(text: str, bucket: Mapping[str, int]) -> tuple[ast.expr, bool]:
-    """The syntax tree of an expression, without operations that a bucket decides.
-
-    Args:
-        text: The text of the expression.
-        bucket: Largest size of each of its variables.
-
-    Returns:
-        The tree, and whether its intermediate values may overflow int32.
-
-    Raises:
-        MaskingError: An intermediate value may overflow int64.
-    """
+    """The syntax tree of an expression, without operations that a bucket decides."""
     node = _Decided(dict(bucket)).visit(copy.deepcopy(parsed(text)))
     least, most = reach(node, dict(bucket))
     if max(-least, most) > MOST_OF_INT64:
@@ -129,9 +107,6 @@ class BucketSizes:
         values: Run-time logical size of each variable, int32 scalars.
         size_constants: Constants that depend on the logical sizes, padded.
         uneven: The axes of a mesh along which the logical sizes differ from shard to shard.
-
-    Raises:
-        MaskingError: A padded size does not fit into int32, the type of sizes at run time.
     """
 
     def __init__(
@@ -158,18 +133,7 @@ class BucketSizes:
         self._masks: dict[Any, Any] = {}
 
     def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
-        """These sizes with more variables, for rules that make new dimensions.
-
-        Args:
-            more: Padded size, and run-time logical size, of each new variable. The logical size
-                may be 0.
-
-        Returns:
-            The extended sizes.
-
-        Raises:
-            MaskingError: A padded size does not fit into int32.
-        """
+        """These sizes with more variables, for rules that make new dimensions."""
         return BucketSizes(
             {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
             {**self._lower, **dict.fromkeys(more, 0)},
@@ -179,22 +143,13 @@ class BucketSizes:
         )
 
     def at(self, values: Mapping[str, Any], size_constants: Sequence[Any]) -> BucketSizes:
-        """The same padded sizes with other logical ones.
-
-        Args:
-            values: Run-time logical size of each variable.
-            size_constants: Constants that depend on them.
-        """
+        """The same padded sizes with other logical ones."""
         return BucketSizes(self.bucket, self._lower, values, size_constants, self.uneven)
 
     def define(self, variable: str, value: Any) -> None:
         """Give a variable its run-time size, which the program has just computed.
 
         A program that is evaluated again, such as the body of a loop, computes another one.
-
-        Args:
-            variable: The variable; its padded size is known.
-            value: The run-time size, an int32 scalar.
         """
         self.values[variable] = value
         stale = [
@@ -204,18 +159,7 @@ class BucketSizes:
             del self._masks[key]
 
     def padded(self, dim: Dim) -> int:
-        """The padded size of a dimension: its upper bound over the whole bucket.
-
-        Args:
-            dim: An int or a symbolic dimension.
-
-        Returns:
-            The padded size.
-
-        Raises:
-            MaskingError: It does not fit into int32, the type of sizes and positions at run time.
-            ValueError: The expression cannot be bounded.
-        """
+        """The padded size of a dimension: its upper bound over the whole bucket."""
         if isinstance(dim, int):
             return dim
         known = self._padded.get(id(dim))
@@ -233,32 +177,11 @@ class BucketSizes:
         return known[1]
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
-        """The padded shape of a logical shape.
-
-        Args:
-            shape: The dimensions.
-
-        Returns:
-            Their padded sizes.
-
-        Raises:
-            MaskingError: One does not fit into int32.
-        """
+        """The padded shape of a logical shape."""
         return tuple(map(self.padded, shape))
 
     def logical(self, dim: Dim) -> Any:
-        """The logical size of a dimension.
-
-        Args:
-            dim: An int or a symbolic dimension.
-
-        Returns:
-            An int, or an int32 scalar that is known at run time.
-
-        Raises:
-            MaskingError: A value of it in this bucket does not fit into int32, or an intermediate
-                value not into int64.
-        """
+        """The logical size of a dimension."""
         if isinstance(dim, int):
             return dim
         self.padded(dim)  # raises if the size is too large
@@ -277,18 +200,6 @@ class BucketSizes:
         """The mask of the real elements of an array of this logical shape; False in its padding.
 
         A mask is made once per trace and shape, as most equations of a program share theirs.
-
-        Args:
-            shape: A logical (symbolic) shape.
-            axes: The axes whose padding counts; all of them by default.
-            broadcast_to: Shape of the mask. By default it has size 1 along axes that do not count
-                or are static, so that it broadcasts against the padded shape.
-
-        Returns:
-            A boolean array, or None if all of these axes are static.
-
-        Raises:
-            MaskingError: A size does not fit into int32.
         """
         rank = len(shape)
         every = range(rank) if axes is None else sorted({a % rank for a in axes})
@@ -306,16 +217,7 @@ class BucketSizes:
         return mask
 
     def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: object) -> Any:
-        """An array filled with a known scalar, made once per trace.
-
-        Args:
-            shape: Its shape, padded.
-            dtype: Its dtype.
-            value: The scalar.
-
-        Returns:
-            The array.
-        """
+        """An array filled with a known scalar, made once per trace."""
         scalar = np.asarray(value).astype(dtype)
         key = (current_trace(), shape, str(dtype), scalar.tobytes())
         if key not in self._made:

@@ -60,14 +60,7 @@ class Places(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def places_of(tokens: Tokens) -> Places:
-    """The open and the static axes of all leaves; cached, as every call of new sizes asks for them.
-
-    Args:
-        tokens: A token for each axis of each leaf.
-
-    Returns:
-        The axes.
-    """
+    """The open and the static axes of all leaves; cached, as calls of new sizes ask for them."""
     every = [
         Place(leaf, axis, token)
         for leaf, row in enumerate(tokens)
@@ -117,11 +110,7 @@ def opens(entry: Any) -> bool:
 
 
 def names_in(spec: object) -> list[str]:
-    """The variables that ``dynamic_axes``, or an entry of it, names, in their order.
-
-    Args:
-        spec: The specification, of any form that is documented.
-    """
+    """The variables that ``dynamic_axes``, or an entry of it, names, in their order."""
     if isinstance(spec, str):
         words = re.findall(r"[^\W\d]\w*", spec)
         return list(dict.fromkeys(w for w in words if w not in (STATIC, *_FUNCTIONS)))
@@ -141,22 +130,7 @@ def entries_of_arguments(
     keywords: Sequence[str],
     others: Sequence[str] | None = (),
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Split ``dynamic_axes`` into an entry per positional argument and per keyword.
-
-    Args:
-        spec: ``dynamic_axes``, as the user wrote it.
-        n_positional: How many positional arguments the call has.
-        names: Parameter names of the positional arguments, as far as they are known.
-        keywords: Names of the keyword arguments of the call.
-        others: Names of keyword-only parameters; None if the function takes any name.
-
-    Returns:
-        Entries of the positional and of the keyword arguments; None where there is none.
-
-    Raises:
-        SpecError: The form is none of the documented ones, names an unknown argument, or has more
-            entries than the call has arguments.
-    """
+    """Split ``dynamic_axes`` into an entry per positional argument and per keyword."""
     if isinstance(spec, str | Anonymous) or is_leaf_entry(spec):
         if (count := n_positional + len(keywords)) != 1:
             remedy = "; for several, give a tuple with one entry per argument" if count else ""
@@ -209,19 +183,7 @@ def _is_keyword_entry(
 
 
 def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec, str]]:
-    """One entry per leaf of an argument; the entry is matched as a prefix of its tree.
-
-    Args:
-        entry: The argument's entry of ``dynamic_axes``.
-        value: The argument.
-        path: Its name in errors.
-
-    Returns:
-        ``(entry, path)`` per leaf, in the order of ``jax.tree_util``.
-
-    Raises:
-        SpecError: The entry does not fit the argument's structure.
-    """
+    """One entry per leaf of an argument; the entry is matched as a prefix of its tree."""
     if jax.tree_util.all_leaves([value]):
         return [(_leaf_spec(entry, path), path)]
     if value is None:
@@ -261,11 +223,7 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
 def _refuse_missing_keys(
     entry: object, missing: Mapping[str, Any], keys: Sequence[str], path: str
 ) -> None:
-    """Refuse arrays without an entry: each of their sizes would have an executable of its own.
-
-    Raises:
-        SpecError: A missing key has an array with axes.
-    """
+    """Refuse arrays without an entry: each of their sizes would have an executable of its own."""
     arrays = [
         key for key, child in missing.items() if any(map(np.ndim, jax.tree_util.tree_leaves(child)))
     ]
@@ -308,21 +266,7 @@ class _NumberedAxes:
 
 
 def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tuple[str, ...]:
-    """One token per axis of a leaf of this rank.
-
-    Args:
-        spec: The leaf's entry, from `leaf_entries`; not `Anonymous`.
-        rank: Number of axes.
-        path: Name of the leaf in errors.
-        shape: Its shape, for errors.
-
-    Returns:
-        A token per axis.
-
-    Raises:
-        ArgumentError: The rank does not fit, or the entry names an axis that there is not.
-        SpecError: The text is not a symbolic shape, or the entry names an axis twice.
-    """
+    """One token per axis of a leaf of this rank."""
     if spec is None:
         return (STATIC,) * rank
     if isinstance(spec, _NumberedAxes):

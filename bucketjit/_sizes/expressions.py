@@ -51,33 +51,13 @@ FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
 
 @functools.lru_cache(maxsize=4096)
 def parsed(text: str) -> ast.expr:
-    """The syntax tree of the text of a size expression; it is shared, so it must not be changed.
-
-    Args:
-        text: The text, as JAX writes it (``^`` for powers).
-
-    Returns:
-        The tree.
-
-    Raises:
-        SyntaxError: The text is not an expression.
-    """
+    """The syntax tree of the text of a size expression; it is shared, so it must not be changed."""
     return ast.parse(text.replace("^", "**"), mode="eval").body
 
 
 @functools.lru_cache(maxsize=4096)
 def variables_of(text: str) -> tuple[str, ...]:
-    """Names of the dimension variables in the text of an expression, sorted.
-
-    Args:
-        text: The text.
-
-    Returns:
-        The names.
-
-    Raises:
-        SyntaxError: The text is not an expression.
-    """
+    """Names of the dimension variables in the text of an expression, sorted."""
     nodes = list(ast.walk(parsed(text)))
     names = {n.id for n in nodes if isinstance(n, ast.Name)}
     return tuple(sorted(names - FUNCTIONS["int"].keys()))
@@ -85,32 +65,12 @@ def variables_of(text: str) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def compiled(text: str, kind: str) -> Callable[..., Any]:
-    """A function that computes an expression from its variables; cached.
-
-    Args:
-        text: The text of the expression.
-        kind: The kind of the sizes, a key of `FUNCTIONS`.
-
-    Returns:
-        A function of the variables in the order of `variables_of`.
-
-    Raises:
-        SyntaxError: The text is not an expression.
-    """
+    """A function that computes an expression from its variables; cached."""
     return function_of(text, parsed(text), kind)
 
 
 def function_of(text: str, node: ast.expr, kind: str) -> Callable[..., Any]:
-    """A function that computes a syntax tree from variables.
-
-    Args:
-        text: The text of an expression, for the variables and the name in tracebacks.
-        node: The tree: that of the text, or one changed from it.
-        kind: The kind of the sizes, a key of `FUNCTIONS`.
-
-    Returns:
-        A function of the variables of the text, in the order of `variables_of`.
-    """
+    """A function that computes a syntax tree from variables."""
     code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(node)}"
     # By the name of the module, hooks on sizes know that this is no code of users.
     known = {"__name__": __name__, **FUNCTIONS[kind]}
@@ -134,14 +94,7 @@ def dim_operands(text: str) -> tuple[str, str]:
 
 
 def variables_in(sizes: Iterable[Any]) -> set[str]:
-    """The variables of sizes, such as those of a shape.
-
-    Args:
-        sizes: Ints or symbolic sizes.
-
-    Returns:
-        Their names.
-    """
+    """The variables of sizes, such as those of a shape."""
     return {v for d in sizes if is_symbolic(d) for v in variables_of(str(d))}
 
 
@@ -222,15 +175,7 @@ def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
 
 
 def bind_unique_names(wanted: str, taken: Iterable[str]) -> str:
-    """The name ``wanted``, or the first free one of ``wanted_1``, ``wanted_2``, ... if it is taken.
-
-    Args:
-        wanted: The name.
-        taken: Names that are taken.
-
-    Returns:
-        The free name.
-    """
+    """The name ``wanted``, or the first free one of ``wanted_1``, ``wanted_2``, ..."""
     used = set(taken)
     if wanted not in used:
         return wanted

@@ -44,17 +44,7 @@ class Guard:
     right: str
 
     def holds(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the guard holds at these sizes.
-
-        Args:
-            sizes: Size of each variable.
-
-        Returns:
-            True if it does; False also where a side divides by zero.
-
-        Raises:
-            KeyError: A variable has no size.
-        """
+        """Whether the guard holds at these sizes."""
         try:
             a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
         except ZeroDivisionError:  # then a guard on the divisor fails, too
@@ -62,15 +52,7 @@ class Guard:
         return bool(_COMPARE[self.op](a, b))
 
     def largest(self, variable: str, sizes: Mapping[str, int]) -> int:
-        """The largest size of a variable, at most that in ``sizes``, at which the guard holds.
-
-        Args:
-            variable: A variable of the guard.
-            sizes: Size of each variable.
-
-        Returns:
-            The size; that in ``sizes`` if there is none, or none is found.
-        """
+        """The largest size of a variable, at most that in ``sizes``, at which the guard holds."""
         most = sizes[variable]
         if self.op == "!=" or self.holds(sizes):
             return most
@@ -102,18 +84,7 @@ class Guard:
 
 
 def parse_constraint(text: str) -> Guard:
-    """Parse a constraint ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``.
-
-    Args:
-        text: The constraint.
-
-    Returns:
-        The guard.
-
-    Raises:
-        ValueError: The text is none of these, or compares with a number that is not whole.
-        SyntaxError: A side is not an expression.
-    """
+    """Parse a constraint ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``."""
     found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|==)\s*(.+?)\s*", text)
     if not found:
         raise ValueError(f"{text!r} is not of the form 'e1 >= e2', 'e1 <= e2' or 'e1 == e2'")
@@ -131,16 +102,7 @@ def _plus(text: str, n: int) -> str:
 
 
 def decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
-    """The guard that decides, as at these sizes, the comparison that an error of JAX is about.
-
-    Args:
-        error: An error of a trace with symbolic sizes.
-        sizes: Size of each variable.
-
-    Returns:
-        The guard; None if the error is about no comparison, or about a division that these sizes
-        do not make valid.
-    """
+    """The guard that decides, as at these sizes, the comparison that an error of JAX is about."""
     message = str(error)
     if found := _COMPARISON.search(message):
         left, op, right = found.groups()
@@ -167,14 +129,6 @@ def decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard
 
     ``table[: x.shape[1]]`` has ``min(64, s)`` rows. It can be added to nothing of size ``s`` until
     a guard says which of the two is smaller.
-
-    Args:
-        message: The text of the error.
-        sizes: Size of each variable.
-        known: Guards that the trace had.
-
-    Returns:
-        The guard for the first one that is not decided; None if there is none.
     """
     for found in re.finditer(r"\b(?:min|max)\(", message):
         end, depth = found.end(), 1  # find the parenthesis that closes it
@@ -196,14 +150,6 @@ def decide_slice(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
     """A guard that an axis has as many elements as a gather takes of it, or has fewer.
 
     An axis of a computed size may have none, and JAX then refuses to take one.
-
-    Args:
-        message: The text of the error.
-        sizes: Size of each variable.
-        known: Guards that the trace had.
-
-    Returns:
-        The guard; None if the error is about something else.
     """
     found = _SLICE.search(message)
     if found is None:
@@ -224,15 +170,6 @@ def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) 
 
     Explicit axes of a mesh are part of types, so JAX must know that each cut is even. A derived
     size needs a guard of its own: ``concatenate([x, x])`` has ``2*b`` rows.
-
-    Args:
-        message: The text of the error.
-        sizes: Size of each variable.
-        known: Guards that the trace had.
-
-    Returns:
-        The guard; None if the error is about something else, or if the guard would not hold at
-        these sizes.
     """
     found = _UNEVEN.search(message)
     if found is None:
@@ -249,15 +186,6 @@ def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
 
     ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements. The
     two numbers are equal at even sizes.
-
-    Args:
-        message: The text of the error.
-        sizes: Size of each variable.
-        known: Guards that the trace had.
-
-    Returns:
-        The guard for the first two sizes that differ as expressions and are equal at these sizes;
-        None if there are none.
     """
     for one, other in itertools.combinations(shapes_in(message), 2):
         if len(one) != len(other):
@@ -297,9 +225,6 @@ def shapes_in(message: str) -> list[list[str]]:
     """The shapes that a message names: ``(n, mod(n, 2))`` is ``["n", "mod(n, 2)"]``.
 
     So is ``float32[n,mod(n, 2)]``.
-
-    Args:
-        message: The text of an error.
     """
     found = []
     for start in re.finditer(r"(?<!\w)\(|\b(?:[a-z]+\d+|bool)\[", message):
@@ -321,40 +246,18 @@ def pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
     """Guards that fix each variable of ``guard``, in place of a guard that JAX cannot assume.
 
     ``jax.export`` refuses constraints such as ``b - 1 == 0``.
-
-    Args:
-        guard: The guard.
-        sizes: Size of each variable.
-
-    Returns:
-        A guard ``variable == size`` for each of its variables.
     """
     return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
 
 
 def without_implied(guards: Sequence[Guard]) -> list[Guard]:
-    """The guards without those that follow from others, which fix all their variables.
-
-    Args:
-        guards: Guards that hold at the same sizes.
-
-    Returns:
-        The guards that are left.
-    """
+    """The guards without those that follow from others, which fix all their variables."""
     fixed = {guard.left for guard in guards if guard.pins}
     return [guard for guard in guards if guard.pins or not guard.variables <= fixed]
 
 
 def lower_bounds(variables: Sequence[str], constraints: Sequence[str]) -> dict[str, int]:
-    """The smallest size of each variable, read from constraints such as ``b >= 4``.
-
-    Args:
-        variables: The variables.
-        constraints: All constraints; those of another form are ignored.
-
-    Returns:
-        The sizes; 1 for a variable without such a constraint.
-    """
+    """The smallest size of each variable, read from constraints such as ``b >= 4``."""
     lower = dict.fromkeys(variables, 1)
     for text in constraints:
         if found := re.fullmatch(r"\s*(\w+)\s*(>=|==)\s*(.+)", text):

@@ -10,24 +10,11 @@ B = TypeVar("B", bound=Mapping[str, int])
 
 
 def holds(bucket: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
-    """Whether a bucket is at least as large as a call along every variable of the call.
-
-    Args:
-        bucket: Padded size of each variable.
-        sizes: Logical size of each variable.
-    """
+    """Whether a bucket is at least as large as a call along every variable of the call."""
     return all(bucket[v] >= n for v, n in sizes.items())
 
 
 def smallest_holding(buckets: Iterable[B], sizes: Mapping[str, int]) -> B | None:
-    """The bucket with the smallest product of its sizes, among those that hold a call.
-
-    Args:
-        buckets: Padded sizes of each bucket, by variable.
-        sizes: Logical size of each variable.
-
-    Returns:
-        The bucket; the first one of several equal ones; None if none holds the call.
-    """
+    """The bucket with the smallest product of its sizes, among those that hold a call."""
     fitting = (bucket for bucket in buckets if holds(bucket, sizes))
     return min(fitting, key=lambda bucket: math.prod(bucket.values()), default=None)

@@ -22,12 +22,7 @@ def is_list_of_numbers(value: object) -> bool:
 
 
 def cure_of_list(value: Any, path: str) -> str:
-    """What is wrong with a list of numbers where an array is declared, and what to pass instead.
-
-    Args:
-        value: The list.
-        path: How errors name it.
-    """
+    """What is wrong with a list of numbers where an array is declared, and what to pass instead."""
     kind = type(value).__name__
     of = "lists" if isinstance(value[0], list | tuple) else "numbers"
     try:

@@ -27,15 +27,7 @@ _Polynomial = dict[tuple[str, ...], int]
 
 @functools.lru_cache(maxsize=4096)
 def is_never_negative(text: str, most_of: tuple[tuple[str, str], ...] = ()) -> bool:
-    """Whether an expression is at least 0 for all sizes from 1 on; False if that is not known.
-
-    Args:
-        text: The text of the expression.
-        most_of: The largest value of some variables. That of a later one may name earlier ones.
-
-    Returns:
-        True if it is.
-    """
+    """Whether an expression is at least 0 for all sizes from 1 on; False if that is not known."""
     try:
         return _holds(_polynomial(parsed(text)), most_of, _DEEPEST)
     except ValueError:
@@ -171,15 +163,7 @@ def _cases(
     sign: int,
     most_of: tuple[tuple[str, str], ...],
 ) -> Iterator[list[_Polynomial]]:
-    """Lists of polynomials. If all of one list are natural, so is ``factor*atom + rest``.
-
-    Args:
-        atom: The atom.
-        factor: Its factor.
-        rest: The other terms.
-        sign: The sign that the factor always has, if it is not 0.
-        most_of: See `is_never_negative`.
-    """
+    """Lists of polynomials. If all of one list are natural, so is ``factor*atom + rest``."""
 
     def with_bound(bound: _Polynomial, divisor: int = 1) -> _Polynomial:
         # A whole number is natural if `divisor` times it is more than ``-divisor``.

@@ -21,13 +21,6 @@ def groups(before: Shape, after: Shape) -> list[Group]:
 
     Products such as those of ``(s,) -> (s // 2, 2)`` are equal at some sizes only. Groups are then
     matched from the front and from the back, and the middle is one group.
-
-    Args:
-        before: The shape before the reshape.
-        after: The shape after it.
-
-    Returns:
-        Pairs of a part of ``before`` and a part of ``after``, in order.
     """
     front = _matching(before, after)
     i, j = (sum(len(g[k]) for g in front) for k in (0, 1))

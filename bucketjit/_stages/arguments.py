@@ -27,11 +27,7 @@ from bucketjit.errors import ArgumentError
 
 
 class Arguments:
-    """The arguments that a compiled object takes.
-
-    Args:
-        subject: The call that it was compiled for.
-    """
+    """The arguments that a compiled object takes."""
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
@@ -65,18 +61,7 @@ class Arguments:
         return merged, {**kwargs, **statics.keyword}
 
     def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
-        """Check the types of all arguments, and the sizes of static axes.
-
-        Args:
-            args: The positional arguments, without static ones. They may hold tracers.
-            kwargs: The keyword arguments, likewise.
-
-        Returns:
-            The call. It has no static arguments: they are part of the compiled object.
-
-        Raises:
-            ArgumentError: An argument differs from what was compiled for.
-        """
+        """Check the types of all arguments, and the sizes of static axes."""
         made = self._subject.signed
         leaves, tree = jax.tree_util.tree_flatten((args, dict(kwargs)))
         shapes = self._fitting_shapes(leaves) if tree == made.tree else None
@@ -147,15 +132,7 @@ class Arguments:
         )
 
     def sizes(self, signed: SignedCall) -> dict[str, int]:
-        """The logical sizes of a call that is padded.
-
-        Args:
-            signed: The call.
-
-        Raises:
-            SizeMismatchError: The sizes contradict each other.
-            ArgumentError: A size is beyond the bucket, 0, or breaks a guard or a constraint.
-        """
+        """The logical sizes of a call that is padded."""
         subject = self._subject
         signature, program = signed.signature, subject.program
         sizes = bind_sizes(subject.call.tokens, signed.shapes, signature.paths)
@@ -173,17 +150,7 @@ class Arguments:
         return sizes
 
     def resolve(self, signed: SignedCall) -> ResolvedCall:
-        """Resolve a call that is padded.
-
-        Args:
-            signed: The call.
-
-        Raises:
-            SizeMismatchError: The sizes contradict each other.
-            ArgumentError: A size is beyond the bucket, 0, or needs another program.
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-            Exception: Whatever the function raises, where its program traces it at each size.
-        """
+        """Resolve a call that is padded."""
         subject, program = self._subject, self._subject.program
         sizes = self.sizes(signed)
         with subject.engine.lock:  # a program of concrete traces traces here

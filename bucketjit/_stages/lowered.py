@@ -147,21 +147,7 @@ def _no_dialect(dialect: object) -> SpecError:
 
 
 def lower(subject: Subject) -> Lowered:
-    """Lower a call, masked in its bucket or at its exact shape.
-
-    Args:
-        subject: The call.
-
-    Returns:
-        What is lowered. It is exact if the program turns out not to be masked.
-
-    Raises:
-        StrategyContractError: A padded argument would be larger than any array can be.
-        FallbackError: The call cannot be masked, and ``fallback`` is to raise.
-        MaskingError: The call cannot be masked, and the function computes sizes, so ``jit`` cannot
-            lower it either.
-        Exception: Whatever ``jax.jit(fn)`` raises for these arguments.
-    """
+    """Lower a call, masked in its bucket or at its exact shape."""
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
     if not subject.exact:
         try:

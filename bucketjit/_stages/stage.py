@@ -29,14 +29,7 @@ class StageTypes(NamedTuple):
 
 
 def symbolic_types(subject: Subject) -> StageTypes:
-    """The types of a call that is padded: open axes have symbolic sizes.
-
-    Args:
-        subject: The call.
-
-    Returns:
-        The types.
-    """
+    """The types of a call that is padded: open axes have symbolic sizes."""
     program = subject.program
     shapes = iter(program.in_shapes)
     number = jax.ShapeDtypeStruct((), jax.dtypes.canonicalize_dtype(int), weak_type=True)
@@ -54,14 +47,7 @@ def symbolic_types(subject: Subject) -> StageTypes:
 
 
 def exact_types(stage: Any) -> StageTypes:
-    """The types of a call at its exact shape.
-
-    Args:
-        stage: The ``jax.stages.Traced`` or ``jax.stages.Lowered`` of the function.
-
-    Returns:
-        The types.
-    """
+    """The types of a call at its exact shape."""
     ins = jax.tree_util.tree_leaves(stage.in_avals)
     outs = jax.tree_util.tree_leaves(stage.out_info)
     plain = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=_is_weak(x)) for x in outs]

@@ -65,11 +65,7 @@ class Subject:
 
     @contextmanager
     def without_computed_sizes(self) -> Iterator[None]:
-        """A context for a trace by ``jit`` at the exact shape, where sizes cannot be computed.
-
-        Raises:
-            MaskingError: The function computes sizes.
-        """
+        """A context for a trace by ``jit`` at the exact shape, where sizes cannot be computed."""
         try:
             with Noticing().active():
                 yield
@@ -88,14 +84,7 @@ class Subject:
         return dataclasses.replace(self, bucket=dict(self.call.sizes), exact=True)
 
     def in_bucket(self, sizes: Mapping[str, int]) -> Subject:
-        """The same call, in another bucket.
-
-        Args:
-            sizes: Padded size of some variables; the others keep theirs.
-
-        Raises:
-            SpecError: A name or size is wrong, or the program does not hold at these sizes.
-        """
+        """The same call, in another bucket."""
         if self.exact:
             raise SpecError(
                 "lower: bucket is for calls that are padded; this one runs at its exact shape"
@@ -129,24 +118,7 @@ class Subject:
 def subject_of(
     engine: Engine, inside: Inside, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Subject:
-    """Sign, resolve and decide a call, without running it.
-
-    Args:
-        engine: The engine of the bucketed function.
-        inside: Makes a call inside a transformation, as the bucketed function does.
-        args: The positional arguments; ``jax.ShapeDtypeStruct`` will do for arrays.
-        kwargs: The keyword arguments, likewise.
-
-    Returns:
-        The subject.
-
-    Raises:
-        ArgumentError: An argument is not an array, or does not fit its declaration.
-        SpecError: ``dynamic_axes`` does not fit the arguments.
-        BucketOverflowError: A size is beyond the largest bucket.
-        FallbackError: The call cannot be masked, and ``fallback`` is to raise.
-        Exception: Whatever tracing the function raises at these sizes.
-    """
+    """Sign, resolve and decide a call, without running it."""
     epoch = engine.provider.epoch
     signed = without_values(sign_like(engine.signer, args, kwargs))
     signature, shapes = signed.signature, signed.shapes

@@ -79,14 +79,7 @@ class Traced(Stage):
 
 
 def trace(subject: Subject) -> Traced:
-    """The traced form of a call.
-
-    Args:
-        subject: The call.
-
-    Raises:
-        Exception: Whatever the function raises, where it is traced at the exact shape.
-    """
+    """The traced form of a call."""
     if not subject.exact:
         program = subject.program
         jaxpr = closed_jaxpr(program.jaxpr, program.consts)

@@ -30,12 +30,6 @@ def held_by(value: object) -> tuple[Any, ...] | None:
     """The parts that a function, a method, a partial, a dataclass or a container is made of.
 
     A function's parts are its defaults and the contents of its closure.
-
-    Args:
-        value: Any value.
-
-    Returns:
-        The parts, in a fixed order; None for any other kind of value.
     """
     if isinstance(value, FunctionType):
         cells = tuple(_contents(cell) for cell in value.__closure__ or ())
@@ -64,12 +58,6 @@ def holds_a_size(value: object) -> bool | None:
     """Whether a symbolic size (an expression such as ``2*n``) can be reached from a value.
 
     The search follows closures, and what the garbage collector knows of all other objects.
-
-    Args:
-        value: A host function, or data that is no array.
-
-    Returns:
-        Whether it holds a size; None if some part of it cannot be searched.
     """
     return _holds_a_size(value, 12, {})
 

@@ -50,16 +50,7 @@ _MISMATCH = re.compile(r"incompatible|broadcast|concatenat|same|match|differ|(?<
 def meeting_of_sizes(
     error: Exception, sizing: Noticing | Sizing | None, presumed: Mapping[str, int]
 ) -> TraceRefused | None:
-    """The refusal of arrays of different computed sizes that meet, in an addition, say.
-
-    Args:
-        error: What JAX raised for their shapes.
-        sizing: The computed sizes of the trace.
-        presumed: The values of those that a run has returned.
-
-    Returns:
-        The refusal, with the line of each selection; None if the error is about something else.
-    """
+    """The refusal of arrays of different computed sizes that meet, in an addition, say."""
     text = str(error)
     if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
         return None
@@ -88,17 +79,7 @@ def _told(variable: str, sizing: Sizing, presumed: Mapping[str, int]) -> str:
 
 
 def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
-    """The counts that a trace can return after its results, int32 scalars by variable.
-
-    Args:
-        sizing: Its computed sizes.
-        outs: Its results.
-        trace: The trace itself.
-
-    Returns:
-        Those made in the trace itself, and those that its results have from functions under ``jit``
-        inside.
-    """
+    """The counts that a trace can return after its results, int32 scalars by variable."""
     counts: dict[str, Any] = {}
     of_outs = variables_in(d for x in outs for d in getattr(x, "shape", ()))
     made = sizing.numbers_in(trace)
@@ -132,21 +113,7 @@ def split_guards(
     reshapes: Sequence[tuple[Shape, Shape]],
     guards: Sequence[Guard],
 ) -> Split:
-    """Split the guards of a program, and find the counts that it must return.
-
-    Args:
-        sizing: The computed sizes of the trace.
-        counts: The variables whose counts it can return.
-        out_shapes: The shapes of its results.
-        reshapes: Its reshapes whose element counts are equal at some sizes only.
-        guards: Its guards.
-
-    Returns:
-        The guards and the counts.
-
-    Raises:
-        TraceRefused: A count is needed that the program cannot return.
-    """
+    """Split the guards of a program, and find the counts that it must return."""
     computed = sizing.computed.keys()
     presumed = tuple(
         g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
@@ -205,14 +172,7 @@ def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
 
 
 def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
-    """Refuse a program where a loop or branch returns an array of a size that is computed in it.
-
-    Args:
-        jaxpr: An open jaxpr.
-
-    Raises:
-        TraceRefused: There is one.
-    """
+    """Refuse a program where a loop or branch returns an array of a size that is computed in it."""
     for eqn in all_equations(jaxpr):
         if name_of(eqn) in CALLS - _STAGED:
             continue
@@ -228,15 +188,7 @@ def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
 
 
 def refuse_effects(jaxpr: Jaxpr, presumed: Sequence[Guard]) -> None:
-    """Refuse a program that may have to run twice, and has effects.
-
-    Args:
-        jaxpr: An open jaxpr.
-        presumed: Its guards on computed sizes.
-
-    Raises:
-        TraceRefused: It has both.
-    """
+    """Refuse a program that may have to run twice, and has effects."""
     if presumed and jaxpr.effects:
         raise TraceRefused(
             f"a decision depends on a computed size ({presumed[0]}), so the function may run "
@@ -249,12 +201,6 @@ def with_sizes_alive(jaxpr: Jaxpr) -> Jaxpr:
     """An open jaxpr without dead code, but with the equations that make the sizes it mentions.
 
     A size can be read without the array that has it: ``x.sum() / x[x > 0].shape[0]``.
-
-    Args:
-        jaxpr: The jaxpr.
-
-    Returns:
-        The jaxpr.
     """
     kept: list[Any] = []
     while True:
@@ -293,21 +239,7 @@ def _mentioned(jaxpr: Jaxpr) -> set[str]:
 def with_counts(
     jaxpr: Jaxpr, results: int, sizing: Sizing, counts: Sequence[str], guards: Sequence[Guard]
 ) -> tuple[Jaxpr, tuple[Guard, ...], dict[str, Any]]:
-    """A program that returns the counts which are needed, and no others.
-
-    Args:
-        jaxpr: An open jaxpr that returns the results, then all counts.
-        results: The number of results.
-        sizing: Its computed sizes.
-        counts: The variables of the counts.
-        guards: Its guards.
-
-    Returns:
-        The jaxpr, the guards on the sizes of the call, and arguments of `Interface`.
-
-    Raises:
-        TraceRefused: Its computed sizes cannot be served.
-    """
+    """A program that returns the counts which are needed, and no others."""
     shapes = [shape_of(v) for v in jaxpr.outvars[:results]]
     split = split_guards(sizing, counts, shapes, unchecked_reshapes(jaxpr), guards)
     used = [v in split.counts for v in counts]

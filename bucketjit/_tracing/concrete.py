@@ -57,11 +57,6 @@ class Concrete:
 class Tracer:
     """Traces one function at concrete sizes.
 
-    Args:
-        fn: The function, its static arguments bound.
-        in_tree: Tree of ``(args, kwargs)``.
-        leaves: Shape and type of each argument leaf.
-
     Attributes:
         tokens: Every size expression in the shapes of the leaves, sorted.
         variables: The dimension variables in them, sorted.
@@ -85,16 +80,6 @@ class Tracer:
 
         Tracing twice at one size may fail: user code that caches what it makes by size
         (``table[n] = jnp.arange(n)``) would read a tracer of the first trace in the second.
-
-        Args:
-            sizes: The size of each dimension variable.
-
-        Returns:
-            The trace.
-
-        Raises:
-            TraceRefused: The function closes over a tracer.
-            Exception: Whatever the function raises.
         """
         key = tuple(sizes[v] for v in self.variables)
         with self._lock:
@@ -156,13 +141,6 @@ def at_other_sizes(
     The caller did not ask for these sizes, so no error is raised. After an error of the machine,
     which may be gone a moment later, the trace is tried once more. An error that comes again is
     due to the sizes (an array of ``n`` times ``n`` numbers).
-
-    Args:
-        ask: Traces the function.
-        failed: Called with the error, if the trace fails.
-
-    Returns:
-        What ``ask`` returns, or None.
     """
     with at_sizes_of_nobody():
         try:

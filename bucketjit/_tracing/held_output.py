@@ -81,11 +81,7 @@ def _impl_of_warnings() -> tuple[Any, Any]:
 
 @contextmanager
 def holding_output() -> Iterator[Held]:
-    """Hold the output of this thread, and show at the end what is to be shown.
-
-    Yields:
-        What is held.
-    """
+    """Hold the output of this thread, and show at the end what is to be shown."""
     held = Held()
     try:
         with _into(held):
@@ -96,11 +92,7 @@ def holding_output() -> Iterator[Held]:
 
 @contextmanager
 def keeping_output() -> Iterator[Held]:
-    """Hold the output of one trace of this thread, for `tell`.
-
-    Yields:
-        What is held. It keeps no arguments of the function alive.
-    """
+    """Hold the output of one trace of this thread, for `tell`."""
     held = Held()
     held.is_kept = True
     with _into(held):
@@ -121,11 +113,7 @@ def _into(held: Held) -> Iterator[None]:
 
 
 def tell(held: Held) -> None:
-    """Show the output of a trace, or hand it to the context that holds the output of this thread.
-
-    Args:
-        held: The output, from `keeping_output`.
-    """
+    """Show the output of a trace, or hand it to the context that holds that of this thread."""
     outer = getattr(_thread, "held", None)
     if outer is None:
         held.show()
@@ -135,11 +123,7 @@ def tell(held: Held) -> None:
 
 @contextmanager
 def at_sizes_of_nobody() -> Iterator[None]:
-    """A context for traces at sizes that no call has passed: `is_for_a_call` is False in it.
-
-    Yields:
-        None.
-    """
+    """A context for traces at sizes that no call has passed: `is_for_a_call` is False in it."""
     before = getattr(_thread, "is_for_nobody", False)
     _thread.is_for_nobody = True
     try:
@@ -180,11 +164,7 @@ class _Stream:
 
 
 def _install(change: int) -> None:
-    """Count the users of the hooks, and install them for the first and remove them after the last.
-
-    Args:
-        change: 1 for a user that comes, -1 for one that goes.
-    """
+    """Count the users of the hooks; install them for the first, remove them after the last."""
     global _users
     with _lock:
         _users += change

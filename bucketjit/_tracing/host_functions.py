@@ -28,31 +28,14 @@ class Hosts:
         self._lock = threading.Lock()  # XLA calls host functions from its own threads
 
     def number_of(self, function: object) -> np.ndarray:
-        """Keep a function, and return its number.
-
-        Args:
-            function: The host function of one trace.
-
-        Returns:
-            The number, an int32 scalar.
-        """
+        """Keep a function, and return its number."""
         with self._lock:
             number = next(self._numbers)
             self._functions[number] = function
         return np.asarray(number, np.int32)
 
     def __call__(self, number: Any) -> Any:
-        """The function with this number.
-
-        Args:
-            number: A number that `number_of` returned.
-
-        Returns:
-            The function.
-
-        Raises:
-            RuntimeError: The function is dropped, since `_KEPT` others were numbered after it.
-        """
+        """The function with this number."""
         with self._lock:
             function = self._functions.get(int(number))
         if function is None:

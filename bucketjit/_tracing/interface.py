@@ -165,15 +165,6 @@ class Interface:
 
         A computed size is padded to the largest number of rows that it can select in the bucket,
         or that `presumed` allows.
-
-        Args:
-            bucket: The padded size of each dimension variable.
-
-        Returns:
-            Size by name.
-
-        Raises:
-            MaskingError: `presumed` does not hold at these sizes.
         """
         if not self.computed:
             return bucket
@@ -200,12 +191,7 @@ class Interface:
         return padded
 
     def presumes(self, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
-        """Whether the conditions on computed sizes hold.
-
-        Args:
-            sizes: The logical size of each dimension variable of a call.
-            computed: Computed sizes. Each one that is left out is presumed as in a trace.
-        """
+        """Whether the conditions on computed sizes hold."""
         known = dict(sizes)
         for variable, made in self.computed.items():
             rows = presumed_rows(evaluate_text(made.bound, known))
@@ -227,30 +213,13 @@ class Interface:
         return True
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
-        """The size constants of a call.
-
-        Args:
-            sizes: The logical size of each dimension variable.
-
-        Returns:
-            The size constants; None if the program does not serve these sizes.
-
-        Raises:
-            Exception: An error of the machine (`is_of_machine`), if the function is traced here.
-        """
+        """The size constants of a call."""
         if not self.admits(sizes):
             return None
         return NO_SIZE_CONSTANTS if self.pairing is None else self.pairing.size_constants(sizes)
 
     def unfitted_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
-        """The padded values of the unfitted sizes.
-
-        Args:
-            bucket: The padded size of each dimension variable.
-
-        Returns:
-            Size by name; None if the program does not hold at these sizes.
-        """
+        """The padded values of the unfitted sizes."""
         return {} if self.pairing is None else self.pairing.unfitted_sizes(bucket)
 
     def fits(self, bucket: Mapping[str, int]) -> bool:
@@ -266,13 +235,6 @@ class Interface:
 
         JAX does not check a reshape of symbolic sizes: ``x.reshape(s // 2, 2)`` is traced for all
         ``s``, but the exact run raises if ``s`` is odd.
-
-        Args:
-            sizes: The logical size of each dimension variable. Reshapes of computed sizes are left
-                out if these have none.
-
-        Raises:
-            ShapeCheckError: The element counts of the two shapes differ.
         """
         for before, after in self.reshapes:
             if not sizes.keys() >= variables_in((*before, *after)):

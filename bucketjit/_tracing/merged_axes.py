@@ -195,19 +195,7 @@ _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
 def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """Rewrite a program so that axes which it merges and splits again stay apart.
-
-    Args:
-        jaxpr: An open jaxpr whose shapes may hold symbolic sizes.
-        consts: Values of its constants.
-
-    Returns:
-        A jaxpr that computes the same, and its constants; the arguments themselves if there is
-        nothing to gain.
-
-    Raises:
-        Exception: JAX cannot trace the program again with its symbolic sizes.
-    """
+    """Rewrite a program so that axes which it merges and splits again stay apart."""
     if not _merges_and_splits(jaxpr):  # most programs do not, and are spared two traces
         return jaxpr, consts
     flat, flat_consts = _retrace(jaxpr, lambda *args: _inlined(jaxpr, consts, args))

@@ -42,15 +42,7 @@ def is_traced_here() -> bool:
 
 
 def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
-    """The function, with an error where it changes an object among its arguments and loses that.
-
-    Args:
-        fn: The function that is traced.
-        names: How errors name its positional arguments.
-
-    Returns:
-        A function that raises `MutationError` after such a call.
-    """
+    """The function, with an error where it changes an object among its arguments and loses that."""
 
     @functools.wraps(fn, updated=())
     def traced(*args: Any, **kwargs: Any) -> Any:
@@ -187,13 +179,7 @@ class _Change:
 
 
 def _changes(before: _Node, after: _Node, holder: Any) -> Iterator[_Change]:
-    """The changes between two states of a node, without those in plain containers.
-
-    Args:
-        before: The node before the call.
-        after: The node after it.
-        holder: The innermost object around the node that is the same in both.
-    """
+    """The changes between two states of a node, without those in plain containers."""
     same = before.value is after.value
     if not same and _is_plain(holder):
         return
@@ -220,11 +206,7 @@ def _changes(before: _Node, after: _Node, holder: Any) -> Iterator[_Change]:
 
 
 def _check(before: _Flat, arguments: Any, results: Any, names: Sequence[str]) -> None:
-    """Raise if objects among the arguments were changed, and the changes are not returned.
-
-    Raises:
-        MutationError: See above.
-    """
+    """Raise if objects among the arguments were changed, and the changes are not returned."""
     after = _flat(arguments)
     if after is None or after.is_like(before):
         return

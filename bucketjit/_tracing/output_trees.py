@@ -26,18 +26,7 @@ def flat(count: int) -> Any:
 
 
 def same_tree(a: object, b: object) -> bool:
-    """Whether two trees are equal, their auxiliary data included.
-
-    Args:
-        a: A tree.
-        b: Another one.
-
-    Returns:
-        Whether they are equal; False if the data cannot be compared.
-
-    Raises:
-        Exception: An error of the machine (`is_of_machine`) while they are compared.
-    """
+    """Whether two trees are equal, their auxiliary data included."""
     try:
         return bool(a == b)
     except Exception as error:  # ``==`` of the data returns an array, or raises
@@ -47,18 +36,7 @@ def same_tree(a: object, b: object) -> bool:
 
 
 def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
-    """Whether the auxiliary data of a tree holds a symbolic size.
-
-    Args:
-        tree: Tree of a result.
-        given: Tree of the arguments. Data that is equal to some of theirs holds no size.
-
-    Returns:
-        Whether it does; None if some of the data cannot be searched.
-
-    Raises:
-        Exception: An error of the machine (`is_of_machine`) while data is compared.
-    """
+    """Whether the auxiliary data of a tree holds a symbolic size."""
     answers: set[bool | None] = {False}
     came: list[Any] | None = None
     for data in _data(tree):

@@ -34,15 +34,7 @@ _COPIES: weakref.WeakValueDictionary[Hashable, np.ndarray] = weakref.WeakValueDi
 
 
 def own_constants(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """A program whose constants nobody else can write to, in its inner programs too.
-
-    Args:
-        jaxpr: An open jaxpr.
-        consts: Values of its constants.
-
-    Returns:
-        The program and its constants; the same objects where there is nothing to copy.
-    """
+    """A program whose constants nobody else can write to, in its inner programs too."""
     owned = _Owned().program(jaxpr, jaxpr, consts)
     return (jaxpr, consts) if owned is None else owned
 

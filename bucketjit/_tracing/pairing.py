@@ -65,19 +65,6 @@ class Pairing:
     It implements the protocol `bucketjit._tracing.program.Pairing`. Safe to use from several
     threads.
 
-    Args:
-        tracer: Traces the function.
-        first: The trace that the program has its equations from.
-        samples: The sizes that the program was made from.
-        labels: A number or an expression for each distinct column of sizes, see `_labels`.
-        found: The offset of each unfitted size, see `_labels`.
-        label_of_size: For each size of the skeleton, the position of its label.
-        size_constants: For each constant of the skeleton, its number among the size constants, or
-            None.
-        hosts: Numbers the host functions that differ between sizes.
-        nests_by_size: Whether the tree of the outputs differs between sizes.
-        why: Why the function is not traced with symbolic sizes.
-
     Attributes:
         samples: The sizes that the program was made from.
         num_size_constants: How many constants are taken from the trace at the logical sizes.
@@ -126,17 +113,7 @@ class Pairing:
         self._lock = threading.Lock()
 
     def size_constants(self, sizes: Sizes) -> SizeConstants | None:
-        """What the program needs from the trace at these logical sizes.
-
-        Args:
-            sizes: The logical size of each dimension variable.
-
-        Returns:
-            The size constants; None if the program differs from that trace, or the trace fails.
-
-        Raises:
-            Exception: An error of the machine (`is_of_machine`) during the trace.
-        """
+        """What the program needs from the trace at these logical sizes."""
         key = tuple(sizes[v] for v in self._tracer.variables)
         with self._lock:
             if key in self._at:
@@ -149,14 +126,7 @@ class Pairing:
         return size_constants
 
     def unfitted_sizes(self, sizes: Sizes) -> dict[str, int] | None:
-        """The unfitted sizes at the padded sizes of a bucket.
-
-        Args:
-            sizes: The padded size of each dimension variable.
-
-        Returns:
-            Size by name; None if the program differs from the trace at these sizes.
-        """
+        """The unfitted sizes at the padded sizes of a bucket."""
         if not self._found:
             return {}
         size_constants = at_other_sizes(lambda: self.size_constants(sizes))
@@ -230,23 +200,7 @@ def pair(
     others: Sequence[Sizes] = (),
     why: str = "",
 ) -> Program:
-    """Make one program from traces at the sizes of a call and at sizes near them.
-
-    Args:
-        tracer: Traces the function.
-        sizes: The sizes of the call, which the program will serve.
-        constraints: The user's constraints on the sizes.
-        others: Sizes of earlier programs, which are tried first.
-        why: Why the function is not traced with symbolic sizes.
-
-    Returns:
-        The program. Its `Pairing` decides which other sizes it serves.
-
-    Raises:
-        TraceRefused: The traces do not make one program, since the function does different things
-            at different sizes, or a random key depends on a size.
-        Exception: Whatever the function raises at the sizes of the call.
-    """
+    """Make one program from traces at the sizes of a call and at sizes near them."""
     first = tracer.at(sizes)
     traces, samples = [first], [dict(sizes)]
     difference, failures = None, list[Exception]()
@@ -342,12 +296,7 @@ def _merged(
     constraints: Sequence[str],
     why: str,
 ) -> Program:
-    """One program from concrete traces with equal skeletons.
-
-    Raises:
-        TraceRefused: A random key depends on a size.
-        Exception: JAX refuses a symbolic size.
-    """
+    """One program from concrete traces with equal skeletons."""
     first = traces[0]
     # A column is one size of the skeleton in every trace; equal columns share a label.
     number: dict[tuple[int, ...], int] = {}
@@ -421,19 +370,7 @@ def _labels(
     samples: Sequence[Sizes],
     fixed: Sequence[str],
 ) -> tuple[list[int | str], dict[str, int]]:
-    """An expression of the dimension variables for each column of sizes.
-
-    Args:
-        columns: The sizes at one place of the skeleton, one of each trace.
-        tracer: Has the declared expressions.
-        samples: The sizes that each trace was made at.
-        fixed: Variables with the same size in all samples.
-
-    Returns:
-        The expressions (an int for a column that does not vary), and the offset of each unfitted
-        size: its variable plus the offset is the size. The offset is one less than the smallest
-        value of the column if that is negative, else 0.
-    """
+    """An expression of the dimension variables for each column of sizes."""
     declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
     varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
     labels: list[int | str] = []
@@ -451,11 +388,7 @@ def _labels(
 
 
 def _positions_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:
-    """For each constant, its position among those that differ between traces, or None.
-
-    Raises:
-        TraceRefused: A random key differs between traces.
-    """
+    """For each constant, its position among those that differ between traces, or None."""
     size_constants: list[int | None] = []
     for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
         same = all(same_constant(values[0], v) for v in values[1:])

@@ -61,17 +61,7 @@ class PresumedSizes:
     def guess_again(
         self, failure: Exception, sizing: Noticing | Sizing, guards: Sequence[Guard]
     ) -> list[Guard] | None:
-        """Presume other computed sizes, since a trace has failed.
-
-        Args:
-            failure: The error of the trace.
-            sizing: The computed sizes of the trace.
-            guards: Its guards.
-
-        Returns:
-            The guards to try again with: what computed sizes decide is decided anew. None if there
-            is nothing else to presume.
-        """
+        """Presume other computed sizes, since a trace has failed."""
         if self._guess_equal(failure, sizing) or self._guess_otherwise(failure, sizing, guards):
             return [guard for guard in guards if guard.variables <= self.of_call]
         return None

@@ -44,14 +44,7 @@ class Leaf:
         return self.dtype is None
 
     def struct(self, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
-        """An abstract array of the leaf's type.
-
-        Args:
-            shape: Its sizes, ints or symbolic ones.
-
-        Returns:
-            The abstract array.
-        """
+        """An abstract array of the leaf's type."""
         given = {"weak_type": self.weak_type, "sharding": self.sharding}
         return jax.ShapeDtypeStruct(shape, self.dtype, **given)
 
@@ -81,11 +74,6 @@ class Program(Interface):
 class TraceRefused(MaskingError):
     """The function cannot be traced with symbolic sizes.
 
-    Args:
-        reason: Why, in words.
-        remedy: What the user can change.
-        cause: What JAX or the function raised; None if nothing was raised.
-
     Attributes:
         cause: What JAX or the function raised; None if nothing was raised.
         computes_sizes: Whether the function computes sizes, so that ``jit`` cannot trace it either.
@@ -97,14 +85,7 @@ class TraceRefused(MaskingError):
         self.computes_sizes = False
 
     def placed(self, fn: Callable[..., Any]) -> TraceRefused:
-        """A refusal whose reason names a line: if it names none, the function's first line.
-
-        Args:
-            fn: The function that was traced.
-
-        Returns:
-            A new refusal, with the same remedy and cause.
-        """
+        """A refusal whose reason names a line: if it names none, the function's first line."""
         line = "" if self.names_a_line else defining_line(fn)
         reason = f"{self.reason} [{line}]" if line else self.reason
         placed = TraceRefused(reason, self.remedy, self.cause)
@@ -127,14 +108,7 @@ def size_in_data() -> TraceRefused:
 
 
 def refuse_tracers(consts: Sequence[Any]) -> None:
-    """Refuse a program that closes over tracers: in later calls they have no value.
-
-    Args:
-        consts: Values of the program's constants.
-
-    Raises:
-        TraceRefused: One of them is a tracer, of ``jax.grad`` for example.
-    """
+    """Refuse a program that closes over tracers: in later calls they have no value."""
     for traced in (c for c in consts if isinstance(c, jax.core.Tracer)):
         raise TraceRefused(
             f"the function closes over a value that is being differentiated, {traced.aval}",
@@ -143,14 +117,7 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
 
 
 def unchecked_reshapes(jaxpr: Jaxpr) -> list[tuple[Shape, Shape]]:
-    """The reshapes that fail at some sizes.
-
-    Args:
-        jaxpr: An open jaxpr.
-
-    Returns:
-        The two shapes of each reshape whose element counts are not equal as expressions.
-    """
+    """The reshapes that fail at some sizes."""
     found: list[tuple[Shape, Shape]] = []
     for eqn in all_equations(jaxpr):
         if name_of(eqn) == "reshape":

@@ -37,18 +37,6 @@ def recompose(
     """Rebuild a program with other sizes, and with size constants in place of some constants.
 
     A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
-
-    Args:
-        jaxpr: An open jaxpr, the one that was decomposed.
-        consts: Values of its constants.
-        sizes: The new value of every size, in the order of `Skeleton.sizes`.
-        size_constants: For every constant, in the order of `Skeleton.values`, its number among the
-            size constants, or None to keep it.
-        depends_on: A symbolic size. It marks the new equations as ones that depend on sizes.
-        hosts: Returns host functions that are size constants, at run time.
-
-    Returns:
-        The program, its remaining constants, and the shape of each size constant.
     """
     work = _Together(iter(sizes), iter(size_constants), depends_on, hosts)
     together, kept = work.program(jaxpr, jaxpr, consts)

@@ -17,13 +17,7 @@ from bucketjit._sizes.expressions import is_symbolic, variables_in
 
 
 def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., Any]:
-    """A function of one shard, as it is traced: its collectives may name the axis.
-
-    Args:
-        fn: The function.
-        axis: The name of the axis.
-        count: How many shards there are.
-    """
+    """A function of one shard, as it is traced: its collectives may name the axis."""
 
     @functools.wraps(fn, updated=())
     def of_one_shard(*args: Any, **kwargs: Any) -> Any:
@@ -40,11 +34,7 @@ def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., An
 
 
 def bound_axis(sharded: Sharded | None) -> AbstractContextManager[None]:
-    """A context in which collectives may name the axis of the shards.
-
-    Args:
-        sharded: The shards; None for a function that is not one of a shard.
-    """
+    """A context in which collectives may name the axis of the shards."""
     return nullcontext() if sharded is None else named_axis(sharded.axis, sharded.count)
 
 

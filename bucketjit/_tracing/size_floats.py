@@ -58,14 +58,7 @@ class _Kind(enum.IntEnum):
 
 
 def refuse_decisions(jaxpr: Jaxpr) -> None:
-    """Refuse a program that does more with numbers than multiply or divide, or may wrap a size.
-
-    Args:
-        jaxpr: An open jaxpr.
-
-    Raises:
-        MaskingError: An equation does that; the reason names its line.
-    """
+    """Refuse a program that does more with numbers than multiply or divide, or may wrap a size."""
     try:
         follow(_Kinds(), jaxpr, [_Kind.DATA] * len(jaxpr.invars))
     except _Refusal as refusal:
@@ -140,11 +133,7 @@ def _iota(eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
 
 
 def _of_operation(eqn: JaxprEqn, name: str, ins: Sequence[_Kind]) -> _Kind:
-    """The kind of the results of an equation.
-
-    Raises:
-        _Refusal: The equation uses a number, or converts a size, in a way that is not allowed.
-    """
+    """The kind of the results of an equation."""
     if _Kind.NUMBER in ins:
         if _Kind.DATA in ins and name in _MEETS:
             return _Kind.DATA

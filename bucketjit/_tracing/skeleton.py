@@ -84,17 +84,7 @@ class Skeleton:
     owners: list[tuple[Any, ...]] = field(default_factory=list)
 
     def difference(self, other: Skeleton) -> str | None:
-        """The first difference between two programs, in words, with its line.
-
-        Args:
-            other: The skeleton of the other program.
-
-        Returns:
-            The difference; None if the skeletons are equal.
-
-        Raises:
-            Exception: An error of the machine (`is_of_machine`) while parameters are compared.
-        """
+        """The first difference between two programs, in words, with its line."""
         for i, (a, b) in enumerate(zip(self.parts, other.parts, strict=False)):
             if not _same(a, b):
                 return self._difference_at(i, a, other, b)
@@ -126,14 +116,7 @@ class Skeleton:
         return f"{_name(of[-1])}: {what}{_both(a, b)}{_where(of)}"
 
     def line_of_constant(self, index: int) -> str:
-        """The line of user code that a constant comes from, in brackets; ``""`` if unknown.
-
-        Args:
-            index: Position of the constant in `values`.
-
-        Returns:
-            The line, for the end of a message.
-        """
+        """The line of user code that a constant comes from, in brackets; ``""`` if unknown."""
         return _where(self.owners[index])
 
 
@@ -216,18 +199,7 @@ def _same_parts(a: Any, b: Any, depth: int) -> bool:
 
 
 def same_constant(a: Any, b: Any) -> bool:
-    """Whether two constants of programs are equal bit by bit, in shape and in dtype.
-
-    Args:
-        a: An array, a scalar, a random key or a `HostFunction`.
-        b: Another one.
-
-    Returns:
-        Whether they are equal.
-
-    Raises:
-        Exception: An error of the machine (`is_of_machine`) while host functions are compared.
-    """
+    """Whether two constants of programs are equal bit by bit, in shape and in dtype."""
     if a is b:
         return True
     if isinstance(a, HostFunction) or isinstance(b, HostFunction):
@@ -241,15 +213,7 @@ def same_constant(a: Any, b: Any) -> bool:
 
 
 def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
-    """Decompose a concrete program.
-
-    Args:
-        jaxpr: An open jaxpr.
-        consts: Values of its constants.
-
-    Returns:
-        Its skeleton, sizes and constants.
-    """
+    """Decompose a concrete program."""
     found = Skeleton()
     _Apart(found).program(jaxpr, consts)
     return found

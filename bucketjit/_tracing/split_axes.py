@@ -37,14 +37,7 @@ class SplitAxis(NamedTuple):
         return (*shape[: self.axis], *self.sizes, *shape[self.axis + 1 :])
 
     def axes(self, given: Sequence[int]) -> tuple[int, ...]:
-        """Axes of the split value, from axes of the merged one.
-
-        Args:
-            given: Axes of the merged value.
-
-        Returns:
-            The same axes, in order; for the merged axis all of those in its place.
-        """
+        """Axes of the split value, from axes of the merged one."""
         extra = len(self.sizes) - 1
         found: list[int] = []
         for a in given:

@@ -213,23 +213,7 @@ def trace(
     constraints: Sequence[str] = (),
     presumed: Mapping[str, int] = MappingProxyType({}),
 ) -> Program:
-    """Trace ``fn`` with the symbolic sizes of ``leaves``.
-
-    Args:
-        fn: The function, its static arguments bound.
-        in_tree: Tree of ``(args, kwargs)``.
-        leaves: Shape and type of each argument leaf.
-        sizes: The sizes of the call. They decide comparisons that symbolic sizes cannot.
-        constraints: The user's constraints on the sizes, as in ``jax.export``.
-        presumed: Values of the sizes that the function computes, where they are known.
-
-    Returns:
-        The program with its guards.
-
-    Raises:
-        TraceRefused: The function cannot be traced this way; the message says why.
-        Exception: An error of the machine (`is_of_machine`), raised unchanged.
-    """
+    """Trace ``fn`` with the symbolic sizes of ``leaves``."""
     all_sizes = PresumedSizes(sizes, presumed)
     try:
         return _traced(fn, in_tree, leaves, all_sizes, constraints)
@@ -258,11 +242,7 @@ def _traced(
             if others is not None:
                 guards = others
                 continue
-            raise TraceRefused(
-                f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
-                f" {error}{decided_at}",
-                "decide by other sizes, or by fewer, or leave the axis static",
-            ) from error
+            raise _not_held(error, guards, decided_at) from error
         closed, failure = attempt.outcome(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
@@ -305,17 +285,17 @@ def _traced(
     )
 
 
+def _not_held(error: Exception, guards: Sequence[Guard], decided_at: str) -> TraceRefused:
+    """The refusal of guards that ``jax.export`` does not accept."""
+    return TraceRefused(
+        f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
+        f" {error}{decided_at}",
+        "decide by other sizes, or by fewer, or leave the axis static",
+    )
+
+
 def _raise_of_machine(failure: Exception, texts: Sequence[str]) -> NoReturn:
-    """Raise an error of the machine, unless a text that holds a symbolic size has led to it.
-
-    Args:
-        failure: The error.
-        texts: The lines of user code that made a text of a symbolic size.
-
-    Raises:
-        TraceRefused: There is such a line: the name of a file, say, which then does not exist.
-        Exception: ``failure``.
-    """
+    """Raise an error of the machine, unless a text that holds a symbolic size has led to it."""
     if texts:
         raise _size_in_text(texts[0]) from failure
     raise failure
@@ -324,13 +304,7 @@ def _raise_of_machine(failure: Exception, texts: Sequence[str]) -> NoReturn:
 def _other_guards(
     error: Exception, guards: Sequence[Guard], sizes: Mapping[str, int]
 ) -> list[Guard] | None:
-    """Guards to try in place of ones that ``jax.export`` does not accept; None if there are none.
-
-    Args:
-        error: What ``jax.export`` raised.
-        guards: The guards so far.
-        sizes: The sizes of the call.
-    """
+    """Guards to try in place of those that ``jax.export`` refuses; None if there are none."""
     if even := decide_even(str(error), sizes, guards):
         return [*guards, even]
     if guards and (sole := pinned(guards[-1], sizes)) and sole != [guards[-1]]:
@@ -370,12 +344,7 @@ def _guard_inside(closed: Any, sizes: Mapping[str, int], guards: Sequence[Guard]
 
 
 def _stands_for_another(error: Exception, handled: BaseException | None) -> bool:
-    """Whether user code raised a plain ``RuntimeError`` while it handled an error of a size.
-
-    Args:
-        error: The error.
-        handled: The exception that was being handled before the function was called.
-    """
+    """Whether user code raised a plain ``RuntimeError`` while it handled an error of a size."""
     caught = handled_before(error)
     if type(error) is not RuntimeError or caught is None or caught is handled:
         return False
@@ -383,11 +352,7 @@ def _stands_for_another(error: Exception, handled: BaseException | None) -> bool
 
 
 def _size_in_text(line: str) -> TraceRefused:
-    """The refusal of a function that makes a text of a size.
-
-    Args:
-        line: The line that does.
-    """
+    """The refusal of a function that makes a text of a size."""
     return TraceRefused(
         f"a size is made a text{_in_brackets(line)}",
         "leave that axis static; to print it, use jax.debug.print",
@@ -408,13 +373,7 @@ def _whole_number(value: object) -> int | None:
 def _refusal(
     error: Exception, presumed: Mapping[str, int] | None = None, sizing: Any = None
 ) -> TraceRefused:
-    """A refusal in words, with the line and the remedy that suit an error of tracing.
-
-    Args:
-        error: The error.
-        presumed: Values of computed sizes that a run has returned.
-        sizing: The computed sizes of the trace, or what notices them.
-    """
+    """A refusal in words, with the line and the remedy that suit an error of tracing."""
     if met := meeting_of_sizes(error, sizing, presumed or {}):
         return met
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
@@ -471,11 +430,7 @@ def _program(
     constraints: Sequence[str],
     guards: Sequence[Guard],
 ) -> Program:
-    """The program of an attempt that succeeded.
-
-    Raises:
-        TraceRefused: The trace holds a size or a tracer where a program must not.
-    """
+    """The program of an attempt that succeeded."""
     jaxpr, consts = open_jaxpr(closed)
     refuse_tracers(consts)
     jaxpr, consts = own_constants(jaxpr, consts)
@@ -518,11 +473,7 @@ def _program(
 
 
 def _refuse_host_functions(jaxpr: Jaxpr) -> None:
-    """Refuse host functions that close over a size: they would see an expression, not a number.
-
-    Raises:
-        TraceRefused: One of the callbacks in the program does.
-    """
+    """Refuse host functions that close over a size: they would see an expression, not a number."""
     for eqn in all_equations(jaxpr):
         if holds_a_size(eqn.params.get("callback")):
             line = source_line(eqn, equations_around(jaxpr, eqn))

@@ -58,22 +58,7 @@ def layout_of(
     buckets: Mapping[str, Unpacked],
     names: Sequence[Sequence[str]],
 ) -> Json:
-    """The layout of an unpacked file.
-
-    Args:
-        manifest: What the ``.bkt`` file says of itself.
-        platforms: The platforms that modules were written for.
-        constants: The file of each constant.
-        tables: The file of each member with constants that depend on sizes.
-        buckets: What was written for each member with a module.
-        names: The names of the results of each function.
-
-    Returns:
-        The layout.
-
-    Raises:
-        ArtifactError: A module takes other arguments than the manifest says.
-    """
+    """The layout of an unpacked file."""
     made = [
         {
             "file": file,
@@ -127,11 +112,7 @@ def _function(
 
 
 def _kind(dtype: str) -> Json:
-    """The dtype of the elements of an array; random keys are arrays of words.
-
-    Raises:
-        ArtifactError: JAX has no such dtype.
-    """
+    """The dtype of the elements of an array; random keys are arrays of words."""
     dtype_of(dtype, manifests.NAME)
     if dtype.startswith(_KEY):
         return {"dtype": "uint32", "random_keys": dtype.removeprefix(_KEY)}

@@ -22,16 +22,7 @@ _COMPARE = {
 
 
 def readme_of(layout: Json, manifest: Manifest, source: str) -> str:
-    """The text.
-
-    Args:
-        layout: The layout of the unpacked file.
-        manifest: What the ``.bkt`` file says of itself.
-        source: The name of the ``.bkt`` file.
-
-    Returns:
-        The text, in Markdown.
-    """
+    """The text."""
     function, record = layout["functions"][0], manifest.functions[0]
     name = _safe(record.name)
     parts = [

@@ -72,13 +72,7 @@ def _tree(node: ast.expr) -> Tree:
 
 
 def made(op: str, left: Tree, right: Tree) -> Tree:
-    """The tree of an operation; its value if both operands are numbers.
-
-    Args:
-        op: A key of `OPERATIONS`.
-        left: The first operand.
-        right: The second operand.
-    """
+    """The tree of an operation; its value if both operands are numbers."""
     if isinstance(left, int) and isinstance(right, int) and op in _FOLDED:
         return OPERATIONS[op](left, right)
     return {"op": op, "args": [left, right]}
@@ -115,14 +109,7 @@ def product_of(axes: Sequence[int | str]) -> Tree:
 
 
 def comparison(text: str) -> dict[str, Any]:
-    """A guard as an object of JSON.
-
-    Args:
-        text: The guard, a comparison that `check_comparison` has passed.
-
-    Returns:
-        Its text, its operator and the trees of both sides.
-    """
+    """A guard as an object of JSON."""
     sides = sides_of(text)
     assert sides is not None
     left, op, right = sides

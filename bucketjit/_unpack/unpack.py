@@ -65,22 +65,6 @@ def unpack(
 
     A failure leaves the directory as it was. Where ``force`` writes into one that has files, they
     are replaced after all new ones are complete, and ``layout.json`` comes last.
-
-    Args:
-        archive: The file.
-        directory: The directory; it is made if it is missing.
-        platform: The platform to write modules for; None for all platforms of the file.
-        text: Whether to write the modules as MLIR text, too.
-        force: Whether the directory may have files.
-
-    Returns:
-        What was written.
-
-    Raises:
-        ArtifactError: The directory has files, the file has no modules for this platform, or a
-            module in it cannot be read or is not trusted.
-        MissingExtraError: flatbuffers is not installed.
-        OSError: Something cannot be written.
     """
     known = archive.manifest.platforms
     if platform is not None and platform not in known:
@@ -145,11 +129,7 @@ class _Writer:
         self._files: list[str] = []
 
     def write(self) -> list[str]:
-        """Write all files.
-
-        Returns:
-            Their names, the layout last.
-        """
+        """Write all files."""
         manifest = self._archive.manifest
         constants = [f"constants/{i}.bin" for i in range(len(manifest.constants))]
         for name, constant in zip(constants, manifest.constants, strict=True):
@@ -239,11 +219,7 @@ class _Writer:
 def _plain(
     raw: bytes, exported: jax.export.Exported, platform: str, place: str
 ) -> tuple[bytes, Module]:
-    """An exported module for one platform, as a portable artifact of StableHLO alone.
-
-    Raises:
-        ArtifactError: There is no such form of it.
-    """
+    """An exported module for one platform, as a portable artifact of StableHLO alone."""
     artifact = bytes(exported.mlir_module_serialized)
     try:
         if len(exported.platforms) > 1:  # then the first argument is the number of the platform

@@ -38,13 +38,6 @@ def has_constant_sides(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> bool:
     """Whether some operand of a product does not vary along one of its free axes.
 
     A free axis is neither contracted nor a batch axis.
-
-    Args:
-        jaxpr: An open jaxpr without dead code.
-        consts: Values of its constants; empty if they are not known.
-
-    Returns:
-        Whether XLA may compute such a product wrongly.
     """
     varying = _Varying()
     known = zip(jaxpr.constvars, consts, strict=True) if consts else ()

@@ -82,14 +82,7 @@ class _Instruction(NamedTuple):
 
 
 def has_wrong_reductions(text: str) -> bool:
-    """Whether an executable has a library reduction that may be wrong.
-
-    Args:
-        text: The optimised program as XLA writes it (``compiled.as_text()``).
-
-    Returns:
-        Whether some library fusion with a reduction has an instruction that is not trusted.
-    """
+    """Whether an executable has a library reduction that may be wrong."""
     called = set(_CALLED.findall(text))
     if not called:
         return False

@@ -21,15 +21,7 @@ from bucketjit._sizes.bucket_sizes import BucketSizes
 
 
 def computing_once(once: Mapping[Any, Hashable]) -> Callable[[], Hook]:
-    """Make a hook of `interpret` that writes some values to memory.
-
-    Args:
-        once: A key for each variable to write. Variables of one program with the same key are
-            equal, so the first of them is written, and used for all.
-
-    Returns:
-        A factory of hooks. Each program that is walked gets a new one.
-    """
+    """Make a hook of `interpret` that writes some values to memory."""
 
     def begun() -> Hook:
         kept: dict[Hashable, Any] = {}

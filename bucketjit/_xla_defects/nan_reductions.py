@@ -52,14 +52,7 @@ _READ_SIGNS = frozenset(("top_k", "approx_top_k", "bitcast_convert_type"))
 
 
 def may_lose_nan(jaxpr: Jaxpr) -> bool:
-    """Whether results may change if an operation that chooses between floats loses a NaN.
-
-    Args:
-        jaxpr: An open jaxpr without dead code.
-
-    Returns:
-        Whether they may.
-    """
+    """Whether results may change if an operation that chooses between floats loses a NaN."""
     return _shows(jaxpr) or _reads_signs(jaxpr)
 
 

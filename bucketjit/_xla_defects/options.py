@@ -16,14 +16,6 @@ def library_options(without_reductions: bool) -> Mapping[str, Any]:
     By default the library (YNN) computes reductions, matrix products and convolutions, each in one
     kernel. The option is experimental: if a compile fails with an error in which `refused_option`
     finds it, the compile is repeated without it.
-
-    Args:
-        without_reductions: Whether the library would get reductions of the program wrong. XLA then
-            compiles kernels for them, and the compile takes 1.1 to 1.5 times as long (transformers;
-            20 ms more for an MLP).
-
-    Returns:
-        The options; empty for XLA's defaults.
     """
     if not without_reductions:
         return {}

@@ -105,14 +105,7 @@ class _Facts(NamedTuple):
 
 
 def recomputed_values(jaxpr: Jaxpr) -> Mapping[Any, Hashable]:
-    """The variables that must be computed once, those of inner programs included.
-
-    Args:
-        jaxpr: An open jaxpr.
-
-    Returns:
-        A key for each of them. Variables of one program with the same key are always equal.
-    """
+    """The variables that must be computed once, those of inner programs included."""
     names = {name_of(eqn) for eqn in all_equations(jaxpr)}
     if names.isdisjoint(_READ) or names.isdisjoint(_CHOICES | _COMPARISONS):
         return {}
@@ -161,18 +154,7 @@ class _Following:
         return [_Facts(next(self._count)) for _ in variables]
 
     def program(self, jaxpr: Jaxpr, facts: Sequence[_Facts], is_call: bool = False) -> list[_Facts]:
-        """Follow a program.
-
-        Args:
-            jaxpr: An open jaxpr.
-            facts: What is known of its arguments.
-            is_call: Whether the program is called by the one around it. Results that it does not
-                read itself are then kept by the caller, not here: `jax.numpy.where` is one program
-                in all its calls, and not every call needs that.
-
-        Returns:
-            What is known of its results.
-        """
+        """Follow a program."""
         read_here = {v for eqn in jaxpr.eqns for v in eqn.invars if not is_literal(v)}
         env: dict[Any, _Facts] = dict(zip(jaxpr.invars, facts, strict=True))
         env.update(zip(jaxpr.constvars, self.unknown(jaxpr.constvars), strict=True))
@@ -209,12 +191,7 @@ class _Following:
         return number
 
     def _is_mixture(self, number: int, sources: Iterable[int]) -> int:
-        """Note that this value is a source which one kernel mixes from others. Returns its number.
-
-        Args:
-            number: The value.
-            sources: The sources of its operands.
-        """
+        """Note that this value is a source which one kernel mixes from others; its number."""
         if number in self._made_of:
             return number
         parts, twice = _NONE, _NONE
@@ -333,12 +310,7 @@ class _Following:
         return [self._mixed([f], before) for f in outs]
 
     def _mixed(self, facts: Sequence[_Facts], before: int | None = None) -> _Facts:
-        """Facts about a value in memory that is one of several.
-
-        Args:
-            facts: Facts about each of them.
-            before: Sources from this number on are left out; None keeps all.
-        """
+        """Facts about a value in memory that is one of several."""
         number = next(self._count)
         sources = [f.source for f in facts if f.source is not None]
         parts = _all(self._made_of[n] for n in sources)
@@ -378,15 +350,7 @@ class _Following:
     def _repeated(
         self, first: Sequence[_Facts], once: Callable[[Sequence[_Facts]], list[_Facts]]
     ) -> tuple[list[_Facts], list[_Facts]]:
-        """Follow a loop.
-
-        Args:
-            first: Facts about the initial values of what it carries.
-            once: Follows the body, from facts about what is carried.
-
-        Returns:
-            Facts about what the loop carries at its end, and about the results of its body.
-        """
+        """Follow a loop."""
         carried = [self._mixed([f]) for f in first]
         for _ in range(2):  # the second turn reads what the first one computed
             outs = once(carried)

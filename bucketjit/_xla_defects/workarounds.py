@@ -27,11 +27,6 @@ OPTIONS = frozenset(library_options(True))
 class Workarounds:
     """The options and hooks that a program needs; `workarounds` makes them.
 
-    Args:
-        avoids_reductions: See below.
-        recomputed: Finds the variables that must be computed once. It is called when the program
-            is first built: an executable from a file needs the options alone.
-
     Attributes:
         avoids_reductions: Whether XLA's library must not compute the program's reductions.
     """
@@ -53,29 +48,13 @@ class Workarounds:
 
 
 def workarounds(jaxpr: Jaxpr, consts: Sequence[Any]) -> Workarounds:
-    """The options and hooks that a program needs, as far as its equations show it.
-
-    Args:
-        jaxpr: An open jaxpr.
-        consts: Values of its constants.
-
-    Returns:
-        The options and hooks.
-    """
+    """The options and hooks that a program needs, as far as its equations show it."""
     avoids_reductions = may_lose_nan(jaxpr) or has_constant_sides(jaxpr, consts)
     return Workarounds(avoids_reductions, lambda: recomputed_values(jaxpr))
 
 
 def exact_options(is_reference: bool) -> Mapping[str, Any]:
-    """The options of XLA for the exact run, which computes what ``jax.jit`` computes.
-
-    Args:
-        is_reference: Whether masked runs are compared with it. It must be right then, so the
-            library gets no reductions.
-
-    Returns:
-        The options, by name.
-    """
+    """The options of XLA for the exact run, which computes what ``jax.jit`` computes."""
     return library_options(is_reference)
 
 
@@ -83,25 +62,12 @@ def must_rebuild(compiled: jax.stages.Compiled) -> bool:
     """Whether an executable has reductions that XLA's library may compute wrongly.
 
     It must then be compiled again, with `Workarounds.avoids_reductions` set.
-
-    Args:
-        compiled: What ``lower().compile()`` returns.
-
-    Returns:
-        Whether it has.
     """
     return has_wrong_reductions(compiled.as_text() or "")
 
 
 def hooks(*factories: Callable[[], Hook] | None) -> Callable[[], Hook] | None:
-    """Chain hooks of `interpret`.
-
-    Args:
-        *factories: Factories of hooks; None is skipped.
-
-    Returns:
-        A factory of hooks that call those of the arguments in order; None if there are none.
-    """
+    """Chain hooks of `interpret`."""
     several = [factory for factory in factories if factory is not None]
     if len(several) < 2:
         return several[0] if several else None

@@ -42,13 +42,7 @@ __all__ = ["ModuleExec", "jit"]
 
 @jax.tree_util.register_pytree_with_keys_class
 class _Node:
-    """A module, or another node of a graph, as a pytree: its arrays, and how they hang together.
-
-    Args:
-        graph: Its graph definition.
-        arrays: Its arrays.
-        node: The node, for the names of the arrays in errors; None if it is not at hand.
-    """
+    """A module, or another node of a graph, as a pytree: its arrays, and how they hang together."""
 
     def __init__(self, graph: Any, arrays: Sequence[Any], node: Any = None) -> None:
         self.graph = graph
@@ -199,11 +193,7 @@ class ModuleExec(Wrapped[P, R]):
 
 
 def _refuse_bound(fn: Callable[..., Any]) -> None:
-    """Refuse a module and its bound methods: its arrays would be constants of the program.
-
-    Raises:
-        SpecError: The function is one of these.
-    """
+    """Refuse a module and its bound methods: its arrays would be constants of the program."""
     inner = fn
     while isinstance(inner, functools.partial):
         inner = inner.func

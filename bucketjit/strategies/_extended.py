@@ -38,18 +38,7 @@ class Extended:
         checked_strategy("inner", self.inner)
 
     def bucket(self, n: int, /) -> int:
-        """Return the bucket of a logical size.
-
-        Args:
-            n: The logical size, 0 or more.
-
-        Returns:
-            The bucket of ``inner``, or one beyond its largest.
-
-        Raises:
-            TypeError: If ``n`` is not an int.
-            ValueError: If ``n`` is negative.
-        """
+        """Return the bucket of a logical size."""
         try:
             return self.inner.bucket(n)
         except BucketOverflowError as error:

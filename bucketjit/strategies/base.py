@@ -92,20 +92,7 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
 
 
 def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """Ask a joint plan for the buckets of a call, and check its contract.
-
-    Args:
-        plan: An object with ``dims`` and ``bucket_of``; or None.
-        sizes: Logical size of each dimension variable.
-
-    Returns:
-        The bucket of each variable of the plan; empty if there is no plan, or if the call lacks one
-        of its variables.
-
-    Raises:
-        BucketOverflowError: A size is beyond the plan's largest bucket.
-        StrategyContractError: The plan broke its contract.
-    """
+    """Ask a joint plan for the buckets of a call, and check its contract."""
     if plan is None or any(dim not in sizes for dim in plan.dims):
         return {}
     wanted = {dim: sizes[dim] for dim in plan.dims}
@@ -172,35 +159,14 @@ def _is_below(largest: object, n: int) -> bool:
 
 
 def as_int(value: object) -> int:
-    """Return an integer of any kind (NumPy's too) as an int.
-
-    Args:
-        value: The integer.
-
-    Returns:
-        The int.
-
-    Raises:
-        TypeError: If the value is no integer; a bool is none.
-    """
+    """Return an integer of any kind (NumPy's too) as an int."""
     if isinstance(value, bool):
         raise TypeError("a bool is not a size")
     return operator.index(value)  # type: ignore[arg-type]
 
 
 def checked_strategy(name: str, value: object) -> Strategy:
-    """Check that a parameter is a strategy.
-
-    Args:
-        name: Name of the parameter in messages.
-        value: The parameter.
-
-    Returns:
-        The parameter.
-
-    Raises:
-        StrategyContractError: If it has no ``bucket`` method, or is a class.
-    """
+    """Check that a parameter is a strategy."""
     if isinstance(value, type) or not callable(getattr(value, "bucket", None)):
         raise StrategyContractError(
             f"{name} must be an object with a method bucket(n) -> int, not {value!r}"
@@ -209,19 +175,7 @@ def checked_strategy(name: str, value: object) -> Strategy:
 
 
 def positive_int(name: str, value: object) -> int:
-    """Check that a parameter is an integer of at least 1.
-
-    Args:
-        name: Name of the parameter in messages.
-        value: The parameter.
-
-    Returns:
-        The parameter as an int.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is below 1.
-    """
+    """Check that a parameter is an integer of at least 1."""
     try:
         number = as_int(value)
     except TypeError:
@@ -234,18 +188,7 @@ def positive_int(name: str, value: object) -> int:
 
 
 def logical_size(n: object) -> int:
-    """Check the argument of ``bucket``.
-
-    Args:
-        n: The argument.
-
-    Returns:
-        The logical size as an int.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is negative.
-    """
+    """Check the argument of ``bucket``."""
     try:
         size = as_int(n)
     except TypeError:

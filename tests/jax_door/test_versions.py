@@ -214,7 +214,7 @@ def told(missing: str) -> str:
 
 def test_essential_names_that_are_missing_are_one_error() -> None:
     missing = {"core": ["eval_trace"], "effects": ["ordered_effects"], "lax.lax": ["_const"]}
-    done = run("import bucketjit", missing)
+    done = run("import bucketjit; bucketjit.jit", missing)
     assert done.returncode == 1
     expected = told("jax._src.core.eval_trace, jax._src.effects.ordered_effects")
     assert done.stderr.splitlines()[-1] == f"bucketjit.errors.VersionError: {expected}"
@@ -222,7 +222,7 @@ def test_essential_names_that_are_missing_are_one_error() -> None:
 
 
 def test_a_jax_that_is_too_old_is_to_be_upgraded() -> None:
-    script = "jax.__version__ = '0.10.1'\nimport bucketjit"
+    script = "jax.__version__ = '0.10.1'\nimport bucketjit; bucketjit.jit"
     done = run(script, {"random.core": ["prng"]})
     last = done.stderr.splitlines()[-1]
     assert "this is 0.10.1: these names are missing: jax._src.random.core.prng" in last
@@ -236,6 +236,7 @@ logging.basicConfig(level="INFO")
 warnings.simplefilter("error")
 jax.__version__ = "9.9"
 import bucketjit
+bucketjit.jit
 """
     done = run(script, {})
     assert done.returncode == 0, done.stderr
@@ -248,6 +249,7 @@ logging.basicConfig(level="INFO")
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import bucketjit
+    bucketjit.jit
 found = {"warnings": [str(w.message) for w in caught]}
 import tempfile
 import jax.numpy as jnp, numpy as np

@@ -25,14 +25,7 @@ _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
 
 class ExecutableFiles:
-    """Where the executables of one engine are kept in files.
-
-    Args:
-        config: What the user chose; None to use JAX's own cache directory, if it has one.
-        rules: The user's rules, by primitive.
-        name: Name of the function.
-        tell: Called with each `Event`.
-    """
+    """Where the executables of one engine are kept in files."""
 
     def __init__(
         self,
@@ -78,26 +71,12 @@ class ExecutableFiles:
         sizes: Mapping[str, int],
         made: Callable[[], Any],
     ) -> S | None:
-        """The place of an executable; None if executables are not kept in files.
-
-        Args:
-            kind: `StoredMasked` or `StoredExact`.
-            signed: The call.
-            sizes: Size of each variable: of the bucket, or of the exact shape.
-            made: Makes the function that is compiled.
-        """
+        """The place of an executable; None if executables are not kept in files."""
         store = self.store()
         return None if store is None else kind(self, store, signed, sizes, made)
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
-        """Digests of a program and its constants. Made once: its constants cannot be written to.
-
-        Args:
-            program: The program.
-
-        Raises:
-            NoDigest: It has no sound digest.
-        """
+        """Digests of a program and its constants. Made once: its constants cannot be written to."""
         # Threads that need several buckets of one program wait for the one that makes the digests.
         with self._lock:
             known = self._programs.get(program)
@@ -112,16 +91,7 @@ class ExecutableFiles:
         return known
 
     def digests(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> Mapping[str, str]:
-        """Digests of an open jaxpr and of its constants, with the contents that arrays have now.
-
-        Args:
-            jaxpr: The jaxpr.
-            consts: Its constants.
-
-        Raises:
-            NoDigest: It has no sound digest, or the user has changed the rule of one of its
-                primitives.
-        """
+        """Digests of an open jaxpr and of its constants, with the contents that arrays have now."""
         program = program_digest(jaxpr, OWN_PRIMITIVES)
         for primitive in program.primitives:
             if primitive in self._rules or primitive.name in self._rules:
@@ -129,13 +99,7 @@ class ExecutableFiles:
         return {"program": program.text, "constants": digest_of(consts)}
 
     def refuse(self, store: Store, sizes: Mapping[str, int], why: str) -> None:
-        """Emit an event for an executable that is not stored, once for each reason and bucket.
-
-        Args:
-            store: The directory.
-            sizes: Size of each variable.
-            why: The reason.
-        """
+        """Emit an event for an executable that is not stored, once for each reason and bucket."""
         once = (repr(sizes), why)
         if once not in self._refused:
             self._refused.add(once)

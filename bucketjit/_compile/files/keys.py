@@ -31,14 +31,7 @@ _SINGLE = jax.sharding.SingleDeviceSharding
 
 
 def device_of(leaves: Sequence[Any]) -> Any:
-    """The device that ``jit`` would run a call on.
-
-    Args:
-        leaves: The leaves of its arguments.
-
-    Raises:
-        NoDigest: It would run on several devices.
-    """
+    """The device that ``jit`` would run a call on."""
     shardings = [getattr(x, "sharding", None) for x in leaves]
     placed: set[Any] = {s for s in shardings if s is not None}
     if not placed:
@@ -50,12 +43,7 @@ def device_of(leaves: Sequence[Any]) -> Any:
 
 
 def kind_of(signed: SignedCall, device: jax.Device) -> str:
-    """The kind of a call: a digest of what is known before tracing, without the sizes of open axes.
-
-    Args:
-        signed: The call.
-        device: The device that it runs on.
-    """
+    """A digest of what is known of a call before tracing, without the sizes of open axes."""
     signature = signed.signature
     leaves = zip(signature.types, signature.specs, signed.shapes, strict=True)
     return short_digest(
@@ -77,44 +65,22 @@ def _static_text(value: object) -> str:
 
 
 def short_digest(*values: object) -> str:
-    """The first 8 hexadecimal digits of the digest of some values.
-
-    Args:
-        values: Values that `Digest` takes.
-
-    Raises:
-        NoDigest: One of them has no sound digest.
-    """
+    """The first 8 hexadecimal digits of the digest of some values."""
     return Digest().add(*values).hexdigest()[:8]
 
 
 def digest_of(consts: Sequence[Any]) -> str:
-    """The digest of the constants of a program.
-
-    Args:
-        consts: The constants.
-
-    Raises:
-        NoDigest: One of them has no sound digest.
-    """
+    """The digest of the constants of a program."""
     return Digest(OWN_PRIMITIVES).add(*consts).hexdigest()
 
 
 def type_text(value: object) -> str:
-    """The shape, dtype and weak type of an array as one text.
-
-    Args:
-        value: An array or the type of one.
-    """
+    """The shape, dtype and weak type of an array as one text."""
     aval = jax.typeof(value)
     return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))}"
 
 
 def placement_text(value: object) -> str:
-    """Whether an argument is committed to its devices, as a text.
-
-    Args:
-        value: An array, or its type, which has a sharding only if the array is committed.
-    """
+    """Whether an argument is committed to its devices, as a text."""
     sharding = getattr(value, "sharding", None)
     return "anywhere" if sharding is None else "committed"

@@ -52,13 +52,6 @@ class Stored:
 
     `save` never raises. `load` raises only what the user's function raises while it is traced.
 
-    Args:
-        files: The files of the engine.
-        store: The directory.
-        signed: The call, without its arrays.
-        sizes: Size of each variable.
-        made: Makes the function that is compiled.
-
     Attributes:
         exact: Whether the executable runs unpadded.
     """
@@ -105,11 +98,7 @@ class Stored:
             return None
 
     def save(self, entry: Executable) -> None:
-        """Write a newly compiled executable to its file; emit an event if that is not possible.
-
-        Args:
-            entry: The executable.
-        """
+        """Write a newly compiled executable to its file; emit an event if that is not possible."""
         wanted = self._wanted
         if wanted is None:
             return
@@ -158,11 +147,7 @@ class Stored:
         """Trace the function if the key needs that, once. Raises what the call would raise."""
 
     def _key(self) -> Record:
-        """The key: a digest of program, constants, argument types, options and environment.
-
-        Raises:
-            NoDigest: The executable has no sound key, or this configuration keeps no files.
-        """
+        """The key: a digest of program, constants, argument types, options and environment."""
         if lack := lacking(Without.FILES):
             raise NoDigest(lack)
         if looks_for_nans():

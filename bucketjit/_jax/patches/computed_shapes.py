@@ -37,11 +37,7 @@ _LATER = "JAX has arrays whose size is computed"
 
 
 def open_shapes(selecting: Selecting) -> list[Patch]:
-    """Functions that make arrays of a computed shape.
-
-    Args:
-        selecting: See `Selecting`.
-    """
+    """Functions that make arrays of a computed shape."""
     return [
         *_dimensions(selecting),
         *(

@@ -21,11 +21,7 @@ _setops = names.module("numpy.setops")
 
 
 def open_masks(selecting: Selecting) -> list[Patch]:
-    """Masks as indices, and functions that choose by a mask.
-
-    Args:
-        selecting: See `Selecting`.
-    """
+    """Masks as indices, and functions that choose by a mask."""
     return [
         _nonzeros(selecting),
         _mask_indices(selecting),

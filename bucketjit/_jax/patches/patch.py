@@ -58,12 +58,6 @@ def in_modules(patches: Sequence[Patch]) -> list[Patch]:
 
     User code may have imported a function of JAX (``from jax.lax import scan``), so it must be
     replaced in every module that holds it under its name, private ones included.
-
-    Args:
-        patches: The patches. The owner of one with `Patch.everywhere` is a module.
-
-    Returns:
-        Patches that each replace one value.
     """
     wide = [(p.name, vars(p.owner)[p.name], p) for p in patches if p.everywhere]
     found = [patch for patch in patches if not patch.everywhere]

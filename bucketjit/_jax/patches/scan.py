@@ -50,12 +50,6 @@ def associative_scans(
     """``lax.associative_scan`` becomes one equation.
 
     JAX unrolls it in Python (``lax.control_flow.loops.associative_scan``, since 0.1).
-
-    Args:
-        replaced: Makes the replacement from the original.
-
-    Returns:
-        The patch.
     """
     return [
         Patch(

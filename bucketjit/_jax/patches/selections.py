@@ -31,11 +31,7 @@ from bucketjit._jax.patches.traces import ends_of_traces
 
 
 def open_selections(selecting: Selecting) -> list[Patch]:
-    """All patches for sizes that the program computes.
-
-    Args:
-        selecting: See `Selecting`.
-    """
+    """All patches for sizes that the program computes."""
     return [
         *open_masks(selecting),
         *open_slices(selecting),

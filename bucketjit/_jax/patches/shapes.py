@@ -78,13 +78,6 @@ def fresh_dimension(like: Any, name: str) -> Any:
 
     The public ``jax.export.symbolic_shape`` takes the scope, but only the private type of sizes has
     it (its attribute ``scope``, since 0.4.24).
-
-    Args:
-        like: A symbolic size.
-        name: The name of the variable.
-
-    Returns:
-        The variable.
     """
     return jax.export.symbolic_shape(name, scope=like.scope)[0]
 
@@ -94,12 +87,6 @@ def repeats_by_size(error: BaseException) -> bool:
 
     The errors of JAX do not name it (``shape_poly._DimExpr.__rmul__``, in 0.10 and 0.12), so the
     instruction that raised in user code, and the frames of the traceback, are looked at.
-
-    Args:
-        error: The error, with its traceback.
-
-    Returns:
-        True if it does.
     """
     kinds = TypeError | AttributeError | InconclusiveDimensionOperation
     if not isinstance(error, kinds):

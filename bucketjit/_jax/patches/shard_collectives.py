@@ -37,15 +37,6 @@ def uneven_collectives(
 
     JAX multiplies and divides by the number of shards (``lax.parallel.psum`` and ``pmean``, since
     0.1).
-
-    Args:
-        axis: Returns the name of the axis, or None where no function of shards is traced.
-        mean: The mean of an array over these shards, by their rows.
-        total: The sum of a float array over these shards.
-        refuse_groups: Raises for a mean over groups of shards.
-
-    Returns:
-        The patches.
     """
     uneven = _Uneven(axis, mean, total, refuse_groups)
     inner: list[Patch] = []
@@ -89,9 +80,6 @@ class _Uneven:
 
     User code may hold ``pmean`` under any name, as ``functools.partial`` does, so it stays: it
     divides what its own call of ``psum`` returns.
-
-    Args:
-        axis, mean, total, refuse_groups: See `uneven_collectives`.
     """
 
     def __init__(
@@ -165,11 +153,7 @@ class _Uneven:
 
 
 class _Mean:
-    """A mean that is divided by the number of shards once more, and stays what it is.
-
-    Args:
-        value: The mean.
-    """
+    """A mean that is divided by the number of shards once more, and stays what it is."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

@@ -40,11 +40,7 @@ _REASONS: dict[str, Any] = {
 
 
 def open_slices(selecting: Selecting) -> list[Patch]:
-    """Slices of a computed size.
-
-    Args:
-        selecting: See `Selecting`.
-    """
+    """Slices of a computed size."""
     return [
         _slices(selecting),
         _updates(selecting),
@@ -193,18 +189,7 @@ def _order(size: Any, part: _Part) -> Any:
 
 
 def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, _Part]) -> Any:
-    """Values for a slice, each at the position of the whole axis that it is for.
-
-    Args:
-        open_: What makes sizes.
-        y: The values. They broadcast to what the index takes.
-        x: The array.
-        rest: The index, with whole axes in the place of traced slices.
-        parts: What these slices take, by axis of `x`.
-
-    Returns:
-        Values that broadcast to what `rest` takes.
-    """
+    """Values for a slice, each at the position of the whole axis that it is for."""
     places = _places(open_, _indexing.NDIndexer.from_raw_indices(rest, x.shape).expand_ellipses())
     taken = jax.eval_shape(lambda a: a[rest], x).shape
     shape = list(taken)

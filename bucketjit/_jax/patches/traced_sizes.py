@@ -44,12 +44,7 @@ def entries_of(index: slice) -> tuple[Any, Any, Any]:
 
 
 def as_value(size: Any, dtype: Any = np.int32) -> Any:
-    """A size, or an integer, as a scalar that the program computes with.
-
-    Args:
-        size: An int, a symbolic size or an integer scalar.
-        dtype: The type of the scalar.
-    """
+    """A size, or an integer, as a scalar that the program computes with."""
     if is_symbolic_dim(size):
         size = _core.dimension_as_value(size)
     if isinstance(size, jax.Array):

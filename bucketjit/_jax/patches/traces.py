@@ -14,11 +14,7 @@ _partial_eval = names.module("interpreters.partial_eval")
 
 
 def ends_of_traces(selecting: Selecting) -> list[Patch]:
-    """Each trace that ends is told to what makes sizes, which knows values of it.
-
-    Args:
-        selecting: See `Selecting`.
-    """
+    """Each trace that ends is told to what makes sizes, which knows values of it."""
 
     def telling(owner: Any) -> Patch:
         original = owner.invalidate

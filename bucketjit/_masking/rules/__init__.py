@@ -50,12 +50,6 @@ def default_rules() -> Mapping[Any, Rule]:
     """Masking rule of every primitive that bucketjit knows, by primitive (or by its name).
 
     The families are imported by the first call: importing them takes about 50 ms.
-
-    Returns:
-        A read-only mapping.
-
-    Raises:
-        RuntimeError: Two families claim one primitive.
     """
     table: dict[Any, Rule] = {}
     for family in FAMILIES:

@@ -41,14 +41,7 @@ def highest(dtype: np.dtype[Any]) -> Any:
 
 
 def last(dtype: np.dtype[Any]) -> Any:
-    """What nothing sorts after: NaN where the dtype has a positive one, else `highest`.
-
-    Args:
-        dtype: Any dtype that can be sorted.
-
-    Returns:
-        A scalar of this dtype.
-    """
+    """What nothing sorts after: NaN where the dtype has a positive one, else `highest`."""
     if dtypes.issubdtype(dtype, np.complexfloating):
         return np.array(complex(np.nan, np.nan), dtype)
     if dtypes.issubdtype(dtype, np.floating):

@@ -91,20 +91,7 @@ def is_whole(dim: Dim, size: Dim) -> bool:
 def with_room(
     ctx: RuleContext, operand: Array, axis: int, dim: Dim, size: Dim, start: int | None = None
 ) -> Any:
-    """Extend ``axis`` so that a window of padded size fits at ``start``; by default, anywhere.
-
-    Args:
-        ctx: The context of the equation.
-        operand: An array at padded size.
-        axis: The axis.
-        dim: The logical size of the axis.
-        size: The logical size of the window.
-        start: Where the window begins, if that is known; otherwise the greatest possible start
-            counts.
-
-    Returns:
-        The array, extended with zeros at the end of the axis.
-    """
+    """Extend ``axis`` so that a window of padded size fits at ``start``; by default, anywhere."""
     last = ctx.padded(dim - size) if start is None else start
     return extend(operand, axis, 0, max(0, last + ctx.padded(size) - operand.shape[axis]))
 
@@ -112,18 +99,7 @@ def with_room(
 def read_window(
     ctx: RuleContext, operand: Array, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
-    """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped.
-
-    Args:
-        ctx: The context of the equation.
-        operand: Array of logical ``shape``.
-        shape: Logical shape of the operand.
-        starts: One start per axis, an int32 scalar that may be a constant.
-        sizes: Logical shape of the window.
-
-    Returns:
-        The window at its padded shape: a plain slice if all starts are constants.
-    """
+    """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
     begin, known = [], []
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
@@ -153,20 +129,6 @@ def write_window(
     If the padded window would reach beyond the operand, it starts earlier, and the update is
     shifted by the same amount within it. So the operand, which is often much larger than the
     window, is neither copied nor extended.
-
-    Args:
-        ctx: The context of the equation.
-        operand: Array of logical ``shape``.
-        shape: Logical shape of the operand.
-        update: Array of logical shape ``sizes``.
-        sizes: Logical shape of the window.
-        starts: One int32 scalar per axis.
-        combine: From the old contents and the update to the new contents; the update itself by
-            default.
-        where: A boolean scalar: nothing is written if it is False.
-
-    Returns:
-        The operand with the window written. Padding of the update is not written.
     """
     begin, mask = [], where
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):

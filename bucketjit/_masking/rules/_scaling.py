@@ -12,18 +12,7 @@ from jax import Array, lax
 
 
 def without_overflow(x: Array, axes: Sequence[int], headroom: int) -> tuple[Any, Any]:
-    """Numbers so small that what is computed of them on the way does not overflow.
-
-    Args:
-        x: Real or complex numbers.
-        axes: The axes along which all numbers get the same factor.
-        headroom: By what factor intermediate results may exceed ``x``; 0 if there are no numbers.
-
-    Returns:
-        ``x`` times a power of two, which is exact, and the factor for the results. Both factors are
-        1 unless the largest number times ``headroom`` would overflow. They are also 1 for NaN and
-        infinity.
-    """
+    """Numbers so small that what is computed of them on the way does not overflow."""
     exponent = math.ceil(math.log2(max(headroom, 1)))
     parts = [jnp.real(x), jnp.imag(x)] if jnp.iscomplexobj(x) else [x]
     sizes = [jnp.max(jnp.abs(part), axes, keepdims=True, initial=0) for part in parts]

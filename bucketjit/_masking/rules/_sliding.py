@@ -59,11 +59,7 @@ class Slide:
         return not any(map(is_symbolic, found)) and found == (1, 1, 0, 0, 1)
 
     def check(self, ctx: RuleContext) -> None:
-        """Refuse dilations that depend on a size.
-
-        Raises:
-            MaskingError: A dilation depends on a symbolic size.
-        """
+        """Refuse dilations that depend on a size."""
         if is_symbolic(self.base_dilation) or is_symbolic(self.window_dilation):
             ctx.refuse("a dilation that depends on a symbolic size")
 
@@ -89,17 +85,7 @@ class Slide:
         return ctx.padded(self.low), ctx.padded(-self.low)
 
     def place(self, ctx: RuleContext, array: Array, axis: int, value: ArrayLike) -> Any:
-        """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere.
-
-        Args:
-            ctx: The context of the equation.
-            array: An array; along the axis it is dilated here.
-            axis: The axis.
-            value: The contents of padding, and between dilated elements.
-
-        Returns:
-            An array over which windows of static parameters slide, without padding of their own.
-        """
+        """The dilated axis with its low padding before it, cut to `span`; ``value`` elsewhere."""
         span, size = self.span(ctx), self.dilated_size(array.shape[axis])
         if not is_symbolic(self.low):
             return _pad(array, axis, self.low, span - self.low - size, self.base_dilation, value)
@@ -109,16 +95,7 @@ class Slide:
         return lax.dynamic_slice_in_dim(wide, most - ctx.logical(self.low), span, axis=axis)
 
     def take_back(self, ctx: RuleContext, placed: Any, axis: int) -> Any:
-        """Undo `place` for a base dilation of 1: the axis at its padded size, 0 beyond the span.
-
-        Args:
-            ctx: The context of the equation.
-            placed: An array in the layout of `place`.
-            axis: The axis.
-
-        Returns:
-            An array whose first logical positions along the axis are the elements.
-        """
+        """Undo `place` for a base dilation of 1: the axis at its padded size, 0 beyond the span."""
         span, size = placed.shape[axis], ctx.padded(self.size)
         if not is_symbolic(self.low):
             return _pad(placed, axis, -self.low, size - (span - self.low), 1, 0)
@@ -127,20 +104,7 @@ class Slide:
         return lax.dynamic_slice_in_dim(wide, least + ctx.logical(self.low), size, axis=axis)
 
     def unfold(self, ctx: RuleContext, array: Array, axis: int, value: ArrayLike) -> Any:
-        """The windows laid out one after the other, each of the padded window size.
-
-        Args:
-            ctx: The context of the equation.
-            array: An array; along the axis its padding may hold anything.
-            axis: The axis.
-            value: The contents where a window has no element, or reads padding.
-
-        Returns:
-            An array with ``out * window`` positions along the axis, both padded.
-
-        Raises:
-            MaskingError: That would be more than `UNFOLD_LIMIT` positions in this bucket.
-        """
+        """The windows laid out one after the other, each of the padded window size."""
         outs, taps = ctx.padded(self.out), ctx.padded(self.window)
         if outs * taps > UNFOLD_LIMIT:
             ctx.refuse(
@@ -157,17 +121,7 @@ class Slide:
         return gather(array, axis, position.reshape(-1), real.reshape(-1), value)
 
     def positions(self, ctx: RuleContext, out: Array, tap: Array) -> tuple[Any, Any]:
-        """Which element of the axis a tap of a window reads.
-
-        Args:
-            ctx: The context of the equation.
-            out: Which window, int32.
-            tap: Which element of the window, int32, against which ``out`` broadcasts.
-
-        Returns:
-            The position along the axis, in its bounds, and whether the tap belongs to the window
-            and reads data there, not padding.
-        """
+        """Which element of the axis a tap of a window reads."""
         at = out * ctx.logical(self.stride) + tap * self.window_dilation - ctx.logical(self.low)
         element = at // self.base_dilation
         real = (tap < ctx.logical(self.window)) & (at >= 0) & (element < ctx.logical(self.size))
@@ -188,18 +142,7 @@ def along(vector: Array, axis: int, rank: int) -> Any:
 
 
 def gather(array: Array, axis: int, position: Array, real: Array, value: ArrayLike) -> Any:
-    """These positions along ``axis``, with ``value`` where not real.
-
-    Args:
-        array: An array.
-        axis: The axis.
-        position: A vector of positions along the axis.
-        real: A boolean vector as long as ``position``.
-        value: A scalar.
-
-    Returns:
-        The gathered array.
-    """
+    """These positions along ``axis``, with ``value`` where not real."""
     return select(along(real, axis, array.ndim), take(array, position, axis), value)
 
 

@@ -39,11 +39,6 @@ class _Scan:
 
     Both directions call themselves or JAX's scan on half the elements, so the function of the scan
     is evaluated at lengths other than that of the equation.
-
-    Args:
-        ctx: The context of the equation.
-        combine: The function of the scan, and what is derived from it.
-        consts: Values that the function closes over.
     """
 
     def __init__(self, ctx: RuleContext, combine: Combine, consts: Arrays) -> None:
@@ -67,13 +62,6 @@ class _Scan:
         A data-dependent loop in the function may not end on padding. If there is one, a flag beside
         each element says whether it is real. A pair with padding counts as padding, and the loop
         runs for real pairs only.
-
-        Args:
-            elems: The elements at padded size.
-            logical: The logical number of elements.
-
-        Returns:
-            The results at padded size.
         """
         axis = self._axis
         if not has_loop(open_jaxpr(self._combine.jaxpr)[0]):
@@ -95,14 +83,6 @@ class _Scan:
 
         A step with padding on one side gets an arbitrary cotangent. It would reach the real element
         on the other side, so it is made 0 there.
-
-        Args:
-            elems: The elements at padded size.
-            cotangents: The cotangents of the results.
-            logical: The logical number of elements.
-
-        Returns:
-            The cotangents of the constants, and those of the elements.
         """
         size, axis = elems[0].shape[self._axis], self._axis
         floats = [elems[i] for i in self._combine.floats[1]]

@@ -28,15 +28,7 @@ from bucketjit._sizes.expressions import is_symbolic
 
 
 def fold(identity: Identity, name: str = "") -> Rule:
-    """The rule of a fold over axes given by position, or of a mesh.
-
-    Args:
-        identity: The neutral element by dtype.
-        name: The primitive that computes the fold; that of the equation by default.
-
-    Returns:
-        The rule. It refuses open axes whose sizes differ from shard to shard.
-    """
+    """The rule of a fold over axes given by position, or of a mesh."""
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
         """Padding holds the neutral element, so it cannot change the result."""

@@ -54,11 +54,7 @@ def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Ar
 
 
 def scaled_dot(ctx: RuleContext, *operands: Array) -> Any:
-    """As `dot_general`; padded scales are one, since a scale type need not have a zero.
-
-    Raises:
-        MaskingError: Padding would add part of a block to an axis whose blocks share a scale.
-    """
+    """As `dot_general`; padded scales are one, since a scale type need not have a zero."""
     contract, batch = ctx.params["dimension_numbers"]
     filled = []
     for position, operand in enumerate(operands):

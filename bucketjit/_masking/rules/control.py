@@ -30,33 +30,14 @@ def strong(x: Array) -> Any:
 
 
 def evaluate_strong(ctx: RuleContext, jaxpr: Jaxpr, *operands: Array) -> tuple[Any, ...]:
-    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types.
-
-    Args:
-        ctx: The context of the equation.
-        jaxpr: The sub-program.
-        *operands: Its inputs at padded sizes.
-
-    Returns:
-        Its outputs at padded sizes.
-    """
+    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
     return _strong(jaxpr, ctx.evaluate(jaxpr, *operands))
 
 
 def evaluate_strong_at(
     ctx: RuleContext, sizes: Any, jaxpr: Jaxpr, *operands: Array
 ) -> tuple[Any, ...]:
-    """As `evaluate_strong`, where the logical sizes are operands; see `RuleContext.evaluate_at`.
-
-    Args:
-        ctx: The context of the equation.
-        sizes: The logical sizes.
-        jaxpr: The sub-program.
-        *operands: Its inputs at padded sizes.
-
-    Returns:
-        Its outputs at padded sizes.
-    """
+    """As `evaluate_strong`, where the logical sizes are operands; see `RuleContext.evaluate_at`."""
     return _strong(jaxpr, ctx.evaluate_at(sizes, jaxpr, *operands))
 
 
@@ -95,11 +76,7 @@ def custom_linear_solve(ctx: RuleContext, *operands: Array) -> list[Any]:
 
 
 def call_hi_primitive(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at.
-
-    Raises:
-        MaskingError: The primitive does not expand at symbolic sizes.
-    """
+    """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
     try:
         expanded = expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
     except Exception as error:

@@ -51,12 +51,7 @@ class _Axis:
 
 
 def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
-    """Zeros on every axis that is contracted or read beyond its end, then a plain convolution.
-
-    Raises:
-        MaskingError: A stride or dilation depends on a symbolic size, or padding would lie between
-            groups.
-    """
+    """Zeros on every axis that is contracted or read beyond its end, then a plain convolution."""
     axes = [_Axis(ctx, i) for i in range(len(ctx.params["window_strides"]))]
     _check(ctx, axes)
     if 0 in (*ctx.padded_shape(ctx.out_shapes[0]), *lhs.shape, *rhs.shape):
@@ -134,18 +129,7 @@ def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tu
 def _convolve(
     ctx: RuleContext, lhs: Any, rhs: Any, axes: Sequence[_Axis], windows: Sequence[_Axis] = ()
 ) -> Any:
-    """Convolve filled operands, the data where its logical low padding puts it.
-
-    Args:
-        ctx: The context of the equation.
-        lhs: The data.
-        rhs: The kernel.
-        axes: The spatial axes.
-        windows: Axes along which the data is a single window, with adjacent elements.
-
-    Returns:
-        The result, not yet cut to its padded shape.
-    """
+    """Convolve filled operands, the data where its logical low padding puts it."""
     padding, dilation, strides, spread = (
         list(ctx.params[name])
         for name in ("padding", "lhs_dilation", "window_strides", "rhs_dilation")

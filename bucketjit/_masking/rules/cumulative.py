@@ -18,12 +18,7 @@ from bucketjit._sizes.expressions import is_symbolic
 
 
 def cumulative(identity: Identity, ordered: bool = False) -> Rule:
-    """The rule of a cumulative operation with this neutral element.
-
-    Args:
-        identity: The neutral element by dtype.
-        ordered: The operation chooses by order; complex numbers have none next to a NaN.
-    """
+    """The rule of a cumulative operation with this neutral element."""
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         """In reverse, padding holds the neutral element."""

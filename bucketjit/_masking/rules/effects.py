@@ -37,15 +37,7 @@ class _Host:
         self._padded = [ctx.padded_shape(s) for s in ctx.out_shapes]
 
     def cut(self, sizes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-        """The logical part of each operand, in memory of its own.
-
-        Args:
-            sizes: The values of ``self.sizes`` on the host.
-            arrays: The operands at padded sizes.
-
-        Returns:
-            NumPy arrays of the logical shapes.
-        """
+        """The logical part of each operand, in memory of its own."""
         shapes = self._logical(sizes)[: len(arrays)]
         return [
             np.array(np.asarray(x)[tuple(map(slice, shape))])
@@ -53,18 +45,7 @@ class _Host:
         ]
 
     def pad(self, sizes: Sequence[Any], results: Sequence[Any]) -> list[Any]:
-        """Each result at its padded shape, with zeros for padding.
-
-        Args:
-            sizes: The values of ``self.sizes`` on the host.
-            results: What the user's function returned.
-
-        Returns:
-            NumPy arrays at padded sizes.
-
-        Raises:
-            ValueError: A result does not have its logical shape.
-        """
+        """Each result at its padded shape, with zeros for padding."""
         shapes = self._logical(sizes)[len(self._shapes) - len(self._padded) :]
         wide = []
         for result, shape, padded in zip(results, shapes, self._padded, strict=True):
@@ -115,11 +96,7 @@ def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
 
 
 def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """Run the primitive's own host function (print, log or call) on the logical arrays.
-
-    Raises:
-        MaskingError: The effect is ordered, the function closes over a size, or it is partitioned.
-    """
+    """Run the primitive's own host function (print, log or call) on the logical arrays."""
     host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
     number, find = _function(ctx)
@@ -136,9 +113,6 @@ def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Call the function on the logical arrays; the host pads what it returns.
 
     Under a later `vmap`, each row has sizes of its own, so there is one call per row.
-
-    Raises:
-        MaskingError: The effect is ordered, the function closes over a size, or it is partitioned.
     """
     host, arrays = _prepare(ctx, operands)
     number, find = _function(ctx)

@@ -19,14 +19,6 @@ def fit(array: Array, shape: Shape, target: Sequence[int]) -> Any:
 
     Sizes that are equal as expressions almost always have equal padded sizes, so this rarely does
     anything. Axes of size 1 that broadcast are left alone.
-
-    Args:
-        array: The operand at padded size.
-        shape: Its logical shape.
-        target: The padded shape of the output.
-
-    Returns:
-        The operand, which broadcasts to ``target``.
     """
     for axis, (dim, size) in enumerate(zip(shape, target, strict=True)):
         if is_symbolic(dim) and array.shape[axis] != size:

@@ -26,12 +26,7 @@ CHIRP_LIMIT = 46340  # positions; `_chirp` squares them, and the next square exc
 
 
 def fft(ctx: RuleContext, operand: Array) -> Any:
-    """Transform axis by axis, the real side of a real transform where it belongs.
-
-    Raises:
-        MaskingError: A symbolic axis meets a static length, or a symbolic length is padded beyond
-            `CHIRP_LIMIT`.
-    """
+    """Transform axis by axis, the real side of a real transform where it belongs."""
     rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
     axes = range(out_rank - rank, out_rank)
     lengths = dict(zip(axes, ctx.symbolic_params["fft_lengths"], strict=True))

@@ -62,14 +62,7 @@ def _fit_all(ctx: RuleContext, outs: Any) -> Any:
 
 
 def extended(*fills: Fill) -> Rule:
-    """Fill each operand's padding and run: exact over batch axes and matrix axes alike.
-
-    Args:
-        *fills: How the padding of each operand is filled.
-
-    Returns:
-        The rule.
-    """
+    """Fill each operand's padding and run: exact over batch axes and matrix axes alike."""
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
         filled = [f(ctx, x, i) for i, (f, x) in enumerate(zip(fills, operands, strict=True))]
@@ -79,15 +72,7 @@ def extended(*fills: Fill) -> Rule:
 
 
 def batched(fill: Fill, why: str) -> Rule:
-    """Open batch axes only: over a matrix axis the reason is ``why``.
-
-    Args:
-        fill: How the padding of the operand is filled.
-        why: Why a matrix axis may not be open, for the message.
-
-    Returns:
-        The rule. It refuses an open matrix axis.
-    """
+    """Open batch axes only: over a matrix axis the reason is ``why``."""
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         if sizes := _open_matrix(ctx):
@@ -115,15 +100,7 @@ def lu_pivots_to_permutation(ctx: RuleContext, pivots: Array) -> Any:
 
 
 def reflectors(columns: Sequence[int]) -> Rule:
-    """Householder reflectors: zeros after a reflector and a factor 0 leave everything as it is.
-
-    Args:
-        columns: The axis of each operand that counts reflectors or columns of ``q``. LAPACK allows
-            at most as many of them as rows.
-
-    Returns:
-        The rule.
-    """
+    """Householder reflectors: zeros after a reflector and a factor 0 leave everything as it is."""
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
         rows = operands[0].shape[-2]
@@ -142,11 +119,7 @@ def reflectors(columns: Sequence[int]) -> Rule:
 
 
 def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
-    """The lower form works from the first column on, so zeros after the matrix stay zeros.
-
-    Raises:
-        MaskingError: An open matrix axis meets ``lower=False``.
-    """
+    """The lower form works from the first column on, so zeros after the matrix stay zeros."""
     if (sizes := _open_matrix(ctx)) and not ctx.params["lower"]:
         ctx.refuse(
             f"a matrix of symbolic size {sizes[0]} with lower=False: "
@@ -157,12 +130,7 @@ def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
 
 
 def triangular_solve(ctx: RuleContext, matrix: Array, rhs: Array) -> Any:
-    """An identity block after the matrix, nothing after the right-hand side.
-
-    Raises:
-        MaskingError: The batch axes of the operands have different sizes, as far as expressions
-            show.
-    """
+    """An identity block after the matrix, nothing after the right-hand side."""
     ctx.require_equal(ctx.in_shapes[0][:-2], ctx.in_shapes[1][:-2])
     return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
 
@@ -190,10 +158,6 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
     For a matrix that is not finite, all results are NaN. (LAPACK on CPU returns some numbers
     nevertheless; which ones depends on the places of the NaNs and on the size.) A matrix of a
     single row is its own eigenvalue, and its eigenvector is 1, whatever it holds.
-
-    Raises:
-        MaskingError: A matrix axis is open, and eigenvectors are read whose signs a result depends
-            on, or a subset or the unsorted eigenvalues are asked for.
     """
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
@@ -242,13 +206,6 @@ def _with_large_eigenvalues(ctx: RuleContext, matrix: Array) -> Any:
 
     Twice Gershgorin's bound is larger than every eigenvalue of the matrix, so the eigenvalues of
     the padding sort after them.
-
-    Args:
-        ctx: The equation.
-        matrix: One triangle of the matrix, zeros elsewhere.
-
-    Returns:
-        The matrix with the bound on the padded diagonal.
     """
     half = jnp.abs(matrix)
     bound = 2 * jnp.max(jnp.sum(half, -1) + jnp.sum(half, -2), -1, initial=0)[..., None, None]
@@ -262,10 +219,6 @@ def svd(ctx: RuleContext, operand: Array) -> Any:
 
     Singular vectors are those of the matrix up to their signs. Those of equal singular values are
     any basis, as in `eigh`.
-
-    Raises:
-        MaskingError: A matrix axis is open, and singular vectors are read whose signs a result
-            depends on, or a subset is asked for.
     """
     if sizes := _open_matrix(ctx):
         if ctx.params.get("subset_by_index") is not None:

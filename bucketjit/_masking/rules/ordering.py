@@ -44,9 +44,6 @@ def top_k(ctx: RuleContext, operand: Array) -> list[Any]:
 
     ``k`` is at most the logical size, so padding is never taken. On CPU, floats are in total order,
     in which -NaN is below -inf. Other backends may compare with ``>``, which does not order NaN.
-
-    Raises:
-        MaskingError: The dtype has no value below all others.
     """
     axis = ctx.params.get("axis", operand.ndim - 1)
     k = ctx.params["k"]
@@ -80,10 +77,6 @@ def approx_top_k(ctx: RuleContext, operand: Array) -> list[Any]:
 
     On TPU the search distributes the axis over bins by its size, so another size finds other
     values.
-
-    Raises:
-        MaskingError: The backend is TPU, ``aggregate_to_topk`` is False, or the dtype has at most 8
-            bits.
     """
     axis, k = ctx.params["reduction_dimension"] % operand.ndim, ctx.params["k"]
     if not is_symbolic(ctx.in_shapes[0][axis]):

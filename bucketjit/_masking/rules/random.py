@@ -35,11 +35,7 @@ def natural(ctx: RuleContext, *operands: Array) -> Any:
 
 
 def random_fold_in(ctx: RuleContext, keys: Array, data: Array) -> Any:
-    """Key by key, but for the one generator that folds a whole batch with its first key.
-
-    Raises:
-        MaskingError: The keys are of the generator "unsafe_rbg".
-    """
+    """Key by key, but for the one generator that folds a whole batch with its first key."""
     if key_impl(keys.dtype) == "unsafe_rbg":
         ctx.refuse(*_HARDWARE)
     return ctx.bind(keys, data)
@@ -49,15 +45,7 @@ def random_fold_in(ctx: RuleContext, keys: Array, data: Array) -> Any:
 
 
 def linear_index(positions: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, Any]:
-    """Row-major number of each position in an array of these run-time sizes, in 64 bits.
-
-    Args:
-        positions: The position along each axis, arrays that broadcast.
-        sizes: The size of each axis, ints or int32 scalars.
-
-    Returns:
-        High and low words, uint32. Without x64 JAX has no 64-bit integers.
-    """
+    """Row-major number of each position in an array of these run-time sizes, in 64 bits."""
     high, low = jnp.uint32(0), jnp.uint32(0)
     for position, size in zip(positions, sizes, strict=True):
         size = jnp.asarray(size, jnp.uint32)
@@ -78,15 +66,7 @@ def _wide_product(a: Array, b: Array) -> tuple[Any, Any]:
 
 
 def counters(ctx: RuleContext, shape: Sequence[Any]) -> tuple[Any, Any]:
-    """High and low word of the number of each element of a logical shape, at padded sizes.
-
-    Args:
-        ctx: The context of the equation.
-        shape: The logical shape.
-
-    Returns:
-        Two uint32 arrays of the padded shape.
-    """
+    """High and low word of the number of each element of a logical shape, at padded sizes."""
     padded = ctx.padded_shape(shape)
     positions = [lax.broadcasted_iota(jnp.uint32, padded, i) for i in range(len(padded))]
     sizes = [ctx.logical(d) for d in shape]
@@ -111,12 +91,7 @@ def iota_2x32_shape(ctx: RuleContext) -> Any:
 
 
 def random_bits(ctx: RuleContext, keys: Array) -> Any:
-    """Run the generator on the logical shape, key by key.
-
-    Raises:
-        MaskingError: The bits come from the generator of the hardware, the generator cannot be
-            traced, or a draw of the older threefry mode has more than 2**32 words.
-    """
+    """Run the generator on the logical shape, key by key."""
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         return _per_key(keys, lambda key: _total_bits(ctx, key, width, shape))
@@ -127,11 +102,7 @@ def random_bits(ctx: RuleContext, keys: Array) -> Any:
 
 
 def random_split(ctx: RuleContext, keys: Array) -> Any:
-    """Run the generator's split on the logical shape, key by key.
-
-    Raises:
-        MaskingError: As for `random_bits`.
-    """
+    """Run the generator's split on the logical shape, key by key."""
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
         words = _per_key(keys, lambda key: _total_split(ctx, key, shape))
@@ -148,9 +119,6 @@ def random_gamma(ctx: RuleContext, keys: Array, alpha: Array) -> Any:
 
     The elements are drawn in one loop after the other on CPU, and all at once on other backends, as
     in JAX itself.
-
-    Raises:
-        MaskingError: The generator cannot be traced.
     """
     params = {"use_vmap": jax.default_backend() != "cpu", **ctx.symbolic_params}
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.in_avals]

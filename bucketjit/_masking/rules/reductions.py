@@ -22,14 +22,7 @@ from bucketjit._sizes.expressions import is_symbolic
 
 
 def reduction(identity: Identity) -> Rule:
-    """The rule of a fold with this neutral element.
-
-    Args:
-        identity: The neutral element by dtype.
-
-    Returns:
-        The rule.
-    """
+    """The rule of a fold with this neutral element."""
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         """Padding holds the neutral element, so it cannot change the result."""
@@ -43,13 +36,6 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
 
     For complex numbers ``max(nan, x)`` is ``x``. Nothing is neutral next to a NaN there, so the
     reduction skips padding.
-
-    Args:
-        identity: The neutral element by dtype, for real numbers.
-        choose: The maximum or minimum of two arrays.
-
-    Returns:
-        The rule.
     """
     plain = reduction(identity)
 
@@ -72,12 +58,6 @@ def position_of(identity: Identity) -> Rule:
 
     A tie goes to the lower index, and padding comes after all real data. So the neutral element
     never wins: neither against the same value nor against a NaN, of which the first wins.
-
-    Args:
-        identity: The neutral element by dtype.
-
-    Returns:
-        The rule.
     """
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
@@ -98,10 +78,6 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
 
     The user's start value is included once, unchanged. A single element is not combined with it:
     XLA assumes that start values are neutral and returns the element.
-
-    Raises:
-        MaskingError: The function reads a symbolic size, or the operands have different sizes, as
-            far as expressions show.
     """
     half = len(operands) // 2
     arrays, starts = operands[:half], operands[half:]
@@ -160,16 +136,6 @@ def _fold_real(
 
     A flag beside every value says whether it is real. Two real values are combined; a real value
     and padding give the real value. This adds a neutral element to any associative function.
-
-    Args:
-        ctx: The context of the equation.
-        arrays: Arrays reduced together, padding of any contents.
-        starts: Where each reduction starts.
-        axes: The axes to reduce.
-        fold: From two elements, each one value of every array, to one.
-
-    Returns:
-        One reduced array per array.
     """
     mask = ctx.in_bounds(ctx.in_shapes[0], axes)
     real = jnp.ones(arrays[0].shape, bool) if mask is None else mask

@@ -27,12 +27,7 @@ from bucketjit._sizes.reshape_groups import groups, without_ones
 
 
 def reshape(ctx: RuleContext, operand: Array) -> Any:
-    """Each group of axes is reshaped by itself, plainly or by computed index.
-
-    Raises:
-        MaskingError: The reshape has an explicit sharding, or more positions than int32 holds in
-            this bucket.
-    """
+    """Each group of axes is reshaped by itself, plainly or by computed index."""
     sharding = ctx.params.get("sharding")  # inside ``shard_map`` one that cuts nothing
     if sharding is not None and any(n is not None for n in getattr(sharding, "spec", (sharding,))):
         ctx.refuse(

@@ -27,15 +27,7 @@ _MODE = lax.GatherScatterMode
 
 
 def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
-    """The rule of the scatter that puts ``combine(old, update)`` in place.
-
-    Args:
-        combine: From the old contents and the update to the new contents; None if the update
-            replaces the old contents.
-
-    Returns:
-        The rule.
-    """
+    """The rule of the scatter that puts ``combine(old, update)`` in place."""
 
     def rule(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
         """One window is written in place; many have their indices rewritten."""
@@ -123,13 +115,7 @@ def _outside(shape: tuple[int, ...], unique: bool) -> Any:
 def _taken_apart(
     ctx: RuleContext, axes: list[int], columns: list[Any], good: Any, updates: Array
 ) -> tuple[Any, list[Any], Any, Any]:
-    """Turn the window positions along these axes of the operand into rows of indices.
-
-    Returns:
-        Dimension numbers, one array of indices per mapped axis, where they are real, and the
-        updates with their rows first, then the positions taken apart, then what is left of
-        the windows.
-    """
+    """Turn the window positions along these axes of the operand into rows of indices."""
     numbers = ctx.params["dimension_numbers"]
     sizes = _window_sizes(ctx)
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}

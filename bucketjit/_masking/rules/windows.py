@@ -74,17 +74,7 @@ def _meets_padding(ctx: RuleContext, slides: Sequence[Slide]) -> bool:
 def _lay_out(
     ctx: RuleContext, slides: Sequence[Slide], arrays: Arrays, values: Arrays
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arrays in which windows of static parameters read what the logical windows read.
-
-    Args:
-        ctx: The context of the equation.
-        slides: How the window slides along each axis.
-        arrays: Arrays of the shape that the slides describe, padding of any contents.
-        values: What padding of each array holds in the result.
-
-    Returns:
-        The arrays, and the window parameters to use with them.
-    """
+    """Arrays in which windows of static parameters read what the logical windows read."""
     shape = tuple(s.size for s in slides)
     read = [i for i, s in enumerate(slides) if _is_open(s) and s.reads_padding(ctx)]
     laid = [
@@ -123,19 +113,7 @@ def _reduce_real(
     reducer: Reducer,
     starts: bool = True,
 ) -> list[Any]:
-    """Reduce over the real elements of each window, whatever the reducer.
-
-    Args:
-        ctx: The context of the equation.
-        slides: How the window slides along each axis.
-        arrays: Arrays reduced together.
-        inits: Where each reduction starts.
-        reducer: From two elements, each one value of every array, to one.
-        starts: If False, the first real element takes the place of ``inits``.
-
-    Returns:
-        One reduced array per array.
-    """
+    """Reduce over the real elements of each window, whatever the reducer."""
     flags = jnp.ones(arrays[0].shape, bool)
     values = [np.array(False), *(np.zeros((), x.dtype) for x in arrays)]
     laid, params = _lay_out(ctx, slides, [flags, *arrays], values)
@@ -156,14 +134,7 @@ def _reduce_real(
 
 
 def reduction(identity: Identity) -> Rule:
-    """Padding that a window reads holds the neutral element.
-
-    Args:
-        identity: The neutral element by dtype.
-
-    Returns:
-        The rule.
-    """
+    """Padding that a window reads holds the neutral element."""
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
         slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
@@ -198,19 +169,7 @@ def _starts_neutral(jaxpr: Jaxpr, init: Array, dtype: np.dtype[Any]) -> bool:
 
 
 def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
-    """The user's own reducer: it must not see padding, unless that is neutral to it.
-
-    Args:
-        ctx: The context of the equation.
-        *operands: The arrays, then the start value of each.
-
-    Returns:
-        One reduced array per array.
-
-    Raises:
-        MaskingError: A dilation depends on a symbolic size, or the windows would take too many
-            elements laid out in this bucket.
-    """
+    """The user's own reducer: it must not see padding, unless that is neutral to it."""
     arrays, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
     slides = _slides(ctx, ctx.in_shapes[0], ctx.out_shapes[0])
     jaxpr = ctx.params["jaxpr"]
@@ -246,11 +205,7 @@ def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
 
 
 def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> Any:
-    """The tangent of the element each window selects; NaN is selected by position, so flags.
-
-    Raises:
-        MaskingError: As for `reduce_window`.
-    """
+    """The tangent of the element each window selects; NaN is selected by position, so flags."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.out_shapes[0])
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return zeros(ctx, ctx.out_avals[0])
@@ -263,12 +218,7 @@ def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> 
 
 
 def select_and_scatter_add(ctx: RuleContext, source: Array, operand: Array) -> Any:
-    """Windows beyond the logical ones add 0; the rest select where the logical ones do.
-
-    Raises:
-        MaskingError: As for `reduce_window`; or a symbolic axis has a static number of windows, or
-            a static axis a symbolic number.
-    """
+    """Windows beyond the logical ones add 0; the rest select where the logical ones do."""
     slides = _slides(ctx, ctx.in_shapes[1], ctx.in_shapes[0])
     for slide in slides:
         if is_symbolic(slide.size) != is_symbolic(slide.out) and not is_symbolic(slide.window):
@@ -308,11 +258,7 @@ def _scatter_selected(
 
 
 def select_and_scatter(ctx: RuleContext, operand: Array, source: Array, init: Array) -> Any:
-    """Only rows of their own can be padding: what a user's scatter does with it is unknown.
-
-    Raises:
-        MaskingError: Windows slide along a symbolic axis.
-    """
+    """Only rows of their own can be padding: what a user's scatter does with it is unknown."""
     if any(map(_is_open, _slides(ctx, ctx.in_shapes[0], ctx.in_shapes[1]))):
         ctx.refuse("windows slide along a symbolic axis, and its scatter is the user's own")
     return ctx.bind(operand, source, init)

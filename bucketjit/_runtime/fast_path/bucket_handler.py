@@ -60,23 +60,7 @@ def serving(
     finish: Change | None,
     is_checked: bool = False,
 ) -> Serve:
-    """A function that serves a call; see `Handler`.
-
-    Args:
-        slot: The slot of the executable. The executable itself is not held, so that its memory is
-            freed when it leaves the cache.
-        counted: Counts a call; made by `counting`.
-        sizes: The first argument of the executable, on the device; None if it runs exact.
-        prepare: Makes the arguments of the executable from those of the call; None if they are
-            the same.
-        after: Called with the arguments of the call when the executable has run, or None.
-        finish: Makes the result of the call from that of the executable, or None.
-        is_checked: Whether ``finish`` may find that the results are to be dropped. Such a run is
-            no call.
-
-    Returns:
-        The function.
-    """
+    """A function that serves a call; see `Handler`."""
     lead = () if sizes is None else (sizes,)
 
     def serve(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -110,19 +94,7 @@ def preparing(
     hosts: Sequence[Where],
     without_statics: Prepare | None,
 ) -> Prepare | None:
-    """A function that makes the arguments of the executable from those of a call.
-
-    Args:
-        pads: ``(where, tree, ((leaf, padder), ...))`` for each argument to pad; the tree is None
-            for a bare array.
-        hosts: Arguments that hold NumPy arrays without open axes, which jit does not check: it
-            accepts an array of the other byte order and reads the bytes as native ones, and it
-            ignores the mask of a masked array.
-        without_statics: Leaves out the static arguments; None if there are none.
-
-    Returns:
-        The function; None if the arguments are the same.
-    """
+    """A function that makes the arguments of the executable from those of a call."""
     if not pads and not hosts:
         return without_statics
     # The most frequent case gets a shorter function: only bare positional arguments to pad.
@@ -158,14 +130,7 @@ def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[st
 
 
 def afterwards(gives: Sequence[Where]) -> After | None:
-    """A function that is called with the arguments of a call when the executable has run.
-
-    Args:
-        gives: Donated arguments, to be deleted: the executable was given a padded copy of them.
-
-    Returns:
-        The function; None if there is nothing to do.
-    """
+    """A function that is called with the arguments of a call when the executable has run."""
     if not gives:
         return None
 
@@ -187,13 +152,7 @@ def padded(
     kwargs: Mapping[str, Any],
     pads: Sequence[tuple[Where, Any, Sequence[tuple[int, Change]]]],
 ) -> Prepared:
-    """The arguments of a call with some leaves padded; those that came are left alone.
-
-    Args:
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        pads: See `preparing`.
-    """
+    """The arguments of a call with some leaves padded; those that came are left alone."""
     values = list(args)
     if kwargs:  # copied: the caller may hold and use the dict
         kwargs = dict(kwargs)

@@ -46,10 +46,6 @@ _ALTERNATIVES = 16  # handlers for the same key, whose calls differ in arguments
 class DispatchTable:
     """The handlers of all calls of one layout.
 
-    Args:
-        layout: Where the open axes are.
-        next: The table to try for calls that this one does not know.
-
     Attributes:
         layout: Where the open axes are.
         key: Makes the key of a call from its arguments: shapes, types and static values. Returns
@@ -80,16 +76,7 @@ class DispatchTable:
     def remember(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], handler: Handler
     ) -> Sequence[Handler]:
-        """Serve calls like this one by a handler.
-
-        Args:
-            args: The positional arguments of the call.
-            kwargs: The keyword arguments of the call.
-            handler: The handler. It comes first among those with the same key.
-
-        Returns:
-            The handlers that were dropped.
-        """
+        """Serve calls like this one by a handler."""
         gone: list[Handler] = []
         if len(self.by_key) >= _MEMO_LIMIT:
             gone += self.handlers()
@@ -110,12 +97,7 @@ class DispatchTable:
         return gone
 
     def prefer(self, key: Hashable, handler: Handler) -> None:
-        """Try a handler before the others of its key.
-
-        Args:
-            key: The key.
-            handler: The handler. One that was dropped is not kept again.
-        """
+        """Try a handler before the others of its key."""
         chain = list(_chain(self.by_key.get(key)))
         if handler in chain[1:]:
             others = [other for other in chain if other is not handler]
@@ -205,18 +187,7 @@ class FastPath:
             table = table.next
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handler | None:
-        """The handler of a call.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            The first handler for its shapes; None if the slow path has to serve the call.
-
-        Raises:
-            TypeError: A static argument cannot be hashed.
-        """
+        """The handler of a call."""
         for table in self:
             handler = table.by_key.get(table.key(args, kwargs))
             if handler is not None:
@@ -267,20 +238,7 @@ def make_handler(
     line: CallCounter,
     hosts: Sequence[Where] = (),
 ) -> Handler:
-    """The handler for calls like one that was just served.
-
-    Args:
-        layout: Where the open axes of the call are.
-        slot: The slot of the executable.
-        sizes: The first argument of the executable, on the device; None if it runs exact.
-        leaves: The leaves of the call, as they came. Only their shapes and types are kept.
-        finish: Makes the result of the call from that of the executable, or None.
-        line: Counts the calls.
-        hosts: See `host_arguments`.
-
-    Returns:
-        The handler.
-    """
+    """The handler for calls like one that was just served."""
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
     donated = entry.donated_leaves if entry is not None else frozenset()

@@ -27,13 +27,6 @@ class Evicted(Exception):
 class Handler:
     """Serves calls with one set of shapes by one executable.
 
-    Args:
-        slot: The slot of the executable in the cache.
-        line: Counts the calls.
-        serve: Serves a call. Raises `Evicted` if the executable has left the cache, and
-            `SignatureChanged` if an argument without open axes differs from what the executable
-            was built for. Raises `NotPlaced` if a padded array cannot be placed on the devices.
-
     Attributes:
         next: The handler to try if this one does not fit the call; None if it is the last.
     """

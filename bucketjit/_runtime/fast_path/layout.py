@@ -102,16 +102,7 @@ class Argument(NamedTuple):
 def arguments_of(
     signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[Argument]:
-    """The arguments of a call that are not static, flattened, in the order of `SignedCall.leaves`.
-
-    Args:
-        signed: The call.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        Positional arguments, then keyword arguments by name.
-    """
+    """The arguments of a call that are not static, flat, in the order of `SignedCall.leaves`."""
     arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
     arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
     start = 0
@@ -130,19 +121,7 @@ def layout_of(
     kwargs: Mapping[str, Any],
     arguments: Sequence[Argument],
 ) -> Layout | None:
-    """The layout of a call.
-
-    Args:
-        signed: The call.
-        opened: Positions of its leaves that have open axes, or are sizes themselves.
-        args: Its positional arguments, as they came.
-        kwargs: Its keyword arguments, as they came.
-        arguments: Its arguments that are not static; see `arguments_of`.
-
-    Returns:
-        The layout; None if the fast path cannot serve such calls: a leaf with open axes is of a
-        type that `reading` does not read, a `Padded` array has no open axes, or no leaf has any.
-    """
+    """The layout of a call."""
     if any(reading(signed.leaves[leaf]) is None for leaf in opened):
         return None
     # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only

@@ -50,11 +50,6 @@ class ServedCall(NamedTuple):
 class RememberedCalls:
     """The calls that the fast path serves.
 
-    Args:
-        cache: The executables.
-        counters: Holds the call counters of the handlers.
-        lock: Held while handlers are added or dropped. Looking one up takes no lock.
-
     Attributes:
         fast_path: Serves them.
     """
@@ -85,15 +80,6 @@ class RememberedCalls:
         """Serve a call by the handlers after one whose program computed other sizes than presumed.
 
         The handler that serves the call is the first to be tried for the next one.
-
-        Args:
-            table: The table of the handlers.
-            first: The handler that was tried.
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            Whether one of them has served the call, and its result.
         """
         handler = first.next
         while handler is not None:
@@ -116,12 +102,6 @@ class RememberedCalls:
 
         Nothing is done if the executable has left the cache, or the arguments have no layout (see
         `layout_of`).
-
-        Args:
-            signed: The call.
-            given: Its arguments as they came.
-            opened: Positions of its leaves that have open axes.
-            served: How it was served.
         """
         slot = self._cache.slot(served.key)
         if slot is None:

@@ -54,15 +54,7 @@ def reading(value: Any) -> Hashable:
 
 
 def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
-    """A function that reads some leaves of a container.
-
-    Args:
-        tree: The structure that the container must have.
-        places: Positions of the leaves to read.
-
-    Returns:
-        The function. It returns None for another structure, and if a leaf cannot be read.
-    """
+    """A function that reads some leaves of a container."""
     flatten = jax.tree_util.tree_flatten
 
     def read(value: object) -> Hashable:

@@ -22,14 +22,6 @@ def cheapest_grid(weights: Floats, costs: Floats, most: int) -> Grid:
     others are fixed, in turn, until nothing improves. A variable that is cut first takes all
     combinations and leaves none to the others. So the descent is repeated from grids in which one
     variable has fewer of them, until no such grid leads to a cheaper one.
-
-    Args:
-        weights: How often each combination of candidates occurs, of shape ``(n1, .. nd)``.
-        costs: What a call in a bucket of each combination costs, of the same shape.
-        most: The largest number of combinations of boundaries that occur.
-
-    Returns:
-        The boundaries of each variable, as positions in its candidates.
     """
     search = _Grids(weights, costs)
     axes, most = range(weights.ndim), min(most, int(np.count_nonzero(weights)))
@@ -85,9 +77,6 @@ class _Grids:
 
         A dynamic program finds them: the cheapest cut of each prefix of the candidates into runs,
         by the number of combinations that occur in it. It is exact for all costs.
-
-        Returns:
-            The grid; None if any such grid has more than ``most`` combinations that occur.
         """
         m = self._below.shape[axis]
         every = (*grid[:axis], tuple(range(m)), *grid[axis + 1 :])

@@ -81,15 +81,6 @@ def _one_more_run(best: Floats, below: Floats, costs: Floats, g: int) -> tuple[F
     The prefixes are processed from coarse to fine: the best start for a prefix lies between the
     starts of the next shorter and longer prefix that are known. All prefixes of one fineness are
     processed at once, as one flat array.
-
-    Args:
-        best: The cost of the cheapest cut into ``g - 1`` runs, by length of the prefix.
-        below: The sums of the weights before each position.
-        costs: See `cheapest_groups`.
-        g: The number of runs.
-
-    Returns:
-        The cost by length of the prefix, and the start of its last run.
     """
     m = len(costs)
     count = m - g + 1  # prefixes of length g .. m, number 1 .. count
