@@ -195,7 +195,7 @@ def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
                 equal = evaluate_text(left, sizes) == evaluate_text(right, sizes)
                 left, right = (left, right) if variables_of(left) else (right, left)
                 guard = Guard(left, "==", right)
-                if (left in right or right in left) and _BENDS.search(f"{left} {right}"):
+                if any(a in b and not a.isidentifier() for a, b in ((left, right), (right, left))):
                     even = _even(left if variables_of(left) else right, sizes)
                     if even is None or even in known:
                         continue

@@ -178,7 +178,8 @@ class Interface:
             most = upper_bound_text(made.bound, {**dict.fromkeys(padded, 1), **lower}, padded) + 1
             padded[variable] = most
             for guard in presumed:
-                if guard.variables <= padded.keys() and variable in guard.variables:
+                # A guard of several computed sizes bounds none of them: the others may be smaller.
+                if guard.variables & self.computed.keys() == {variable}:
                     padded[variable] = min(padded[variable], guard.largest(variable, padded))
         for guard in presumed:
             if guard.op != "!=" and not guard.holds(padded):

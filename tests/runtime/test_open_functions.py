@@ -309,9 +309,6 @@ MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
     "halves": lambda x: jnp.sort(x[x > 0]) + jnp.sort(x[x < 0]) * 2,
     "parts": lambda x: jnp.concatenate([x[x > 0], x[x <= 0]]) + x,
     "matrix": lambda x: x[x > 0][:, None] * jnp.ones(2) + jnp.stack([x[x < 0]] * 2, 1),
-    "three": lambda x: (
-        jnp.concatenate([x[: count(x) // 2], x[count(x) // 2 : count(x)], x[count(x) :]]) + x
-    ),
     "decided": lambda x: x[x > 0] if x[x > 0].shape[0] == x[x < 0].shape[0] else x,
 }
 
@@ -327,6 +324,18 @@ def test_different_selections_that_are_equal_share_an_executable(name: str) -> N
         x = rng.permutation(np.concatenate([positive, -positive]))
         checked(executor, fn, x)
     assert executor.stats().compiles == 1
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
+def test_sizes_that_bound_each_other_have_room_enough() -> None:
+    def fn(x: Any) -> Any:
+        k = count(x)
+        return jnp.concatenate([x[: k // 2], x[k // 2 : k], x[k:]]) + x
+
+    executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=16)
+    for values in ([1, -1], [1, -1, 2, -2], [3] * 7, [-1, -2, 4, 5, -6, 7]):
+        x = np.array(values, np.float32)
+        np.testing.assert_allclose(executor(x), fn(jnp.asarray(x)))
 
 
 PARTS: dict[str, Callable[..., Any]] = {
