@@ -224,9 +224,9 @@ def test_executors_call_executors_across_threads() -> None:
 
 def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call goes on with the axes that it was resolved with."""
-    from bucketjit._compile import requests
+    from bucketjit._compile.kernel import Kernel
 
-    build, waiting, release = requests.build_masked, threading.Event(), threading.Event()
+    build, waiting, release = Kernel.build, threading.Event(), threading.Event()
 
     def slow(*args: Any) -> Any:
         if not waiting.is_set():
@@ -234,7 +234,7 @@ def test_an_axis_opened_during_a_compile(monkeypatch: pytest.MonkeyPatch) -> Non
             assert release.wait(60)
         return build(*args)
 
-    monkeypatch.setattr(requests, "build_masked", slow)
+    monkeypatch.setattr(Kernel, "build", slow)
     executor = BucketedExec(lambda x, y: (x.sum(), y.sum())).with_pow2()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(executor, np.ones(4, np.float32), np.ones(4, np.float32))
