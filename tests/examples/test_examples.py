@@ -250,7 +250,8 @@ def test_requests_are_served_without_waiting_for_a_compile() -> None:
         for way in ("bucketjit", "jax.jit")
     )
     assert 1 <= ours <= 2  # buckets of 32, and of 16 if it was ready in time
-    assert exact == lengths + (longest < 32)
+    # Two clients may ask for one length at the same time, and jax.jit compiles it for each.
+    assert exact - (longest < 32) in (lengths, lengths + 1)
     (difference,) = found(r"^ok +8 embeddings equal .*: largest difference (\S+) ", output)
     assert float(difference) <= 1e-4
     found(r"^ok +/metrics counted 8 of (8) requests$", output)
