@@ -274,9 +274,10 @@ def _integer_of_nan(before: Any, after: Any) -> int:
     """The integer that XLA makes of NaN: the default backend is asked, once for each pair of types.
 
     The specification leaves it open. Numbers beyond an integer type become its first or last one.
+    An array of NumPy would be converted by NumPy, which warns and may make another integer of it.
     """
     with jax.ensure_compile_time_eval():
-        return int(jax.lax.convert_element_type(np.asarray(np.nan, before), after))
+        return int(jax.lax.convert_element_type(jax.device_put(np.asarray(np.nan, before)), after))
 
 
 def _to_float(found: Range, before: Any, after: Any) -> Range:

@@ -55,7 +55,7 @@ FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "clip_to_size": (lambda x: jnp.clip(whole(x), 0, x.shape[0]), "0", "n"),
     "least_of_both": (lambda x: jnp.minimum(jnp.sum(x > 0), 5), "0", "min(n, 5)"),
     "absolute": (lambda x: jnp.abs(whole(x)), "None", "None"),
-    "absolute_of_clip": (lambda x: jnp.abs(jnp.clip(whole(x), -3, 2)), "-2", "3"),
+    "absolute_of_clip": (lambda x: jnp.abs(jnp.clip(whole(x), -3, 2)), "0", "3"),
     "negative": (lambda x: -jnp.clip(whole(x), -3, 2), "-2", "3"),
     "product": (lambda x: jnp.clip(whole(x), -3, 2) * 2, "-6", "4"),
     "negative_product": (lambda x: jnp.sum(x > 0) * -2, "- 2*n", "0"),
@@ -80,7 +80,7 @@ FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "largest_of_some": (lambda x: jnp.max(jnp.clip(whole(x), 1, 4)[: x.shape[0] - 1]), "None", "4"),
     "smallest": (lambda x: jnp.min(jnp.clip(whole(x), 1, 4)), "1", "4"),
     "float": (lambda x: jnp.clip(x, 0.5, 2.5), "0", "3"),
-    "of_float": (lambda x: jnp.clip(x, 0.5, 2.5).astype(int), "None", "3"),
+    "of_float": (lambda x: jnp.clip(x, 0.5, 2.5).astype(int), "0", "3"),
     "random": (lambda x: jax.random.randint(jax.random.key(0), (), 0, 7), "0", "7"),
     "branch": (lambda x: lax.cond(x[0] > 0, lambda: 3, lambda: jnp.sum(x > 0)), "0", "max(n, 3)"),
     "scan": (
@@ -112,7 +112,7 @@ FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "wrapping_byte": (lambda x: jnp.sum(x > 0, dtype=np.uint8) + np.uint8(250), "0", "255"),
     "nan_to_integer": (
         lambda x: jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(int),
-        "None",
+        "-9",
         "0",
     ),
     "to_bfloat16": (
