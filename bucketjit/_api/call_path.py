@@ -116,8 +116,14 @@ class CallPath(Generic[P, R]):
             return self._of_copies(*copied, **named)
         if engine.together is not None and engine.together.is_active:
             return engine.together.serve(engine, (args, kwargs))
-        signed = engine.signer.sign(args, kwargs)
-        return engine.serve(signed, CallArguments(args, kwargs))
+        given = CallArguments(args, kwargs)
+        handler = engine.handler_at_new_sizes(given)
+        if handler is not None:
+            try:
+                return handler.serve(args, kwargs)
+            except (SignatureChanged, NotPlaced, Evicted):  # nothing has run
+                pass
+        return engine.serve(engine.signer.sign(args, kwargs), given)
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation of JAX, or where ``jit`` is disabled."""

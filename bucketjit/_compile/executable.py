@@ -144,6 +144,11 @@ class Executable:
         return self.counted is not None and self.counted.is_checked_after_runs
 
     @functools.cached_property
+    def padded_elements(self) -> int:
+        """Elements of the arguments that it pads."""
+        return sum(math.prod(shape) for _, shape in self.pads)
+
+    @functools.cached_property
     def flops(self) -> float:
         """Floating point operations of a call by XLA's cost analysis; NaN if that has no number."""
         try:
@@ -164,16 +169,21 @@ class Executable:
             self.note_compiles(args, kwargs)
         return result
 
+    @functools.cached_property
+    def _padded_outs(self) -> tuple[Mapping[int, tuple[int, ...]], Mapping[int, bool]]:
+        """The padded shapes and the weak types of the outputs with open axes."""
+        return {o.position: o.padded for o in self.outs}, {
+            o.position: o.weak_type for o in self.outs
+        }
+
     def finisher(
         self, call: ResolvedCall, out: Out, observer: Selected | None = None
     ) -> Change | None:
         """A function that cuts results to their logical sizes; None if there is nothing to cut."""
-        padded = {o.position: o.padded for o in self.outs}
-        weak = {o.position: o.weak_type for o in self.outs}
 
         def finisher_at(computed: Sequence[int]) -> Change | None:
             logical = {o.position: o.logical(*call.ordered, *computed) for o in self.outs}
-            return finisher(self.out_tree, logical, padded, weak, out)
+            return finisher(self.out_tree, logical, *self._padded_outs, out)
 
         if self.counted is not None:
             return self._finisher_of_counts(self.counted, call, out, finisher_at, observer)

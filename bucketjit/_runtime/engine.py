@@ -30,6 +30,7 @@ from bucketjit._runtime.computed_sizes import run_again, run_eagerly
 from bucketjit._runtime.decisions import Because, Decision, Decisions, Exact, Masked, Refused
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.fast_path.dispatch import CallArguments
+from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.observers import Preparer, Together
 from bucketjit._runtime.recompiles import Recompiles
@@ -203,8 +204,26 @@ class Engine:
             return result
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
-            self.memory.add_masked(signed, given, call, served)
+            self.memory.add_masked(signed, given, call, served, self._same_up_to(masked))
         return result
+
+    def handler_at_new_sizes(self, given: CallArguments) -> Handler | None:
+        """The handler of a call that differs from an earlier one in sizes alone.
+
+        None if it is not masked in a bucket that is compiled already.
+        """
+        found = None if self.preparer is not None else self.memory.at_new_sizes(given)
+        if found is None:
+            return None
+        new, entry = found
+        served = self.served(new.key, entry, new.signed, new.call, self.config.out)
+        return self.memory.add_new_sizes(given, new, served)
+
+    def _same_up_to(self, masked: Masked) -> tuple[int, ...] | None:
+        """The padded sizes up to which every larger call has the same bucket; None if unknown."""
+        if masked.beyond is not None or self.config.plan is not None:
+            return None
+        return tuple(masked.bucket.values())
 
     def served(
         self, key: object, entry: Executable, signed: SignedCall, call: ResolvedCall, out: Out

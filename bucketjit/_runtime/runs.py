@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,6 @@ from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
-from bucketjit._runtime.fast_path.layout import elements
 from bucketjit._runtime.open_outputs import open_outs
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
@@ -32,7 +32,10 @@ def run_padded(entry: Executable, sizes: Any, signed: SignedCall, finish: Change
 def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:
     """A call counter for calls like this one, served by this executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
-    real, total = elements(entry.pads, signed.leaves)
+    real, shapes = 0, signed.shapes
+    for leaf, _ in entry.pads:
+        real += math.prod(shapes[leaf])
+    total = entry.padded_elements
     return CallCounter(logical, entry.sizes, real, total, entry.flops, key=signed.shape_key)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,7 @@ class ResolvedCall:
     size_constants: SizeConstants = NO_SIZE_CONSTANTS
     presumed: Mapping[str, int] | None = None
 
-    @property
+    @functools.cached_property
     def variables(self) -> tuple[str, ...]:
         """The dimension variables, with the unfitted sizes of the program at the end."""
         own = () if self.program is None else self.program.unfitted
@@ -49,12 +50,13 @@ class ResolvedCall:
             else self.size_constants.out_tree
         )
 
-    @property
+    @functools.cached_property
     def ordered(self) -> tuple[int, ...]:
         """The logical size of each of `variables`."""
         return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.size_constants.sizes)
 
 
+@functools.lru_cache(maxsize=1024)
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
     """The dimension variables of axes, in order of first appearance."""
     found: dict[str, None] = {}

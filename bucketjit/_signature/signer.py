@@ -62,7 +62,7 @@ class SignedCall:
     @property
     def shape_key(self) -> int:
         """A hash of what `jax.jit` compiles for: shapes, types, static arguments."""
-        return hash((self.tree, self.signature.types, *self.shapes, self.statics))
+        return hash((self.signature, *self.shapes))
 
     def with_leaves(self, leaves: list[Any]) -> SignedCall:
         """The same call with other leaves of the same shapes."""

@@ -25,6 +25,7 @@ from bucketjit._runtime.fast_path.bucket_handler import (
 )
 from bucketjit._runtime.fast_path.handler import Handler, Where
 from bucketjit._runtime.fast_path.layout import Layout
+from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
 from bucketjit._runtime.fast_path.readers import (
     ARRAY,
     DEVICE_ARRAY,
@@ -52,14 +53,16 @@ class DispatchTable:
             None for calls of another layout, and for arguments that `reading` does not read.
         by_key: The first handler for each key; each leads to the next one.
         next: The table to try for calls that this one does not know; None if it is the last.
+        others: What is known of calls that differ from earlier ones in sizes alone, by `kind_of`.
     """
 
-    __slots__ = ("_look_through_at", "next", "key", "layout", "by_key")
+    __slots__ = ("_look_through_at", "next", "key", "layout", "by_key", "others")
 
     def __init__(self, layout: Layout, next: DispatchTable | None) -> None:
         self.layout = layout
         self.next = next
         self.by_key: dict[Hashable, Handler] = {}
+        self.others: dict[Hashable, OtherSizes] = {}
         self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
         readers += [(where, reading_static) for where in layout.statics]
@@ -194,6 +197,22 @@ class FastPath:
                 return handler
         return None
 
+    def other_sizes(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[DispatchTable, OtherSizes, Leaves] | None:
+        """What is known of a call but for its sizes, with its table and its leaves."""
+        table = self.latest
+        while table is not None:
+            if table.others and (kind := kind_of(table.layout, args, kwargs)) is not None:
+                try:
+                    found = table.others.get(kind[0])
+                except TypeError:  # a static argument that cannot be hashed
+                    return None
+                if found is not None:
+                    return table, found, kind[1]
+            table = table.next
+        return None
+
     def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
         """The table of a layout, and the handlers dropped for it.
 
@@ -233,7 +252,7 @@ def make_handler(
     layout: Layout,
     slot: Slot[Executable],
     sizes: object,
-    leaves: Sequence[Any],
+    leaves: Leaves,
     finish: Change | None,
     line: CallCounter,
     hosts: Sequence[Where] = (),

@@ -6,7 +6,6 @@ with open axes without flattening the other arguments.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -25,16 +24,13 @@ class Opened(NamedTuple):
         where: Its position or name.
         tree: Its tree.
         leaves: For each leaf with open axes its position in the argument and in the call.
+        is_bare: Whether it is a leaf and not a container.
     """
 
     where: Where
     tree: Any
     leaves: tuple[tuple[int, int], ...]
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether the argument is a leaf and not a container."""
-        return jax.tree_util.treedef_is_leaf(self.tree)
+    is_bare: bool
 
     @property
     def read(self) -> Reader:
@@ -134,7 +130,8 @@ def layout_of(
     for argument in arguments:
         places = tuple((own, argument.start + own) for own in argument.own(opened))
         if places:
-            found.append(Opened(argument.where, argument.tree, places))
+            is_bare = jax.tree_util.treedef_is_leaf(argument.tree)
+            found.append(Opened(argument.where, argument.tree, places, is_bare))
     if not found:  # nothing to read: calls of all shapes would have the same key
         return None
     dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
@@ -152,9 +149,3 @@ def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list
         if any(type(x) is ARRAY and i not in own for i, x in enumerate(argument.leaves)):
             found.append(argument.where)
     return found
-
-
-def elements(pads: Sequence[tuple[int, tuple[int, ...]]], leaves: Sequence[Any]) -> tuple[int, int]:
-    """Elements of the padded arguments of a call: those that are not padding, and all."""
-    real = sum(leaves[i].size for i, _ in pads)
-    return real, sum(math.prod(shape) for _, shape in pads)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache
+from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.arrays import NotPlaced, on_default_device
@@ -23,10 +24,18 @@ from bucketjit._runtime.fast_path.dispatch import (
     FastPath,
     make_handler,
 )
-from bucketjit._runtime.fast_path.handler import Evicted, Handler
+from bucketjit._runtime.fast_path.handler import Evicted, Handler, Where
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
+from bucketjit._runtime.fast_path.new_sizes import (
+    Leaves,
+    NewSizes,
+    kind_of,
+    other_sizes,
+)
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
+
+_MOST_KINDS = 64  # of calls that differ in sizes alone, in one table; at that many all are dropped
 
 _LARGEST_SIZE_CONSTANTS = 4096  # elements that a call keeps on the device for each logical size
 
@@ -96,7 +105,13 @@ class RememberedCalls:
         return False, None
 
     def add(
-        self, signed: SignedCall, given: CallArguments, opened: Sequence[int], served: ServedCall
+        self,
+        signed: SignedCall,
+        given: CallArguments,
+        opened: Sequence[int],
+        served: ServedCall,
+        call: ResolvedCall | None = None,
+        same_up_to: tuple[int, ...] | None = None,
     ) -> None:
         """Let the next call like this one take the fast path.
 
@@ -112,33 +127,76 @@ class RememberedCalls:
             return
         hosts = host_arguments(arguments, opened)
         with self._lock:
-            # First, because it sets the clock of the call counter, which the handler holds.
-            self._counters.open(served.line)
             table, gone = self.fast_path.of(layout)
-            handler = make_handler(
-                layout,
-                slot,
-                served.sizes,
-                signed.leaves,
-                served.finish,
-                served.line,
-                hosts,
-            )
-            self._forget([*gone, *table.remember(given.args, given.kwargs, handler)])
+            self._forget(gone)
+            leaves = {i: signed.leaves[i] for i in opened}
+            self._remember(table, given, slot, served, leaves, hosts)
+            if call is None or same_up_to is None:
+                return
+            if (kind := kind_of(layout, given.args, given.kwargs)) is not None:
+                others = table.others.get(kind[0])
+                if others is None or not others.holds(call):
+                    others = other_sizes(signed, call, hosts)
+                if others is not None:
+                    others.learn(call.ordered, same_up_to, served.key, slot)
+                    if len(table.others) >= _MOST_KINDS:
+                        table.others.clear()
+                    table.others[kind[0]] = others
+
+    def _remember(
+        self,
+        table: DispatchTable,
+        given: CallArguments,
+        slot: Slot[Executable],
+        served: ServedCall,
+        leaves: Leaves,
+        hosts: Sequence[Where],
+    ) -> Handler:
+        """Make the handler of a call and put it into its table. The lock is held."""
+        # First, because it sets the clock of the call counter, which the handler holds.
+        self._counters.open(served.line)
+        handler = make_handler(
+            *(table.layout, slot, served.sizes, leaves, served.finish, served.line, hosts)
+        )
+        self._forget(table.remember(given.args, given.kwargs, handler))
+        return handler
+
+    def at_new_sizes(self, given: CallArguments) -> tuple[NewSizes, Executable] | None:
+        """A call that differs from earlier ones in sizes alone, and the executable for it."""
+        found = self.fast_path.other_sizes(given.args, given.kwargs)
+        if found is None:
+            return None
+        table, others, leaves = found
+        new = others.at(table, leaves)
+        entry = None if new is None else new.slot.entry
+        return None if new is None or entry is None else (new, entry)
+
+    def add_new_sizes(self, given: CallArguments, new: NewSizes, served: ServedCall) -> Handler:
+        """Make the handler of a call that `at_new_sizes` has found."""
+        key, sizes, finish, line = served
+        served = ServedCall(key, on_default_device(sizes), finish, line)
+        with self._lock:
+            return self._remember(new.table, given, new.slot, served, new.leaves, new.hosts)
 
     def add_masked(
-        self, signed: SignedCall, given: CallArguments, call: ResolvedCall, served: ServedCall
+        self,
+        signed: SignedCall,
+        given: CallArguments,
+        call: ResolvedCall,
+        served: ServedCall,
+        same_up_to: tuple[int, ...] | None = None,
     ) -> None:
         """Let the next call like this one, which was masked, skip the slow path; see `add`.
 
         Its sizes are put on the device once. A call whose size constants are large is not
-        remembered: each logical size would keep them there.
+        remembered: each logical size would keep them there. Calls of the sizes from here to
+        ``same_up_to`` have the same bucket, so the first one of them is served likewise.
         """
         if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
             return
         opened = signed.signature.open_leaves(call.tokens)
         on_device = served._replace(sizes=on_default_device(served.sizes))
-        self.add(signed, given, opened, on_device)
+        self.add(signed, given, opened, on_device, call, same_up_to)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:

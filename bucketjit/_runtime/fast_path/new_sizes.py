@@ -1,0 +1,166 @@
+"""Serves the first call of new sizes by what an earlier call of other sizes has found.
+
+Such a call differs from the earlier one in the sizes of its open axes alone. So its arguments
+without open axes are not looked at: the argument check of ``jax.jit`` compares their types.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.requests import key_without_owner
+from bucketjit._jax.arrays import on_one_device
+from bucketjit._runtime.fast_path.handler import Where
+from bucketjit._runtime.fast_path.layout import Layout
+from bucketjit._runtime.fast_path.readers import ARRAY, DEVICE_ARRAY, reading_static
+from bucketjit._signature.binding import bind_sizes
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._sizes.dynamic_axes import Tokens, places_of
+from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArgumentError
+
+Leaves = Mapping[int, Any]  # the arguments with open axes, by position among all leaves
+
+
+def kind_of(
+    layout: Layout, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Hashable, Leaves] | None:
+    """What calls that differ in sizes alone have in common, and the leaves with open axes.
+
+    None for a call of another layout, and for one whose leaves the slow path must look at.
+    """
+    if len(args) != layout.arity or len(kwargs) != len(layout.names):
+        return None
+    if layout.names and kwargs.keys() != set(layout.names):
+        return None
+    leaves: dict[int, Any] = {}
+    for argument in layout.opened:
+        where = argument.where
+        value = args[where] if isinstance(where, int) else kwargs[where]
+        if argument.is_bare:
+            flat = (value,)
+        else:
+            flat, tree = jax.tree_util.tree_flatten(value)
+            if tree != argument.tree:
+                return None
+        for own, leaf in argument.leaves:
+            leaves[leaf] = flat[own]
+    kinds: list[Hashable] = []
+    for value in leaves.values():
+        kind = type(value)
+        if kind is ARRAY:
+            kinds.append((value.dtype, value.ndim))
+        elif kind is DEVICE_ARRAY and (aval := on_one_device(value)) is not None:
+            kinds.append((aval.dtype, aval.ndim, aval.weak_type))
+        elif kind is int:
+            kinds.append(int)
+        else:
+            return None
+    for where in layout.statics:
+        kinds.append(reading_static(args[where] if isinstance(where, int) else kwargs[where]))
+    return tuple(kinds), leaves
+
+
+class NewSizes(NamedTuple):
+    """A call that differs from earlier ones in its sizes alone.
+
+    Attributes:
+        table: The table of its layout.
+        signed: The call, without its leaves.
+        call: Its sizes and its program.
+        leaves: The arguments with open axes.
+        hosts: The arguments that hold NumPy arrays without open axes.
+        key: The key of the executable of its bucket.
+        slot: The place of that executable in the cache.
+    """
+
+    table: Any
+    signed: SignedCall
+    call: ResolvedCall
+    leaves: Leaves
+    hosts: Sequence[Where]
+    key: Any
+    slot: Slot[Executable]
+
+
+class OtherSizes:
+    """What calls have found that holds for calls of other sizes.
+
+    A strategy is monotone, and a bucket is its own bucket. So all sizes from that of a call to its
+    bucket have this bucket, and no strategy is asked.
+    """
+
+    def __init__(
+        self, signed: SignedCall, tokens: Tokens, program: Interface, hosts: Sequence[Where]
+    ) -> None:
+        self._signed = signed  # without its leaves
+        self._tokens = tokens
+        self._program = weakref.ref(program)  # an evicted one is not kept for this
+        self._hosts = hosts
+        self._known: dict[Any, tuple[tuple[int, ...], tuple[int, ...], Slot[Executable]]] = {}
+
+    def holds(self, call: ResolvedCall) -> bool:
+        """Whether what is known is of the program and the open axes of a call."""
+        return call.program is self._program() and call.tokens is self._tokens
+
+    def learn(
+        self, sizes: tuple[int, ...], bucket: tuple[int, ...], key: Any, slot: Slot[Executable]
+    ) -> None:
+        """Note that calls from these sizes up to these padded ones have an executable."""
+        known = self._known.get(key_without_owner(key))
+        least = sizes if known is None else tuple(map(min, known[0], sizes))
+        self._known[key_without_owner(key)] = least, bucket, slot
+
+    def at(self, table: Any, leaves: Leaves) -> NewSizes | None:
+        """The call with these leaves; None if its bucket is not compiled, or not known."""
+        program, signed, tokens = self._program(), self._signed, self._tokens
+        signature = signed.signature
+        if program is None or signature.tokens is not tokens:
+            return None
+        shapes = list(signed.shapes)
+        for leaf, value in leaves.items():
+            shapes[leaf] = (value,) if type(value) is int else value.shape
+        for leaf, axis, _ in places_of(tokens).static:
+            if leaf in leaves and shapes[leaf][axis] != signed.shapes[leaf][axis]:
+                return None
+        try:
+            sizes = bind_sizes(tokens, shapes, signature.paths)
+            signature.check_constraints(sizes)
+        except ArgumentError:  # the slow path may open an axis, or raises it again
+            return None
+        call = ResolvedCall(tokens, sizes, program)
+        ordered = call.ordered
+        for bucket, (least, most, slot) in list(self._known.items()):
+            for low, size, high in zip(least, ordered, most, strict=True):
+                if not low <= size <= high:
+                    break
+            else:
+                break
+        else:
+            return None
+        if min(ordered) < 1 or not program.admits(sizes):
+            return None
+        program.check_reshapes(sizes)
+        signed = SignedCall(
+            *(signature, [], shapes, signed.tree, signed.statics, signed.dynamic, signed.donate)
+        )
+        return NewSizes(table, signed, call, leaves, self._hosts, (program, *bucket[1:]), slot)
+
+
+def other_sizes(
+    signed: SignedCall, call: ResolvedCall, hosts: Sequence[Where]
+) -> OtherSizes | None:
+    """What a call that was masked tells of other sizes; None if each size has its own results."""
+    program = call.program
+    if program is None or program.pairing is not None or program.computed:
+        return None
+    if call.tokens is not signed.signature.tokens:  # an axis is empty
+        return None
+    return OtherSizes(signed.with_leaves([]), call.tokens, program, hosts)

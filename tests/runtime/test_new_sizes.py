@@ -1,0 +1,148 @@
+"""The first call of new sizes in a bucket that is compiled: right, and cheap."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, errors
+
+
+def _python_calls(fn: Any, *args: Any) -> int:
+    """How many functions of Python a call enters."""
+    count = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        fn(*args)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("parameters", [0, 100])
+def test_a_new_size_costs_few_python_calls(parameters: int) -> None:
+    params = [jnp.ones(3) for _ in range(parameters)]
+    fn = BucketedExec(
+        lambda x, w: x.sum() + sum(p.sum() for p in w), dynamic_axes=("n, _", None)
+    ).with_pow2()
+    for n in (17, 20, 18):
+        fn(np.ones((n, 4), np.float32), params)
+    x = np.ones((23, 4), np.float32)
+    assert _python_calls(fn, x, params) <= 75
+    assert float(fn(x, params)) == 92 + 3 * parameters
+
+
+def _cases() -> dict[str, tuple[Any, dict[str, Any], list[tuple[Any, ...]]]]:
+    def ones(*shape: int) -> Any:
+        return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+    def branch(x: Any) -> Any:
+        return x.sum() if x.shape[0] > 12 else x.max()
+
+    pairs = [(9, 11), (10, 10), (16, 12), (12, 16), (9, 9), (17, 9)]
+    return {
+        "guard": (branch, {"dynamic_axes": "n"}, [(ones(n),) for n in (9, 10, 13, 14, 12, 16)]),
+        "two variables": (
+            lambda x, y: x[:, None] - y,
+            {"dynamic_axes": ("a", "b")},
+            [(ones(a), ones(b)) for a, b in pairs],
+        ),
+        "static axis": (
+            lambda x: x.sum(0),
+            {"dynamic_axes": "n, _"},
+            [(ones(n, k),) for n, k in ((9, 2), (10, 2), (11, 3), (12, 3), (13, 2))],
+        ),
+        "size": (
+            lambda x, n: x * n,
+            {"dynamic_axes": ("n", "n")},
+            [(ones(n), n) for n in (9, 10, 11, 16)],
+        ),
+        "container": (
+            lambda t: {"mean": t["a"].mean(), "b": t["b"][::-1]},
+            {"dynamic_axes": ({"a": "n", "b": "n, _"},)},
+            [({"a": ones(n), "b": ones(n, 2)},) for n in (9, 10, 16, 12)],
+        ),
+        "axes without names": (
+            lambda x, y: (x.mean(), y.sum()),
+            {},
+            [(ones(a), ones(b)) for a, b in ((9, 9), (10, 10), (11, 12), (12, 9), (16, 16))],
+        ),
+        "expression": (
+            lambda x: jnp.cumsum(x),
+            {"dynamic_axes": "2*n"},
+            [(ones(n),) for n in (18, 20, 22, 32)],
+        ),
+        "array of jax, and of NumPy": (
+            lambda x: x.max(),
+            {"dynamic_axes": "n"},
+            [(x,) for n in (9, 10, 11) for x in (ones(n), jnp.asarray(ones(n)))],
+        ),
+        "closed argument of another type": (
+            lambda x, c: x * c,
+            {"dynamic_axes": ("n", None)},
+            [(ones(9), 2), (ones(10), 2), (ones(11), 2.5), (ones(12), np.int8(3)), (ones(13), 2)],
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _cases())
+def test_results_are_those_of_the_function(name: str) -> None:
+    fn, options, calls = _cases()[name]
+    bucketed = BucketedExec(fn, **options).with_pow2()
+    for _ in range(2):
+        for args in calls:
+            want, got = fn(*args), bucketed(*args)
+            for g, w in zip(_leaves(got), _leaves(want), strict=True):
+                assert g.shape == w.shape
+                np.testing.assert_allclose(g, w, rtol=1e-5)
+    assert bucketed.stats().calls == 2 * len(calls)
+    assert bucketed.stats().fallback_calls == 0
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(tree)]
+
+
+def test_errors_are_those_of_a_first_call() -> None:
+    two = BucketedExec(
+        lambda x, y: x + y, dynamic_axes=("n", "n"), constraints=("mod(n, 2) == 0",)
+    ).with_pow2()
+    for n in (10, 12):
+        two(np.ones(n), np.ones(n))
+    with pytest.raises(errors.SizeMismatchError):
+        two(np.ones(14), np.ones(16))
+    with pytest.raises(errors.ArgumentError, match="break the constraint"):
+        two(np.ones(13), np.ones(13))
+    halves = BucketedExec(lambda x: x.reshape(2, -1).sum(0), dynamic_axes="n").with_pow2()
+    for n in (10, 12):
+        halves(np.ones(n, np.float32))
+    with pytest.raises((TypeError, errors.ShapeCheckError)):
+        halves(np.ones(13, np.float32))
+    assert halves(np.ones(14, np.float32)).shape == (7,)
+
+
+def test_an_evicted_bucket_is_compiled_again() -> None:
+    fn = BucketedExec(lambda x: x.sum(), dynamic_axes="n", maxsize=1).with_pow2()
+    for n in (9, 10, 3, 11, 4, 12):
+        assert float(fn(np.ones(n, np.float32))) == n
+    assert fn.cache_size() == 1
+    assert fn.stats().compiles == 5
+
+
+def test_sizes_of_two_buckets_are_told_apart() -> None:
+    fn = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2()
+    for n in (9, 3, 16, 4, 17, 11, 33, 32):
+        assert float(fn(np.ones(n, np.float32))) == n
+    assert fn.cache_size() == 4
+    by_sizes = {b.sizes["n"]: b.hits for b in fn.stats().buckets}
+    assert by_sizes == {16: 2, 4: 1, 32: 1, 64: 0}
