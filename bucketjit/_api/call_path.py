@@ -60,32 +60,30 @@ class CallPath(Generic[P, R]):
             if _THREAD_TRACE.value not in _NO_TRACE:
                 return self._inside(args, kwargs)
             failed = None
-            table = self._fast_path.latest
-            while table is not None and failed is None:
+            for table in self._fast_path.tables:
                 try:
-                    handler = table.by_key.get(table.key(args, kwargs))
+                    handlers = table.by_key.get(table.key(args, kwargs), ())
                 except TypeError:  # a static argument that cannot be hashed
                     break
-                while handler is not None:
+                is_first_choice = True
+                for handler in handlers:
                     try:
-                        return handler.serve(args, kwargs)
+                        result = handler.serve(args, kwargs)
                     except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
-                        handler = handler.next
+                        continue
+                    except SizesDiffer:  # its results are dropped
+                        is_first_choice = False
                         continue
                     except Evicted:
                         break
                     except Exception as error:
                         failed = error
-                    # Outside of the `except` block, so that no later error has this as its context.
-                    if not isinstance(failed, SizesDiffer):
                         break
-                    failed = None  # its results are dropped
-                    memory = self._engine.memory
-                    is_served, result = memory.serve_otherwise(table, handler, args, kwargs)
-                    if is_served:
-                        return result
+                    if not is_first_choice:
+                        self._engine.memory.prefer(table, handler, args, kwargs)
+                    return result
+                if failed is not None:
                     break
-                table = table.next
             return self._serve_slowly(args, kwargs, failed)
         except Exception as error:
             failed = None  # its traceback may refer to this frame

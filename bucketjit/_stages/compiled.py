@@ -109,18 +109,18 @@ class Compiled(Stage):
             if self._copies:
                 args, kwargs = jax.tree_util.tree_map(copied, (args, kwargs))
             failed = None
-            table = self._fast_path.latest
-            while table is not None and failed is None:
-                handler = table.by_key.get(table.key(args, kwargs))
-                while handler is not None:
+            for table in self._fast_path.tables:
+                for handler in table.by_key.get(table.key(args, kwargs), ()):
                     try:
                         return handler.serve(args, kwargs)
                     # Nothing has run, or its results are dropped: try the next handler.
                     except (SignatureChanged, NotPlaced, SizesDiffer):
-                        handler = handler.next
+                        continue
                     except Exception as error:
-                        failed, handler = error, None
-                table = table.next
+                        failed = error
+                        break
+                if failed is not None:
+                    break
             return self._serve(args, kwargs, failed)
         except Exception as error:
             failed = None  # its traceback may refer to this frame

@@ -426,7 +426,7 @@ def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     for n in (*range(1, 17), *range(1, 17)):
         np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
-        [table] = executor._engine.memory.fast_path
+        [table] = executor._engine.memory.fast_path.tables
         assert len(table.by_key) <= 4
     stats = executor.stats()
     assert (stats.calls, stats.compiles) == (32, 5)
@@ -443,7 +443,7 @@ def test_more_layouts_of_arguments_than_are_kept() -> None:
     executor = BucketedExec(scaled, dynamic_axes={"x": "n"}).with_pow2().with_maxsize(None)
     for name in names * 2:
         np.testing.assert_array_equal(executor(ramp(3), **{name: 2.0}), 2 * ramp(3))
-    fast_path = list(executor._engine.memory.fast_path)
+    fast_path = list(executor._engine.memory.fast_path.tables)
     assert [table.layout.names for table in fast_path] == [
         (n,) for n in names[: -_MAX_ROUTES - 1 : -1]
     ]
@@ -466,7 +466,8 @@ def test_typed_keys_take_the_short_way(out: str) -> None:
                     assert (got.dtype, got.shape) == (want.dtype, want.shape)
                     words = map(jax.random.key_data, (got, want))
                     np.testing.assert_array_equal(*words)
-    assert len({key[1] for table in executor._engine.memory.fast_path for key in table.by_key}) == 2
+    tables = executor._engine.memory.fast_path.tables
+    assert len({key[1] for table in tables for key in table.by_key}) == 2
     assert executor.stats().compiles == 4
 
 

@@ -8,7 +8,8 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._arrays.padded import Padded
@@ -51,17 +52,15 @@ class DispatchTable:
         layout: Where the open axes are.
         key: Makes the key of a call from its arguments: shapes, types and static values. Returns
             None for calls of another layout, and for arguments that `reading` does not read.
-        by_key: The first handler for each key; each leads to the next one.
-        next: The table to try for calls that this one does not know; None if it is the last.
+        by_key: The handlers for each key, the latest one first.
         others: What is known of calls that differ from earlier ones in sizes alone, by `kind_of`.
     """
 
-    __slots__ = ("_look_through_at", "next", "key", "layout", "by_key", "others")
+    __slots__ = ("_look_through_at", "by_key", "key", "layout", "others")
 
-    def __init__(self, layout: Layout, next: DispatchTable | None) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.next = next
-        self.by_key: dict[Hashable, Handler] = {}
+        self.by_key: dict[Hashable, tuple[Handler, ...]] = {}
         self.others: dict[Hashable, OtherSizes] = {}
         self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
@@ -74,12 +73,12 @@ class DispatchTable:
 
     def handlers(self) -> list[Handler]:
         """All handlers of the table."""
-        return [handler for first in list(self.by_key.values()) for handler in _chain(first)]
+        return list(itertools.chain.from_iterable(list(self.by_key.values())))
 
     def remember(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], handler: Handler
     ) -> Sequence[Handler]:
-        """Serve calls like this one by a handler."""
+        """Serve calls like this one by a handler; returns those that were dropped for it."""
         gone: list[Handler] = []
         if len(self.by_key) >= _MEMO_LIMIT:
             gone += self.handlers()
@@ -87,45 +86,27 @@ class DispatchTable:
         if len(self.by_key) >= self._look_through_at:
             gone += self._without_executable()
         key = self.key(args, kwargs)
-        kept: list[Handler] = []
-        for old in _chain(self.by_key.get(key)):
-            stays = old.is_alive and old.slot is not handler.slot
-            (kept if stays and len(kept) < _ALTERNATIVES else gone).append(old)
-        # Other threads follow the chain without a lock: `handler` is complete before it is stored,
-        # and at each step of the loop every handler leads to a chain that ends.
-        handler.next = None
-        for other in reversed(kept):
-            other.next, handler.next = handler.next, other
-        self.by_key[key] = handler
-        return gone
+        known = self.by_key.get(key, ())
+        alive = [old for old in known if old.is_alive and old.slot is not handler.slot]
+        kept = alive[: _ALTERNATIVES - 1]
+        self.by_key[key] = (handler, *kept)
+        return [*gone, *(old for old in known if old not in kept)]
 
     def prefer(self, key: Hashable, handler: Handler) -> None:
         """Try a handler before the others of its key."""
-        chain = list(_chain(self.by_key.get(key)))
-        if handler in chain[1:]:
-            others = [other for other in chain if other is not handler]
-            handler.next = None  # see `remember`
-            for other in reversed(others):
-                other.next, handler.next = handler.next, other
-            self.by_key[key] = handler
+        known = self.by_key.get(key, ())
+        if handler in known:
+            self.by_key[key] = (handler, *(other for other in known if other is not handler))
 
     def _without_executable(self) -> list[Handler]:
         """Drop the keys none of whose handlers has its executable, and return those handlers."""
         gone: list[Handler] = []
-        for key, first in list(self.by_key.items()):
-            handlers = list(_chain(first))
+        for key, handlers in list(self.by_key.items()):
             if not any(handler.is_alive for handler in handlers):
                 del self.by_key[key]
                 gone += handlers
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self.by_key))
         return gone
-
-
-def _chain(handler: Handler | None) -> Iterator[Handler]:
-    """A handler and those after it."""
-    while handler is not None:
-        yield handler
-        handler = handler.next
 
 
 def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]:
@@ -172,28 +153,21 @@ def _key_of_several(
 
 
 class FastPath:
-    """The dispatch tables of a bucketed function, the latest one first.
+    """The dispatch tables of a bucketed function.
 
     Attributes:
-        latest: The latest table, which leads to the next older one; None if there is none.
+        tables: The tables, the latest one first.
     """
 
-    __slots__ = ("latest",)
+    __slots__ = ("tables",)
 
     def __init__(self) -> None:
-        self.latest: DispatchTable | None = None
-
-    def __iter__(self) -> Iterator[DispatchTable]:
-        table = self.latest
-        while table is not None:
-            yield table
-            table = table.next
+        self.tables: tuple[DispatchTable, ...] = ()
 
     def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handler | None:
         """The handler of a call."""
-        for table in self:
-            handler = table.by_key.get(table.key(args, kwargs))
-            if handler is not None:
+        for table in self.tables:
+            for handler in table.by_key.get(table.key(args, kwargs), ()):
                 return handler
         return None
 
@@ -201,8 +175,7 @@ class FastPath:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[DispatchTable, OtherSizes, Leaves] | None:
         """What is known of a call but for its sizes, with its table and its leaves."""
-        table = self.latest
-        while table is not None:
+        for table in self.tables:
             if table.others and (kind := kind_of(table.layout, args, kwargs)) is not None:
                 try:
                     found = table.others.get(kind[0])
@@ -210,7 +183,6 @@ class FastPath:
                     return None
                 if found is not None:
                     return table, found, kind[1]
-            table = table.next
         return None
 
     def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
@@ -218,22 +190,17 @@ class FastPath:
 
         A new table becomes the first one. If there are `_MAX_ROUTES` tables, the last is dropped.
         """
-        known = list(self)
-        for table in known:
+        for table in self.tables:
             if table.layout == layout:
                 return table, []
-        if len(known) < _MAX_ROUTES:
-            dropped = []
-        else:
-            known[_MAX_ROUTES - 2].next = None
-            dropped = known[_MAX_ROUTES - 1 :]
-        self.latest = DispatchTable(layout, self.latest)
-        return self.latest, [handler for old in dropped for handler in old.handlers()]
+        new, known = DispatchTable(layout), self.tables
+        self.tables = (new, *known[: _MAX_ROUTES - 1])
+        return new, [handler for old in known[_MAX_ROUTES - 1 :] for handler in old.handlers()]
 
     def clear(self) -> list[Handler]:
         """Drop all tables, and return their handlers."""
-        fast_path, self.latest = list(self), None
-        return [handler for table in fast_path for handler in table.handlers()]
+        tables, self.tables = self.tables, ()
+        return [handler for table in tables for handler in table.handlers()]
 
 
 class CallArguments(NamedTuple):

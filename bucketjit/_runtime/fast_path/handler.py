@@ -25,19 +25,14 @@ class Evicted(Exception):
 
 
 class Handler:
-    """Serves calls with one set of shapes by one executable.
+    """Serves calls with one set of shapes by one executable."""
 
-    Attributes:
-        next: The handler to try if this one does not fit the call; None if it is the last.
-    """
-
-    __slots__ = ("line", "next", "serve", "slot")
+    __slots__ = ("line", "serve", "slot")
 
     def __init__(self, slot: Slot[Executable], line: CallCounter, serve: Serve) -> None:
         self.slot = slot
         self.line = line
         self.serve = serve
-        self.next: Handler | None = None
 
     @property
     def is_alive(self) -> bool:

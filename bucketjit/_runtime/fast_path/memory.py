@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.cache_slot import Slot
-from bucketjit._compile.computed_results import SizesDiffer
-from bucketjit._compile.executable import Executable, SignatureChanged
-from bucketjit._jax.arrays import NotPlaced, on_default_device
+from bucketjit._compile.executable import Executable
+from bucketjit._jax.arrays import on_default_device
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.dispatch import (
@@ -24,7 +23,7 @@ from bucketjit._runtime.fast_path.dispatch import (
     FastPath,
     make_handler,
 )
-from bucketjit._runtime.fast_path.handler import Evicted, Handler, Where
+from bucketjit._runtime.fast_path.handler import Handler, Where
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
 from bucketjit._runtime.fast_path.new_sizes import (
     Leaves,
@@ -83,26 +82,12 @@ class RememberedCalls:
         with self._lock:
             self._forget(self.fast_path.clear())
 
-    def serve_otherwise(
-        self, table: DispatchTable, first: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[bool, Any]:
-        """Serve a call by the handlers after one whose program computed other sizes than presumed.
-
-        The handler that serves the call is the first to be tried for the next one.
-        """
-        handler = first.next
-        while handler is not None:
-            try:
-                result = handler.serve(args, kwargs)
-            except (SizesDiffer, SignatureChanged, NotPlaced):
-                handler = handler.next
-                continue
-            except Evicted:
-                break
-            with self._lock:
-                table.prefer(table.key(args, kwargs), handler)
-            return True, result
-        return False, None
+    def prefer(
+        self, table: DispatchTable, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Try a handler first for calls like this one, which others computed other sizes for."""
+        with self._lock:
+            table.prefer(table.key(args, kwargs), handler)
 
     def add(
         self,

@@ -14,7 +14,6 @@ import jax
 
 from bucketjit._compile.cache_slot import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.requests import key_without_owner
 from bucketjit._jax.arrays import on_one_device
 from bucketjit._runtime.fast_path.handler import Where
 from bucketjit._runtime.fast_path.layout import Layout
@@ -114,9 +113,20 @@ class OtherSizes:
         self, sizes: tuple[int, ...], bucket: tuple[int, ...], key: Any, slot: Slot[Executable]
     ) -> None:
         """Note that calls from these sizes up to these padded ones have an executable."""
-        known = self._known.get(key_without_owner(key))
+        _, *rest = key  # without the program
+        known = self._known.get(tuple(rest))
         least = sizes if known is None else tuple(map(min, known[0], sizes))
-        self._known[key_without_owner(key)] = least, bucket, slot
+        self._known[tuple(rest)] = least, bucket, slot
+
+    def _bucket_of(self, sizes: tuple[int, ...]) -> tuple[Any, Slot[Executable]] | None:
+        """The key of the bucket of these sizes, without its program, and its place."""
+        for key, (least, most, slot) in list(self._known.items()):
+            for low, size, high in zip(least, sizes, most, strict=True):
+                if not low <= size <= high:
+                    break
+            else:
+                return key, slot
+        return None
 
     def at(self, table: Any, leaves: Leaves) -> NewSizes | None:
         """The call with these leaves; None if its bucket is not compiled, or not known."""
@@ -137,13 +147,8 @@ class OtherSizes:
             return None
         call = ResolvedCall(tokens, sizes, program)
         ordered = call.ordered
-        for bucket, (least, most, slot) in list(self._known.items()):
-            for low, size, high in zip(least, ordered, most, strict=True):
-                if not low <= size <= high:
-                    break
-            else:
-                break
-        else:
+        bucket = self._bucket_of(ordered)
+        if bucket is None:
             return None
         if min(ordered) < 1 or not program.admits(sizes):
             return None
@@ -151,7 +156,8 @@ class OtherSizes:
         signed = SignedCall(
             *(signature, [], shapes, signed.tree, signed.statics, signed.dynamic, signed.donate)
         )
-        return NewSizes(table, signed, call, leaves, self._hosts, (program, *bucket[1:]), slot)
+        key, slot = (program, *bucket[0]), bucket[1]
+        return NewSizes(table, signed, call, leaves, self._hosts, key, slot)
 
 
 def other_sizes(
