@@ -194,7 +194,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
             first_run=False,
             epoch=epoch,
         )
-        return report_of([warmed], engine, epoch)
+        return report_of(warmed, engine, epoch)
 
     def __repr__(self) -> str:
         name = self._functions[0].record.name

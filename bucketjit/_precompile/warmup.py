@@ -15,9 +15,12 @@ from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.bodies import result_types
+from bucketjit._compile.files.keys import device_of
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
+from bucketjit._persistence.environment import environment
+from bucketjit._persistence.fingerprint import NoDigest
 from bucketjit._precompile.compile_all import compile_all, volume
 from bucketjit._precompile.progress import progress_of
 from bucketjit._precompile.report import Warmed, WarmupReport
@@ -28,9 +31,10 @@ from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import variables_in
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit._tracing.program import Program
 from bucketjit.errors import MaskingError, SpecError
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time budget is smaller
@@ -224,9 +228,32 @@ def asked(
         own = bind_sizes(tokens, shapes, signature.paths)
     if wanted is None:
         wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
+    if sizes is None and own:
+        wanted += _in_files(engine, signed, call)
     for one in wanted:
         check_names(one, tuple(variables_in(tokens)))
     return tokens, own, wanted
+
+
+def _in_files(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[dict[str, int]]:
+    """The buckets of a call's program that the directory of executables has."""
+    files, program = engine.requests.files, call.program
+    store = files.store()
+    if store is None or not isinstance(program, Program):
+        return []
+    try:
+        parts = files.digests_of(program)
+        surroundings = environment(device_of(signed.leaves))
+    except NoDigest:
+        return []
+    return [
+        dict(record.sizes)
+        for record in store.records()
+        if record.sizes.keys() == call.sizes.keys()
+        and not record.exact
+        and record.environment == surroundings
+        and all(record.parts.get(part) == digest for part, digest in parts.items())
+    ]
 
 
 def _takes(
