@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from bucketjit._api.sized import sized
     from bucketjit._arrays.padded import Padded
     from bucketjit._config import Check, CompileBudget, Fallback, Overflow
-    from bucketjit._precompile.manifest import Manifest
     from bucketjit._ragged.stacked import Ragged
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "Check",
     "CompileBudget",
     "Fallback",
-    "Manifest",
     "Overflow",
     "Padded",
     "Ragged",
@@ -54,7 +52,6 @@ _PLACES = {
     "Check": "_config",
     "CompileBudget": "_config",
     "Fallback": "_config",
-    "Manifest": "_precompile.manifest",
     "Overflow": "_config",
     "Padded": "_arrays.padded",
     "Ragged": "_ragged.stacked",

@@ -26,7 +26,7 @@ from bucketjit._config import Eviction
 from bucketjit._events import Event
 from bucketjit._inspect.explain import Explanation, MaskedEquation
 from bucketjit._inspect.report import Report
-from bucketjit._precompile.report import WarmupReport
+from bucketjit._precompile.warmup import WarmupReport
 from bucketjit._ragged.explained import MapExplanation
 from bucketjit._runtime.statistics import BucketStats, ProgramStats, Stats
 from bucketjit._runtime.timeline import Moment

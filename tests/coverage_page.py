@@ -24,7 +24,7 @@ from unittest import mock
 from jax.extend.core import Primitive
 
 import tests.cases
-from bucketjit._inspect.rule_docs import closure_of, first_paragraph, functions_in, how, maker_of
+from bucketjit._inspect.explain import closure_of, first_paragraph, functions_in, how, maker_of
 from bucketjit._jax import primitives
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bucketjit import BucketedExec, Check, Fallback, Manifest, Padded
+from bucketjit import BucketedExec, Check, Fallback, Padded
 from bucketjit.errors import FallbackWarning
 
 CASES: dict[str, Callable[[Any], None]] = {}
@@ -234,23 +234,6 @@ def warm_up(mesh: Any) -> None:
     assert len(report.compiled) == 2
     with executor.forbid_compiles():
         assert_steps(mesh, executor, (4, 8))
-
-
-@case
-def a_manifest(mesh: Any) -> None:
-    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
-    for n in (4, 12):
-        executor(weights(mesh), rows(mesh, n))
-    manifest = Manifest.parse(executor.manifest().text())
-    assert not manifest.left_out
-    again = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
-    assert not again.warmup(manifest, progress=False).failed
-    with again.forbid_compiles():
-        assert_steps(mesh, again, (4, 12))
-    differentiated = BucketedExec(loss, dynamic_axes=(None, "b, _")).with_pow2()
-    jax.grad(differentiated)(weights(mesh), rows(mesh, 4))
-    [left] = differentiated.manifest().left_out
-    assert "by arrays that are sharded is not written down" in left
 
 
 @case

@@ -23,8 +23,7 @@ from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
 from bucketjit._inspect.views import Views
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._precompile.report import WarmupReport, report_of
-from bucketjit._precompile.warmup import check_options, warm_up
+from bucketjit._precompile.warmup import WarmupReport, check_options, report_of, warm_up
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like, sign_like
@@ -194,7 +193,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
             first_run=False,
             epoch=epoch,
         )
-        return report_of([warmed], engine, epoch)
+        return report_of(warmed, engine, epoch)
 
     def __repr__(self) -> str:
         name = self._functions[0].record.name

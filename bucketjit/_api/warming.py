@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import time
 from typing import Any
 
-from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._events import Event
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._precompile.manifest import Manifest, changes_of, manifest_of
-from bucketjit._precompile.report import WarmupReport, none_begun, none_warmed, report_of
-from bucketjit._precompile.warmup import check_options, warm_up
+from bucketjit._precompile.warmup import WarmupReport, check_options, report_of, warm_up
 from bucketjit._ragged.warm import rows_to_compile
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.structs import sign_like
-from bucketjit.errors import ArgumentError, SpecError
 
 
 class Warming:
-    """The methods of `BucketedExec` for warm-up and manifests."""
+    """The methods of `BucketedExec` for warm-up."""
 
     _engine: Engine
-    _derivatives: Derivatives
     _plain: Any
 
     @boundary
@@ -50,15 +42,14 @@ class Warming:
 
         Args:
             *args: Arguments like those of the calls; ``jax.ShapeDtypeStruct`` will do for arrays.
-                Arrays that will be committed to a device should be committed here too. Or a
-                `Manifest` of what another process had compiled, and nothing else; the report says
-                what of it failed, and what has changed since it was made.
+                Arrays that will be committed to a device should be committed here too.
             sizes: Sizes of the calls: a dict of a variable to sizes or to a strategy that has a
                 largest bucket (`strategies.buckets_of`; a strategy of your own lists its buckets as
                 ``boundaries``), of which all combinations are warmed up; a list of dicts of a
                 variable to a size; or, of a single variable, its strategy. By default the sizes of
-                ``args``. Of more than 4,096 combinations, only the smallest and the largest size in
-                each bucket are looked at.
+                ``args``, and with `with_persistence` all buckets of their program that the
+                directory has. Of more than 4,096 combinations, only the smallest and the largest
+                size in each bucket are looked at.
             workers: Number of threads that compile; by default one per core, up to four.
             time_budget: Seconds after which no further compile begins.
             progress: Whether to show progress on standard error: a bar in a terminal, if rich is
@@ -99,70 +90,14 @@ class Warming:
         """
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         if self._plain is not None:  # calls would not use what is compiled
-            return report_of([], self._engine, None)
-        how: dict[str, Any] = {"workers": workers, "progress": progress, "first_run": first_run}
-        if any(isinstance(x, Manifest) for x in (*args, *kwargs.values())):
-            if len(args) != 1 or sizes is not None or rows is not None or kwargs:
-                raise SpecError(
-                    "warmup: a manifest stands alone; it has its own arguments and sizes"
-                )
-            return self._warmup_as_in(args[0], time_budget, **how)
+            return WarmupReport((), (), (), (), (), 0.0)
         engine = self._engine
         epoch = engine.provider.epoch
-        try:
-            signed = sign_like(engine.signer, args, kwargs)
-        except ArgumentError as error:
-            if len(args) == 1 and isinstance(args[0], str | os.PathLike):
-                path = os.fspath(args[0])
-                raise ArgumentError(
-                    f"{error}; of a manifest in a file, warmup(Manifest.load({path!r}))"
-                ) from None
-            raise
+        signed = sign_like(engine.signer, args, kwargs)
+        batches = ()
         if rows is not None:
-            given = signed, args, kwargs, rows, in_axes
-            how["rows"] = rows_to_compile(engine.signer, *given)
-        warmed = warm_up(engine, signed, sizes, time_budget=time_budget, epoch=epoch, **how)
-        return report_of([warmed], engine, epoch)
-
-    def _warmup_as_in(
-        self, manifest: Manifest, time_budget: float | None, **how: Any
-    ) -> WarmupReport:
-        """Warm up what a manifest names. A signature that fails does not keep others from it."""
-        engine, began = self._engine, time.monotonic()
-        epoch = engine.provider.epoch
-        stale = manifest.changes()
-        if manifest.function != engine.name:
-            stale.insert(0, f"it was made for {manifest.function}, this is {engine.name}")
-        warmed = []
-        for entry in manifest.entries():
-            if engine.provider.epoch is not epoch:
-                warmed.append(none_begun(entry.sizes))
-                continue
-            # All signatures share the time budget.
-            left = None if time_budget is None else time_budget - (time.monotonic() - began)
-            try:
-                if entry.problem is not None:
-                    raise SpecError(entry.problem)
-                called, of = engine, entry.derivative
-                if of is not None:
-                    differentiated = sign_like(engine.signer, of.args, of.kwargs)
-                    called = self._derivatives.engine_at(differentiated, of.path)
-                signed = sign_like(called.signer, entry.args, entry.kwargs)
-                sizes = list(entry.sizes) or None
-                warmed.append(warm_up(called, signed, sizes, time_budget=left, epoch=epoch, **how))
-                stale += changes_of(called, signed, entry.fingerprint)
-            except Exception as error:
-                warmed.append(none_warmed(entry.sizes, error))
-        report = report_of(warmed, engine, epoch, stale, manifest.left_out)
-        for why in report.stale:
-            engine.emit(Event("stale", engine.name, detail=f"the manifest: {why}"))
-        return report
-
-    def manifest(self) -> Manifest:
-        """What the cache holds, derivatives included, so that another process can warm up the same.
-
-        Returns:
-            The manifest. ``save`` writes it to a file, ``Manifest.load`` reads it, and `warmup`
-            takes it.
-        """
-        return manifest_of(self._engine, self._derivatives.known())
+            batches = rows_to_compile(engine.signer, signed, args, kwargs, rows, in_axes)
+        warmed = warm_up(
+            *(engine, signed, sizes, workers, time_budget, progress, first_run, epoch, batches)
+        )
+        return report_of(warmed, engine, epoch)

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from bucketjit._arrays.padding import copied
 from bucketjit._autodiff import equations
-from bucketjit._compile.executable import Origin
 from bucketjit._config import Config, Out
 from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import first_effect
@@ -30,43 +29,19 @@ from bucketjit.errors import MaskingError
 Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # a bucketed function, and its engine
 
 
-class Derived(NamedTuple):
-    """A derivative that was requested.
-
-    Attributes:
-        engine: The engine that serves its calls. Their arguments are the leaves of the function's
-            arguments, followed by tangents or cotangents.
-        path: The steps from the function to the derivative.
-        origin: A call of the function that it is a derivative of; None if that call was sharded.
-    """
-
-    engine: Engine
-    path: equations.Path
-    origin: Origin | None
-
-
 class Derivatives:
     """The differentiable functions of a bucketed function."""
 
     def __init__(self, engine: Engine, make: Make) -> None:
         self._engine = engine
         self._make = make
-        self._functions: dict[Any, tuple[equations.Bucketed, Origin | None]] = {}
+        self._functions: dict[Any, equations.Bucketed] = {}
         self._engines: dict[Callable[..., Any], Engine] = {}
 
     def clear(self) -> None:
         """Forget all derivatives."""
         self._functions.clear()
         self._engines.clear()
-
-    def known(self) -> Iterator[Derived]:
-        """The derivatives that were requested and have their own engines."""
-        with self._engine.lock:
-            functions = list(self._functions.values())
-        for fn, origin in functions:
-            for path, made in fn.every():
-                if (engine := self._engines.get(made.execute)) is not None:
-                    yield Derived(engine, path, origin)
 
     def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
         """The engine that serves the calls of a derivative."""
@@ -109,9 +84,8 @@ class Derivatives:
             key = (signed.signature, call.tokens, program)
             found = self._functions.get(key)
             if found is None:
-                made = self._differentiable(signed, call, program)
-                found = self._functions[key] = made, _origin(signed, call)
-        return found[0]
+                found = self._functions[key] = self._differentiable(signed, call, program)
+        return found
 
     def _differentiable(
         self, signed: SignedCall, call: ResolvedCall, program: Program
@@ -166,19 +140,6 @@ class Derivatives:
         run = execute if as_it_is else derive(flat, ins)
         dtypes = tuple(dtype for dtype, _ in program.out_types)
         return equations.Bucketed(flat, run, ins, outs, derive, dtypes)
-
-
-def _origin(signed: SignedCall, call: ResolvedCall) -> Origin | None:
-    """A call with types in the place of its arrays; None if one of them is sharded."""
-    leaves: list[Any] = []
-    for x, shape, kind in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True):
-        if kind.dtype is None:
-            leaves.append(x)
-            continue
-        if kind.sharding is not None or kind.partitions is not None:
-            return None
-        leaves.append(jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type))
-    return Origin(dataclasses.replace(signed, leaves=leaves), call.tokens, call.sizes)
 
 
 def _refused(signed: SignedCall, program: Program) -> MaskingError | None:

@@ -19,7 +19,7 @@ arguments and computes again what it needs of the forward pass, as ``jax.checkpo
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,12 +105,6 @@ class Bucketed:
     of: tuple[Bucketed, tuple[int, ...], tuple[int, ...]] | None = None
     speculation: Speculation = field(default_factory=Speculation)
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
-
-    def every(self, path: Path = ()) -> Iterator[tuple[Path, Bucketed]]:
-        """The function and the derivatives of it made so far, of any order, with their paths."""
-        yield path, self
-        for step, made in list(self.derivatives.items()):
-            yield from made.every((*path, step))
 
     def at(self, path: Path) -> Bucketed:
         """The derivative at the end of a path; made if it does not exist yet."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bucketjit._cli import bench, cache, inspect, plan, refine, report, unpack
+from bucketjit._cli import bench, cache, plan, refine, report, unpack
 from bucketjit._cli.command import Command, CommandError, UsageError
 from bucketjit._events import one_line
 from bucketjit._raised import in_one_line
@@ -23,7 +23,6 @@ COMMANDS: tuple[Command, ...] = (
     cache.COMMAND,
     bench.COMMAND,
     refine.COMMAND,
-    inspect.COMMAND,
     unpack.COMMAND,
 )
 

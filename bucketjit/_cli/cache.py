@@ -10,8 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bucketjit._cli.command import Command, CommandError, UsageError
-from bucketjit._cli.tables import print_table
+from bucketjit._cli.command import Command, CommandError, UsageError, print_table
 from bucketjit._events import LONGEST, counted, one_line, shown
 from bucketjit._inspect.tables import shown_bytes
 from bucketjit._persistence import files

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bucketjit._api.refining import refine
-from bucketjit._cli.command import Command, CommandError, UsageError
-from bucketjit._cli.files import shown_name
+from bucketjit._cli.command import Command, CommandError, UsageError, shown_name
 from bucketjit._jax.stablehlo import BadModule, compile_module, read_module, text_of
 
 _DESCRIPTION = """\

@@ -8,9 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from bucketjit._cli.command import Command, CommandError
-from bucketjit._cli.files import read_text, shown_name
-from bucketjit._cli.tables import print_tables
+from bucketjit._cli.command import Command, CommandError, print_tables, read_text, shown_name
 from bucketjit._inspect.tables import tables_of
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.statistics import Stats

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bucketjit._cli.artifacts import add_key, opened
-from bucketjit._cli.command import Command, CommandError, UsageError
+from bucketjit._cli.command import Command, CommandError, UsageError, add_key, opened
 from bucketjit._events import LONGEST, counted, one_line
 from bucketjit._inspect.tables import shown_bytes
-from bucketjit._unpack.unpack import LAYOUT, README, unpack
+from bucketjit._unpack.unpack import LAYOUT, unpack
 
 _DESCRIPTION = """\
 Write a function that BucketedExec.save has saved as plain files: a StableHLO module for each
-bucket, the constants as raw bytes, layout.json and a README.md that say how to serve calls with
-them. A program in C++, Rust or Go with a PJRT plugin can do so, and so can IREE; neither Python nor
-JAX is needed.
+bucket, the constants as raw bytes, and layout.json, which says how to serve calls with them. A
+program in C++, Rust or Go with a PJRT plugin can do so, and so can IREE; neither Python nor JAX is
+needed.
 
     python -m bucketjit unpack model.bkt model/
 """
@@ -44,8 +43,8 @@ def _run(options: argparse.Namespace) -> None:
     except OSError as error:
         raise CommandError(f"cannot write {directory}: {error.strerror or error}") from None
     files = counted(len(written.files), "file")
-    told = f"wrote {files}, {shown_bytes(written.nbytes)}, into {directory}: begin with {README}"
-    print(one_line(f"{told}; programs read {LAYOUT}", LONGEST))
+    told = f"wrote {files}, {shown_bytes(written.nbytes)}, into {directory}: programs read {LAYOUT}"
+    print(one_line(told, LONGEST))
 
 
 COMMAND = Command(

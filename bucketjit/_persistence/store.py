@@ -85,6 +85,15 @@ class Store:
         self._in_use[path] = wanted.environment
         return found.kept, raw
 
+    def records(self) -> list[Record]:
+        """What the files of the directory say; files that cannot be used are left out."""
+        try:
+            files.check_directory(self.directory)
+            found = [entry.found for entry in files.entries(self.directory)]
+        except (Distrusted, OSError):
+            return []
+        return [one for one in found if isinstance(one, Record)]
+
     def keep(self, compiled: Record, raw: bytes) -> None:
         """Write an executable; emit an event and warn if that is not possible."""
         if len(raw) > record.LARGEST:

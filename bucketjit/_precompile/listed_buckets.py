@@ -7,16 +7,24 @@ Strategies with a largest bucket, such as ``Pow2(max=64)``, list their buckets. 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
+import os
 import threading
+import time
 import weakref
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import numpy as np
 
 from bucketjit import strategies
+from bucketjit._compile.provider import Cleared
+from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._config import Config
 from bucketjit._events import Event
-from bucketjit._precompile.compile_all import compile_all, volume
+from bucketjit._jax.config import ThreadConfig
 from bucketjit._precompile.requests import requests_for
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
@@ -24,6 +32,61 @@ from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
 from bucketjit.errors import CompileBudgetError, MaskingError
+
+
+def compile_all(
+    engine: Engine,
+    requests: Sequence[CompileRequest],
+    workers: int | None,
+    epoch: object,
+    *,
+    deadline: float | None = None,
+    first_run: bool,
+    is_asked_for: bool = True,
+) -> Generator[tuple[CompileRequest, Source | Exception]]:
+    """Compile several executables in parallel. XLA compiles without holding Python's lock.
+
+    A request is handed to the thread pool only when a thread is free, so that an interrupt, the
+    deadline or a `ExecutableProvider.clear` stops all later ones.
+    """
+    prepare = functools.partial(
+        engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
+    )
+    count = workers or min(4, os.cpu_count() or 1)
+    waiting = iter(requests)
+    running: dict[Future[Source], CompileRequest] = {}
+    config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
+    with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
+        while True:
+            late = deadline is not None and time.monotonic() >= deadline
+            while not late and len(running) < count:
+                request = next(waiting, None)
+                if request is None:
+                    break
+                try:
+                    running[pool.submit(config.run, prepare, request)] = request
+                except RuntimeError as refused:
+                    # At the end of the interpreter pools refuse work, in a daemon thread of the
+                    # user for instance. Only the text of the error distinguishes that.
+                    if "shutdown" not in str(refused):
+                        raise
+                    return
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                request = running.pop(future)
+                error = future.exception()
+                if isinstance(error, Cleared):
+                    return
+                if error is not None and not isinstance(error, Exception):
+                    raise error
+                yield request, error or future.result()
+
+
+def volume(sizes: Mapping[str, int]) -> int:
+    """The product of the padded sizes of a bucket; 0 without variables."""
+    return int(np.prod(list(sizes.values()), dtype=object)) if sizes else 0
+
 
 _MOST = 1024  # listed buckets that are compiled at most if the cache has no bound
 

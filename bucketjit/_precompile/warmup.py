@@ -1,37 +1,136 @@
 """Compiles buckets before calls need them: `BucketedExec.warmup`.
 
 A warm-up turns sizes into compile requests (`requests_for`) and has several threads carry them out
-(`compile_all`). `bucketjit._precompile.requested_sizes` reads the sizes that users ask for,
-`bucketjit._precompile.report` reports.
+(`compile_all`). `bucketjit._precompile.requests` reads the sizes that users ask for,
+`bucketjit._precompile.warmup` reports.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import itertools
+import sys
 import time
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.bodies import result_types
+from bucketjit._compile.files.keys import device_of
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
-from bucketjit._precompile.compile_all import compile_all, volume
-from bucketjit._precompile.progress import progress_of
-from bucketjit._precompile.report import Warmed, WarmupReport
-from bucketjit._precompile.requested_sizes import check_names, combinations
-from bucketjit._precompile.requests import Asked, requests_for
+from bucketjit._events import one_line, printable, shown
+from bucketjit._inspect.progress import Unbreakable, bar
+from bucketjit._persistence.environment import environment
+from bucketjit._persistence.fingerprint import NoDigest
+from bucketjit._precompile.listed_buckets import compile_all, volume
+from bucketjit._precompile.requests import Asked, check_names, combinations, requests_for
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import variables_in
+from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit._tracing.program import Program
 from bucketjit.errors import MaskingError, SpecError
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupReport:
+    """What a warm-up has done; ``print`` it.
+
+    Attributes:
+        compiled: The buckets that were compiled, or read from files: `loaded` of them. For calls
+            that run exact, the sizes of their exact shapes.
+        present: The buckets that were in the cache already.
+        failed: Buckets that could not be compiled, or sizes that no bucket was found for, and why.
+        exact: Sizes that no bucket serves because the call cannot be masked, and why. Their exact
+            shapes are compiled like buckets.
+        left: Buckets that there was no time for, or sizes whose bucket there was no time to look
+            up; another warm-up continues with them.
+        seconds: How long the warm-up took.
+        evicted: Buckets of ``compiled`` and ``present`` that are no longer in the cache: it is too
+            small for all of them, or it was cleared.
+        loaded: Number of the ``compiled`` buckets that were read from files.
+        cleared: Whether the cache was cleared meanwhile; then nothing more is compiled.
+    """
+
+    compiled: tuple[Mapping[str, int], ...]
+    present: tuple[Mapping[str, int], ...]
+    failed: tuple[tuple[Mapping[str, int], str], ...]
+    exact: tuple[tuple[Mapping[str, int], str], ...]
+    left: tuple[Mapping[str, int], ...]
+    seconds: float
+    evicted: tuple[Mapping[str, int], ...] = ()
+    loaded: int = 0
+    cleared: bool = False
+
+    def __str__(self) -> str:
+        loaded = f" ({self.loaded} of them from files)" if self.loaded else ""
+        head = (
+            f"{len(self.compiled)} compiled{loaded}, {len(self.present)} present, "
+            f"{len(self.failed)} failed, {len(self.exact)} exact, {len(self.left)} left, "
+            f"in {self.seconds:.2f} s"
+            f"{'; the cache was cleared meanwhile' if self.cleared else ''}"
+        )
+        lines = [f"  failed {shown(sizes) or 'exact'}: {why}" for sizes, why in self.failed]
+        lines += [f"  exact {shown(sizes) or 'exact'}: {why}" for sizes, why in self.exact]
+        gone = "the cache was cleared" if self.cleared else "the cache is full"
+        lines += [f"  evicted {shown(b) or 'exact'}: {gone}" for b in self.evicted]
+        return printable("\n".join([head, *lines]))
+
+
+class Warmed(NamedTuple):
+    """The outcome of the warm-up of one signature.
+
+    Attributes:
+        report: The report, without ``evicted`` and ``cleared``.
+        requests: The requests whose executables were compiled or found.
+    """
+
+    report: WarmupReport
+    requests: tuple[CompileRequest, ...] = ()
+
+
+def report_of(warmed: Warmed, engine: Engine, epoch: object) -> WarmupReport:
+    """The report of a warm-up, with what has left the cache since."""
+    requests = {o.key: o for o in warmed.requests}
+    # Read before the epoch: a clear between the two would otherwise be reported as a full cache.
+    evicted = tuple(FrozenDict(o.sizes) for key, o in requests.items() if key not in engine.cache)
+    cleared = engine.provider.epoch is not epoch
+    return dataclasses.replace(warmed.report, evicted=evicted, cleared=cleared)
+
+
+@contextlib.contextmanager
+def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
+    """Show on standard error how far a warm-up is: a bar in a terminal, lines elsewhere."""
+    stream = sys.stderr
+    if not wanted or not total or stream is None:  # pythonw and daemons have no standard error
+        yield lambda request, outcome: None
+        return
+    done, told, name = itertools.count(1), Unbreakable(stream), one_line(name)
+
+    def line(request: CompileRequest, outcome: Source | Exception) -> None:
+        what = "compiled"
+        if isinstance(outcome, Exception):
+            refused = isinstance(outcome, MaskingError) and not outcome.is_defect
+            what = "cannot be masked, and runs exact:" if refused else "failed"
+        print(
+            f"{name}: {what} {printable(shown(request.sizes)) or 'exact'} ({next(done)}/{total})",
+            file=told,
+        )
+
+    with bar(told, f"{name}: warm-up", total) as step:
+        if step is None:
+            yield line
+        else:
+            yield lambda request, outcome: step(shown(request.sizes) or "exact")
+
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time budget is smaller
 
@@ -224,9 +323,32 @@ def asked(
         own = bind_sizes(tokens, shapes, signature.paths)
     if wanted is None:
         wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
+    if sizes is None and own:
+        wanted += _in_files(engine, signed, call)
     for one in wanted:
         check_names(one, tuple(variables_in(tokens)))
     return tokens, own, wanted
+
+
+def _in_files(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[dict[str, int]]:
+    """The buckets of a call's program that the directory of executables has."""
+    files, program = engine.requests.files, call.program
+    store = files.store()
+    if store is None or not isinstance(program, Program):
+        return []
+    try:
+        parts = files.digests_of(program)
+        surroundings = environment(device_of(signed.leaves))
+    except NoDigest:
+        return []
+    return [
+        dict(record.sizes)
+        for record in store.records()
+        if record.sizes.keys() == call.sizes.keys()
+        and not record.exact
+        and record.environment == surroundings
+        and all(record.parts.get(part) == digest for part, digest in parts.items())
+    ]
 
 
 def _takes(

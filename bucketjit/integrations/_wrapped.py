@@ -10,7 +10,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.executor import BucketedExec
-from bucketjit._precompile.manifest import Manifest
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
 
 P = ParamSpec("P")
@@ -23,7 +22,6 @@ _SAME = (
     "cache_info",
     "cache_size",
     "forbid_compiles",
-    "manifest",
     "pin",
     "plot",
     "reset_stats",
@@ -128,12 +126,10 @@ class Wrapped(Generic[P, R]):
         """Compile buckets before calls need them; see `BucketedExec.warmup`.
 
         Args:
-            *args: Arguments like those of the calls, or a `Manifest`.
+            *args: Arguments like those of the calls.
             **kwargs: Keyword arguments like those of the calls, and the options of
                 `BucketedExec.warmup`, such as ``sizes``.
         """
-        if len(args) == 1 and isinstance(args[0], Manifest):
-            return self.executor.warmup(*args, **kwargs)
         parameters = inspect.signature(self.executor.warmup).parameters.values()
         named = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
         options = {name: value for name, value in kwargs.items() if name in named}

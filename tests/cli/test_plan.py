@@ -5,7 +5,7 @@ import pytest
 
 from bucketjit._cli.app import main
 from bucketjit._cli.command import CommandError
-from bucketjit._cli.lengths import parse_lengths
+from bucketjit._cli.plan import parse_lengths
 from bucketjit.errors import StrategyError
 from bucketjit.strategies import Boundaries, Pow2
 

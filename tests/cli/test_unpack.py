@@ -32,10 +32,10 @@ def saved(tmp_path):
 def test_the_command(saved, tmp_path, run):
     code, out, error = run(saved, tmp_path / "new" / "folder")
     assert (code, error) == (0, "")
-    assert out.startswith("wrote 4 files, ") and out.count("\n") == 1
+    assert out.startswith("wrote 3 files, ") and out.count("\n") == 1
     names = {str(p.relative_to(tmp_path / "new" / "folder")) for p in files(tmp_path / "new")}
     places = {"modules/function/n=4.mlirbc", "modules/function/n=8.mlirbc"}
-    assert names == places | {"README.md", "layout.json"}
+    assert names == places | {"layout.json"}
 
 
 def files(folder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import io
 import itertools
@@ -292,56 +291,6 @@ def test_a_warm_up_that_is_cleared_says_so() -> None:
         "  evicted batch=8: the cache was cleared",
         "  evicted batch=4: the cache was cleared",
     ]
-
-
-def test_a_manifest_that_is_cleared_begins_nothing_more() -> None:
-    traces = []
-
-    def double(x: Any) -> Any:
-        traces.append(x.dtype)
-        return x * 2
-
-    written = BucketedExec(double).with_pow2()
-    for dtype in (np.float32, np.int32, np.int16, np.int8):
-        written(np.ones(3, dtype))
-    manifest = written.manifest()
-    traces.clear()
-    compiled = []
-
-    def clear_at_the_second(event: Event) -> None:
-        compiled.extend([event] * (event.kind == "compile"))
-        if event.kind == "compile" and len(compiled) == 2:
-            executor.cache_clear()
-
-    executor = BucketedExec(double).with_pow2().with_on_event(clear_at_the_second)
-    report = executor.warmup(manifest, workers=1, progress=False)
-    assert report.cleared and len(report.evicted) == 2 and len(report.left) == 2
-    assert len(set(traces)) == 2
-    assert executor.warmup(manifest, progress=False).compiled == ({"batch": 4},) * 4
-
-
-def test_a_manifest_tells_what_its_later_signatures_have_driven_out() -> None:
-    written = BucketedExec(lambda x: x * 2).with_pow2()
-    for n, dtype in ((3, np.float32), (5, np.int32)):
-        written(np.ones(n, dtype))
-    executor = (
-        BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1, eviction=Eviction(hysteresis=8))
-    )
-    report = executor.warmup(written.manifest(), progress=False)
-    assert len(report.compiled) == 2 and len(report.evicted) == 1 and not report.cleared
-
-
-def test_what_two_signatures_of_a_manifest_need_is_driven_out_once() -> None:
-    written = BucketedExec(lambda x: x * 2).with_pow2()
-    for dtype in (np.float32, np.int32):
-        written(np.ones(3, dtype))
-    first, other = written.manifest().signatures
-    manifest = dataclasses.replace(written.manifest(), signatures=(first, first, other))
-    executor = (
-        BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1, eviction=Eviction(hysteresis=8))
-    )
-    report = executor.warmup(manifest, progress=False)
-    assert (len(report.compiled), len(report.present), len(report.evicted)) == (2, 1, 1)
 
 
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:

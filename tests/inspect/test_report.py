@@ -13,7 +13,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._cli.app import main
-from bucketjit._inspect.plain import plain_lines
+from bucketjit._inspect.report import plain_lines
 from bucketjit._inspect.tables import Table
 from bucketjit.errors import FallbackWarning
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Fallback, Manifest, metrics, strategies
+from bucketjit import BucketedExec, Fallback, metrics, strategies
 from bucketjit.errors import BucketOverflowError, FallbackError
 from tests.comparison import ramp
 
@@ -107,12 +107,6 @@ def warm_up(model: Model, tmp_path: Path) -> None:
     model.forward.warmup(ramp(4), sizes={"b": range(1, 9)}, progress=False)
 
 
-def write_down(model: Model, tmp_path: Path) -> None:
-    model.forward(ramp(4))
-    model.forward.manifest().save(tmp_path / "manifest.json")
-    model.forward.warmup(Manifest.load(tmp_path / "manifest.json"), progress=False)
-
-
 def keep(model: Model, tmp_path: Path) -> None:
     model.forward = model.forward.with_persistence(tmp_path)
     call(model, tmp_path)
@@ -141,7 +135,6 @@ def scrape(model: Model, tmp_path: Path) -> None:
         pytest.param(masked, pow2, transform, id="transformed"),
         pytest.param(masked, pow2, explain, id="explained"),
         pytest.param(paired, pow2, warm_up, id="warmed-up"),
-        pytest.param(masked, pow2, write_down, id="manifest"),
         pytest.param(masked, pow2, scrape, id="metrics"),
         pytest.param(
             paired,

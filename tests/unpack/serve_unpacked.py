@@ -15,23 +15,30 @@ from pathlib import Path
 
 import numpy as np
 
-OPERATIONS = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "max": max,
-    "min": min,
-}
-COMPARISONS = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le}
+NAMES = {"floordiv": operator.floordiv, "mod": operator.mod, "max": max, "min": min}
 
 
-def value(tree, sizes):
-    if isinstance(tree, dict):
-        return OPERATIONS[tree["op"]](*(value(arg, sizes) for arg in tree["args"]))
-    return sizes[tree] if isinstance(tree, str) else tree
+def value(text, sizes):
+    """The value of a size, or of a comparison."""
+    return eval(str(text), {"__builtins__": {}}, {**NAMES, **sizes})
+
+
+def solved(shapes, sizes_of_call, variables):
+    """The sizes of the variables: those of which no other one is right for these arguments."""
+    sizes = {}
+    pairs = [
+        (str(text), n)
+        for shape, given in zip(shapes, sizes_of_call, strict=True)
+        for text, n in zip(shape, given, strict=True)
+    ]
+    for _ in variables:
+        for text, n in pairs:
+            unknown = [v for v in variables if v not in sizes and v in text]
+            if len(unknown) == 1:
+                fits = [i for i in range(n + 1) if value(text, {**sizes, unknown[0]: i}) == n]
+                if len(fits) == 1:
+                    sizes[unknown[0]] = fits[0]
+    return sizes if all(value(text, sizes) == n for text, n in pairs) else None
 
 
 def padded(array, shape):
@@ -106,26 +113,33 @@ class Server:
 
     def sizes_of(self, program, arguments):
         """The sizes of a call, and its row of the table; None if this program does not serve it."""
-        sizes = {}
-        for rule in program["sizes"]:
-            given = arguments[rule["argument"]]
-            size = int(given) if rule["axis"] is None else given.shape[rule["axis"]]
-            rest = size - value(rule["minus"], sizes)
-            sizes[rule["variable"]], left = divmod(rest, value(rule["divide_by"], sizes))
-            if left:
-                return None
-        for guard in program["guards"]:
-            sides = value(guard["left"], sizes), value(guard["right"], sizes)
-            if not COMPARISONS[guard["op"]](*sides):
-                return None
         table = program["size_constants"]
+        more = () if table is None else table["more_variables"]
+        own = [v for v in program["variables"] if v not in more]
+        kinds = self.function["arguments"]
+        given = [
+            (int(x),) if kind.get("is_size") else x.shape
+            for x, kind in zip(arguments, kinds, strict=True)
+        ]
+        sizes = solved(program["arguments"], given, own)
+        if sizes is None or not all(
+            value(guard, sizes) for guard in program["guards"] if not set(more) & set(guard.split())
+        ):
+            return None
         if table is None:
             return sizes, None
-        own = [sizes[v] for v in table["variables"]]
-        row = next((row for row in table["rows"] if row["sizes"] == own), None)
-        if row is None:
+        at = [sizes[v] for v in own]
+        number = next((i for i, row in enumerate(table["rows"]) if row["sizes"] == at), None)
+        if number is None:
             return None
-        return {**sizes, **dict(zip(table["more_variables"], row["more_sizes"], strict=True))}, row
+        return self.sizes_of_row(table, own, number), number
+
+    def sizes_of_row(self, table, own, number):
+        row = table["rows"][number]
+        return {
+            **dict(zip(own, row["sizes"], strict=True)),
+            **dict(zip(table["more_variables"], row["more_sizes"], strict=True)),
+        }
 
     def chosen(self, arguments):
         """The programs that may serve a call, each with a bucket, the sizes and the row."""
@@ -150,7 +164,7 @@ class Server:
         for given, kind, shape in zip(
             arguments, self.function["arguments"], program["arguments"], strict=True
         ):
-            if not kind["is_size"]:
+            if not kind.get("is_size"):
                 wanted = tuple(value(axis, sizes) for axis in shape)
                 assert (given.dtype, given.shape) == (np.dtype(kind["dtype"]), wanted)
 
@@ -166,10 +180,16 @@ class Server:
                 case "argument":
                     inputs.append(padded(arguments[one["argument"]], one["shape"]))
                 case "size_constant":
-                    number = one["size_constant"]
-                    array = program["size_constants"]["arrays"][number]
-                    shape = [value(axis, sizes) for axis in array["shape"]]
-                    given = self.read(array["file"], array["dtype"], row["offsets"][number], shape)
+                    table = program["size_constants"]
+                    array = table["arrays"][one["size_constant"]]
+                    own = [v for v in program["variables"] if v not in table["more_variables"]]
+                    shapes = [
+                        [value(axis, self.sizes_of_row(table, own, i)) for axis in array["shape"]]
+                        for i in range(row + 1)
+                    ]
+                    before = sum(math.prod(shape) for shape in shapes[:-1])
+                    offset = before * np.dtype(array["dtype"]).itemsize
+                    given = self.read(array["file"], array["dtype"], offset, shapes[-1])
                     inputs.append(padded(given, one["shape"]))
         hosts = self.main(bucket["modules"]["cpu"])(*inputs)
         assert [list(x.shape) for x in hosts] == [kind["shape"] for kind in bucket["outputs"]]
@@ -178,10 +198,8 @@ class Server:
             if one["is_checked"] and not 0 <= rows <= value(one["bound"], sizes):
                 raise ValueError(f"{rows} rows")
             sizes = {**sizes, one["variable"]: rows + 1}
-        for guard in program["presumed"]:
-            sides = value(guard["left"], sizes), value(guard["right"], sizes)
-            if not COMPARISONS[guard["op"]](*sides):
-                return None
+        if not all(value(guard, sizes) for guard in program["presumed"]):
+            return None
         return [
             host[tuple(slice(value(axis, sizes)) for axis in shape)]
             for host, shape in zip(hosts, program["results"], strict=False)
