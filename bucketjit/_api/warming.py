@@ -94,7 +94,7 @@ class Warming:
         engine = self._engine
         epoch = engine.provider.epoch
         signed = sign_like(engine.signer, args, kwargs)
-        batches = ()
+        batches = []
         if rows is not None:
             batches = rows_to_compile(engine.signer, signed, args, kwargs, rows, in_axes)
         warmed = warm_up(

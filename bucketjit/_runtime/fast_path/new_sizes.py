@@ -44,7 +44,7 @@ def kind_of(
         where = argument.where
         value = args[where] if isinstance(where, int) else kwargs[where]
         if argument.is_bare:
-            flat = (value,)
+            flat = [value]
         else:
             flat, tree = jax.tree_util.tree_flatten(value)
             if tree != argument.tree:
