@@ -77,7 +77,7 @@ def test_a_failure_leaves_nothing(saved, tmp_path, run, monkeypatch, force):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(unpacking, "readme_of", full)  # the modules are written by then
+    monkeypatch.setattr(unpacking, "_publish", full)  # all is written by then, beside the folder
     code, _, error = run(saved, folder, *(["--force"] * force))
     assert code == 1 and "No space left on device" in error
     assert {p: p.read_bytes() for p in files(tmp_path)} == before
