@@ -33,11 +33,11 @@ def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> Cal
     """A call counter for calls like this one, served by this executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
     real, total = elements(entry.pads, signed.leaves)
-    return CallCounter(logical, entry.sizes, real, total, entry.flops, key=signed.shape_key)
+    return CallCounter(logical, entry.sizes, real, total, key=signed.shape_key)
 
 
 @contextmanager
-def counted(counters: Counters, line: CallCounter, compiled: bool) -> Iterator[None]:
+def counted(counters: Counters, line: CallCounter) -> Iterator[None]:
     """Count a call once its executable has run, even if running it failed.
 
     Errors from before the run, such as `SignatureChanged`, are not counted.
@@ -46,9 +46,9 @@ def counted(counters: Counters, line: CallCounter, compiled: bool) -> Iterator[N
         yield
     except Exception as error:
         if failed_running(error):
-            counters.call(line, compiled)
+            counters.call(line)
         raise
-    counters.call(line, compiled)
+    counters.call(line)
 
 
 def exact_finisher(

@@ -112,7 +112,6 @@ class RememberedCalls:
             return
         hosts = host_arguments(arguments, opened)
         with self._lock:
-            # First, because it sets the clock of the call counter, which the handler holds.
             self._counters.open(served.line)
             table, gone = self.fast_path.of(layout)
             handler = make_handler(
