@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import CancelledError, Future
 from typing import Generic, NamedTuple, TypeVar
 
 V = TypeVar("V")
@@ -96,13 +95,24 @@ class CacheInfo(NamedTuple):
 
 
 class _Flight(Generic[V]):
-    """One compile under way: the thread that compiles, and the outcome for those that wait."""
+    """One compile under way.
 
-    __slots__ = ("outcome", "owner")
+    No `Future`: it is entered by Python code, and an interrupt may leave that with a lock held.
+
+    Attributes:
+        owner: The thread that compiles.
+        landed: The owner holds it until the compile is done.
+        found: The slot and the entry; None if the compile failed.
+        error: Why it failed; None after an interrupt, which is for the owner only.
+    """
+
+    __slots__ = ("error", "found", "landed", "owner")
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()
-        self.outcome: Future[tuple[Slot[V], V]] = Future()
+        self.landed = threading.Lock()
+        self.found: tuple[Slot[V], V] | None = None
+        self.error: Exception | None = None
 
 
 class ExecutableCache(Generic[K, V]):
@@ -172,65 +182,61 @@ class ExecutableCache(Generic[K, V]):
         interrupt (``KeyboardInterrupt``, ``SystemExit``) is raised only in the thread that it hits;
         another thread that waits then compiles instead.
         """
-        own = _Flight[V]()
-        flight = own
-        try:
-            while True:
-                with self._lock:
-                    slot = self._slots.get(key)
-                    if slot is not None:
-                        entry = slot.use() if is_use else slot.entry
-                        assert entry is not None  # it leaves the slot and the table at once
-                        return entry
-                    flight = self._flights.setdefault(key, own)
-                if flight is own:
-                    return self._compile(key, own, compile)
-                if flight.owner == own.owner:
-                    raise RuntimeError(
-                        f"compiling {reprlib.repr(key)} needs its own result: the compile asked "
-                        "the cache for the very key that is being compiled"
-                    )
-                try:
-                    slot, entry = flight.outcome.result()
-                except CancelledError:
-                    if flight.outcome.cancelled():  # its thread was interrupted: compile here
-                        continue
-                    raise
-                if is_use:
-                    slot.uses.add()
-                return entry
-        except BaseException as error:
-            with self._lock:
-                if self._flights.get(key) is own:
-                    del self._flights[key]
-            if not own.outcome.done():
-                if flight is own and isinstance(error, Exception):
-                    own.outcome.set_exception(error)
-                else:  # one of the threads that wait compiles
-                    own.outcome.cancel()
-            raise
-        finally:
-            # Else there is a cycle: an outcome holds an error, whose traceback holds this frame.
-            del own, flight
-
-    def _compile(self, key: K, flight: _Flight[V], compile: Callable[[], V]) -> V:
-        """Compile, store the entry, and wake the threads that wait for it."""
-        entry = compile()
+        own = flight = _Flight[V]()
         evicted: list[tuple[K, V, str]] = []
         try:
-            with self._lock:
-                self._misses += 1
-                slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
-                if self._flights.get(key) is flight:
-                    self._make_room(slot.weight, evicted)
-                    self._slots[key] = slot
-                    del self._flights[key]
-                else:  # `clear` came meanwhile
-                    self._take_out(key, slot)
-            flight.outcome.set_result((slot, entry))
+            with own.landed:
+                try:
+                    while True:
+                        with self._lock:
+                            slot = self._slots.get(key)
+                            if slot is not None:
+                                entry = slot.use() if is_use else slot.entry
+                                assert entry is not None  # it leaves the slot and the table at once
+                                return entry
+                            flight = self._flights.setdefault(key, own)
+                        if flight is own:
+                            entry = compile()
+                            self._store(key, own, entry, evicted)
+                            return entry
+                        if flight.owner == own.owner:
+                            raise RuntimeError(
+                                f"compiling {reprlib.repr(key)} needs its own result: the compile "
+                                "asked the cache for the very key that is being compiled"
+                            )
+                        with flight.landed:
+                            pass
+                        if flight.error is not None:
+                            raise flight.error
+                        if flight.found is not None:  # else it was interrupted: compile here
+                            slot, entry = flight.found
+                            if is_use:
+                                slot.uses.add()
+                            return entry
+                except BaseException as error:
+                    with self._lock:
+                        if self._flights.get(key) is own:
+                            del self._flights[key]
+                    if isinstance(error, Exception):
+                        own.error = error
+                    raise
         finally:
+            # Else there is a cycle: a flight holds an error, whose traceback holds this frame.
+            del own, flight
             self._tell(evicted)
-        return entry
+
+    def _store(self, key: K, flight: _Flight[V], entry: V, evicted: list[tuple[K, V, str]]) -> None:
+        """Store the entry of a flight, unless `clear` came meanwhile."""
+        with self._lock:
+            self._misses += 1
+            slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
+            if self._flights.get(key) is flight:
+                self._make_room(slot.weight, evicted)
+                self._slots[key] = slot
+                del self._flights[key]
+            else:
+                self._take_out(slot)
+            flight.found = slot, entry
 
     def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
         """Evict entries until one more of this weight fits. Pinned ones stay, fit or not."""
@@ -243,10 +249,10 @@ class ExecutableCache(Generic[K, V]):
             _, key = min(loose, key=lambda item: item[0])
             bound = f"maxsize={most}" if full else f"max_bytes={heaviest}"
             why = f"the least recently used, for want of room ({bound})"
-            evicted.append((key, self._take_out(key, self._slots.pop(key)), why))
+            evicted.append((key, self._take_out(self._slots.pop(key)), why))
             self.evictions += 1
 
-    def _take_out(self, key: K, slot: Slot[V]) -> V:
+    def _take_out(self, slot: Slot[V]) -> V:
         """Empty a slot that is not stored any more.
 
         Fast paths that hold the slot see that it is empty. A call under way may still count a use,
@@ -275,7 +281,7 @@ class ExecutableCache(Generic[K, V]):
         stored, and the next request compiles again: no entry from before a clear appears after it.
         """
         with self._lock:
-            left = [(k, self._take_out(k, slot), "cleared") for k, slot in self._slots.items()]
+            left = [(k, self._take_out(slot), "cleared") for k, slot in self._slots.items()]
             self._slots.clear()
             self._flights.clear()
             self._gone.clear()

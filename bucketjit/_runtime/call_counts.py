@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from bucketjit._compile.cache import AtomicCount
 from bucketjit._runtime.summary import SHAPES_KEPT
@@ -16,42 +17,13 @@ from bucketjit._runtime.summary import SHAPES_KEPT
 _SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then they are rounded up
 
 
-class CallCounter:
-    """Counts, without a lock, calls that have the same sizes and executable.
+class CountedBatch(NamedTuple):
+    """What is counted of a call, or of a batch of examples (see `bucketjit._ragged`).
 
     Attributes:
-        calls: The atomic count.
-    """
-
-    __slots__ = ("calls", "key", "logical", "padded", "real", "reason", "total")
-
-    def __init__(
-        self,
-        logical: Mapping[str, int],
-        padded: Mapping[str, int] | None = None,
-        real: int = 0,
-        total: int = 0,
-        *,
-        reason: str | None = None,
-        key: int | None = None,
-    ) -> None:
-        self.calls = AtomicCount()
-        self.logical = tuple(logical.items())
-        self.padded = () if padded is None else tuple((v, padded[v]) for v in logical)
-        self.real = real
-        self.total = total
-        self.reason = reason
-        self.key = key
-
-
-@dataclass(frozen=True)
-class CountedBatch:
-    """A batch of examples that was run, see `bucketjit._ragged`.
-
-    Attributes:
-        rows: How many examples it had.
+        rows: How many examples the batch had; 0 for a call.
         logical: Their logical sizes, each with the number of examples that had them.
-        padded: Padded size of each dimension variable.
+        padded: Padded size of each dimension variable; empty at an exact shape.
         padded_rows: How many examples the executable takes.
         real: Elements of the padded arguments that are not padding.
         total: Elements of the padded arguments.
@@ -65,6 +37,33 @@ class CountedBatch:
     real: int
     total: int
     keys: Sequence[int | None] = ()
+
+
+class CallCounter:
+    """Counts, without a lock, calls that have the same sizes and executable.
+
+    Attributes:
+        calls: The atomic count.
+        like: What is counted of each call.
+        reason: Why they run exact; None if they do not.
+    """
+
+    __slots__ = ("calls", "like", "reason")
+
+    def __init__(
+        self,
+        logical: Mapping[str, int],
+        padded: Mapping[str, int] | None = None,
+        real: int = 0,
+        total: int = 0,
+        *,
+        reason: str | None = None,
+        key: int | None = None,
+    ) -> None:
+        self.calls = AtomicCount()
+        own = {} if padded is None else {v: padded[v] for v in logical}
+        self.like = CountedBatch(0, ((dict(logical), 1),), own, 1, real, total, (key,))
+        self.reason = reason
 
 
 class _Sizes:
@@ -101,41 +100,25 @@ class CallSums:
     sizes: dict[str, _Sizes] = field(default_factory=dict)
     shapes: set[int] = field(default_factory=set)
 
-    def add(self, line: CallCounter, calls: int) -> None:
+    def add(self, batch: CountedBatch, calls: int = 1, reason: str | None = None) -> None:
         if not calls:
             return
         self.calls += calls
-        self.real += calls * line.real
-        self.total += calls * line.total
-        self._add_shapes([line.key])
-        if line.reason is not None:
-            self.reasons[line.reason] += calls
-        for variable, size in line.logical:
-            self._add_size(variable, size, calls, bool(line.padded))
-        for variable, size in line.padded:
-            self.padded[variable] += calls * size
-
-    def add_batch(self, batch: CountedBatch) -> None:
-        self.calls += 1
-        self.rows += batch.rows
-        self.real += batch.real
-        self.total += batch.total
-        self._add_shapes(batch.keys)
-        for sizes, rows in batch.logical:
-            for variable, size in sizes.items():
-                self._add_size(variable, size, rows, True)
-        for variable, size in batch.padded.items():
-            self.padded[variable] += batch.padded_rows * size
-
-    def _add_size(self, variable: str, size: int, calls: int, is_padded: bool) -> None:
-        self.sizes.setdefault(variable, _Sizes()).add(size, calls)
-        if is_padded:
-            self.logical[variable] += calls * size
-
-    def _add_shapes(self, keys: Sequence[int | None]) -> None:
-        for key in keys:
+        self.rows += calls * batch.rows
+        self.real += calls * batch.real
+        self.total += calls * batch.total
+        if reason is not None:
+            self.reasons[reason] += calls
+        for key in batch.keys:
             if key is not None and len(self.shapes) < SHAPES_KEPT:
                 self.shapes.add(key)
+        for sizes, rows in batch.logical:
+            for variable, size in sizes.items():
+                self.sizes.setdefault(variable, _Sizes()).add(size, calls * rows)
+                if variable in batch.padded:
+                    self.logical[variable] += calls * rows * size
+        for variable, size in batch.padded.items():
+            self.padded[variable] += calls * batch.padded_rows * size
 
 
 @dataclass

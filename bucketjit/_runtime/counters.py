@@ -68,12 +68,12 @@ class Counters:
         """Count one call of the slow path."""
         with self._lock:
             self._name_reason(line)
-            self._sums.add(line, 1)
+            self._sums.add(line.like, reason=line.reason)
 
     def batch(self, batch: CountedBatch) -> None:
         """Count a batch of examples; it is one call."""
         with self._lock:
-            self._sums.add_batch(batch)
+            self._sums.add(batch)
 
     def alone(self, reason: str, examples: int) -> bool:
         """Count examples that ran one by one. Returns whether the reason is new."""
@@ -113,7 +113,7 @@ class Counters:
                 self._retired.append(line)
                 if len(self._retired) > _RETIRED:
                     last = self._retired.popleft()
-                    self._sums.add(last, last.calls.read())
+                    self._sums.add(last.like, last.calls.read(), last.reason)
 
     def _every_line(self) -> Iterable[CallCounter]:
         return (*self._lines.values(), *self._retired)
@@ -180,7 +180,7 @@ class Counters:
         with self._lock:
             sums = copy.deepcopy(self._sums)
             for line in self._every_line():
-                sums.add(line, line.calls.read())
+                sums.add(line.like, line.calls.read(), line.reason)
             totals = dict(self._totals)
         return Stats(
             **totals,

@@ -27,7 +27,7 @@ _SIZES_WITHOUT_A_WORD = 2
 _ABOVE_BUCKETS = 16  # executables beyond the number of buckets that are not warned of
 _LONGEST_VALUE = 24  # characters of a static value
 _MOST_COUNTED = 1024  # buckets of a variable that are counted
-_KEPT, _TOLD, _AXES_TOLD = 256, 6, 3  # what varied: values kept and told of each, axes told
+_KEPT, _TOLD, _THINGS_TOLD = 256, 6, 4  # values kept and told of what varied, and things told
 
 _CURES = {
     "size": "Without a strategy every size has an executable of its own. Add one: "
@@ -42,8 +42,8 @@ _CURES = {
     "fewer buckets, or raise warn_after.",
 }
 
-# The values seen of one thing, at most `_KEPT`, in the order in which they came.
-Values = dict[Any, None]
+# The values seen of one thing and their texts, at most `_KEPT`, in the order in which they came.
+Values = dict[Any, str]
 
 
 class Recompiles:
@@ -61,11 +61,9 @@ class Recompiles:
         with self._lock:
             self._count = 0
             self._is_told = False
-            self._axes: dict[str, Values] = {}  # sizes of each axis
-            self._undeclared: dict[str, Values] = {}  # those of axes that nobody declared static
+            self._seen: dict[tuple[str, str], Values] = {}  # by name and what the values are
+            self._undeclared: dict[str, Values] = {}  # sizes of axes that nobody declared static
             self._empty: dict[str, Values] = {}  # shapes of calls in which an axis has size 0
-            self._statics: dict[str, Values] = {}  # values of each static argument
-            self._kinds: dict[str, Values] = {}  # structure and types of each argument
             self._largest: dict[str, int] = {}
             self._shapes: weakref.WeakKeyDictionary[Signature, Values]
             self._shapes = weakref.WeakKeyDictionary()
@@ -95,21 +93,25 @@ class Recompiles:
         given = signed.statics
         by_name = {**{self._name_of(i): v for i, v in given.positional.items()}, **given.keyword}
         for name, value in by_name.items():
-            _keep(self._statics.setdefault(name, {}), _short(value))
+            text = _short(value)
+            self._see(f"the static argument {name} had", "values", text, text)
         for name, kind in self._kinds_of(signed):
-            _keep(self._kinds.setdefault(name, {}), kind)
+            self._see(f"{name} had", "structures or types, with static values in it", kind)
         tokens, has_run_exact = signature.tokens, not any(sizes.values())
-        for leaf, axis, size in _every_axis(shapes):
-            is_size = signature.types[leaf].dtype is None
+        for leaf, axis in ((i, j) for i, shape in enumerate(shapes) for j in range(len(shape))):
+            is_size, size = signature.types[leaf].dtype is None, shapes[leaf][axis]
             name = ("" if is_size else f"axis {axis} of ") + signature.paths[leaf]
             if size == 0 and has_run_exact:
                 _keep(self._empty.setdefault(name, {}), shapes)
             is_static = tokens is not None and tokens[leaf][axis] == STATIC
-            label = f"{name} varied{' (static)' if is_static else ''}"
-            _keep(self._axes.setdefault(label, {}), size)
+            label = f"{name} varied{' (static)' if is_static else ''},"
+            seen = self._see(label, "sizes", size, str(size))
             chosen = self._config.dynamic_axes is not None and signature.specs[leaf] is not None
             if is_static and not chosen and not is_fallback:
-                self._undeclared[name] = self._axes[label]
+                self._undeclared[name] = seen
+
+    def _see(self, name: str, what: str, value: object, text: str = "") -> Values:
+        return _keep(self._seen.setdefault((name, what), {}), value, text)
 
     def _kinds_of(self, signed: SignedCall) -> Iterable[tuple[str, object]]:
         """The types and the structure of each argument, with the static values in it."""
@@ -156,32 +158,14 @@ class Recompiles:
         return count
 
     def _varied(self) -> str:
-        """What varied: axes with their sizes, those with most sizes first, and static values."""
-        axes = sorted(
-            ((label, seen) for label, seen in self._axes.items() if len(seen) > 1),
-            key=lambda item: -len(item[1]),
-        )
-        told = [f"{label}, {_told(sizes, 'sizes')}" for label, sizes in axes[:_AXES_TOLD]]
-        told += [
-            f"the static argument {name} had {_told(values, 'values')}"
-            for name, values in self._statics.items()
-            if len(values) > 1
-        ]
+        """What varied, that with most values first."""
+        found = [(name, what, seen) for (name, what), seen in self._seen.items() if len(seen) > 1]
+        found.sort(key=lambda item: -len(item[2]))
+        told = [f"{name} {len(seen)} {what}{_texts(seen)}" for name, what, seen in found]
         if not told:
-            kinds = [f"{name} ({len(k)})" for name, k in self._kinds.items() if len(k) > 1]
-            return (
-                "no axis varied, but the types, the structure or static values in "
-                f"{', '.join(kinds) or 'the arguments'}"
-            )
-        more = len(axes) - _AXES_TOLD
-        return "; ".join(told) + (f"; and {more} more axes" if more > 0 else "")
-
-
-def _every_axis(shapes: Iterable[tuple[int, ...]]) -> Iterable[tuple[int, int, int]]:
-    """Leaf, axis and size of all axes."""
-    return (
-        (leaf, axis, size) for leaf, shape in enumerate(shapes) for axis, size in enumerate(shape)
-    )
+            return "neither shapes nor types of arguments varied"
+        more = len(told) - _THINGS_TOLD
+        return "; ".join(told[:_THINGS_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _buckets_of(strategy: Strategy, largest: int) -> int:
@@ -196,18 +180,21 @@ def _buckets_of(strategy: Strategy, largest: int) -> int:
     return max(1, count)
 
 
-def _keep(seen: Values, value: Any) -> None:
+def _keep(seen: Values, value: Any, text: str = "") -> Values:
     if len(seen) < _KEPT:
-        seen[value] = None
+        seen[value] = text
+    return seen
 
 
 def _most(seen: Mapping[Any, Values]) -> int:
     return max(map(len, seen.values()), default=0)
 
 
-def _told(found: Values, what: str) -> str:
-    shown = ", ".join(map(str, list(found)[:_TOLD]))
-    return f"{len(found)} {what}: {shown}" + (", ..." if len(found) > _TOLD else "")
+def _texts(seen: Values) -> str:
+    shown = [text for text in seen.values() if text]
+    if not shown:
+        return ""
+    return f": {', '.join(shown[:_TOLD])}" + (", ..." if len(seen) > _TOLD else "")
 
 
 def _short(value: object) -> str:

@@ -53,7 +53,7 @@ def test_without_a_strategy_the_third_size_is_told_of_once() -> None:
 def test_lists_whose_length_varies_are_told_of() -> None:
     executor = BucketedExec(lambda x: np.float32(2) * sum(x["ids"]), warn_after=3).with_pow2()
     (text,) = told(calls(executor, *({"ids": [1.5] * n} for n in range(1, 6))))
-    assert "the structure or static values in x (4)" in text and "np.asarray" in text
+    assert "x had 4 structures or types" in text and "np.asarray" in text
 
 
 def test_other_types_are_no_new_sizes() -> None:
@@ -155,7 +155,7 @@ def test_the_argument_of_a_static_number_is_named() -> None:
     assert "the static argument scale had 3 values: 0.0, 0.5, 1.0" in text
     trees = BucketedExec(scaled, warn_after=2).with_pow2()
     (text,) = told(lambda: [trees(ones(3), {"by": 2.0, str(i): 1.0}) for i in range(4)])
-    assert "static values in scale (3)" in text
+    assert "scale had 3 structures or types, with static values in it" in text
 
 
 def test_sizes_are_told_of_where_all_open_axes_are_empty() -> None:
