@@ -35,7 +35,7 @@ class Workers:
 
     def _begin(self, can_work: bool = True) -> None:
         """Start with no jobs and no threads, and with a lock that no thread holds."""
-        self._can_work = can_work
+        self._can_work, self._is_ending = can_work, False
         self._waiting: dict[Hashable, Callable[[], Any]] = {}
         self._running: set[Hashable] = set()
         self._threads: set[threading.Thread] = set()
@@ -49,9 +49,7 @@ class Workers:
         with self._lock:
             if key in self._waiting or key in self._running:
                 return False
-            if not (self._can_work and is_running()):
-                return False
-            if len(self._waiting) >= self._background.queue:
+            if not self._can_work or len(self._waiting) >= self._background.queue:
                 return False
             # The thread first, which waits for the lock: an interrupt may come between any two
             # lines, and a job without a thread would never be done.
@@ -70,8 +68,10 @@ class Workers:
         """What a thread runs: one job after the other, until none waits."""
         while True:
             with self._lock:
-                if not is_running():
+                # Asked here: an interrupt in `is_alive` may mark the main thread as ended.
+                if not threading.main_thread().is_alive():
                     self._waiting.clear()
+                    self._can_work, self._is_ending = False, True
                 if not self._waiting:
                     self._threads.discard(threading.current_thread())
                     self._changed.notify_all()
@@ -92,7 +92,7 @@ class Workers:
             timeout = min(timeout, threading.TIMEOUT_MAX)
         with self._lock:
             self._changed.wait_for(self._is_idle, timeout)
-            return self._is_idle() and is_running()
+            return self._is_idle() and not self._is_ending
 
     def _is_idle(self) -> bool:
         return not self._waiting and not self._running
@@ -139,8 +139,3 @@ def _all_workers() -> weakref.WeakSet[Workers]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=after_in_child)
     return found
-
-
-def is_running() -> bool:
-    """Whether the interpreter is not ending. At its end, new threads would not be waited for."""
-    return threading.main_thread().is_alive()
