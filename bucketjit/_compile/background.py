@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from bucketjit._config import Background
+from bucketjit._jax.config import ThreadConfig
 from bucketjit._jax.devices import is_started
 
 
@@ -44,8 +45,11 @@ class Workers:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
-    def submit(self, key: Hashable, work: Callable[[], Any]) -> bool:
-        """Queue a job, unless its key is pending, the queue is full, or there can be no thread."""
+    def submit(self, key: Hashable, work: Callable[[ThreadConfig], Any]) -> bool:
+        """Queue a job, unless its key is pending, the queue is full, or there can be no thread.
+
+        ``work`` is called with the configuration of JAX that is in force here.
+        """
         with self._lock:
             if key in self._waiting or key in self._running:
                 return False
@@ -61,7 +65,7 @@ class Workers:
                     self._threads.add(thread)
                 if not self._threads:
                     return False
-            self._waiting[key] = work
+            self._waiting[key] = functools.partial(work, ThreadConfig())
             return True
 
     def _work(self) -> None:

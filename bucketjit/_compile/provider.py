@@ -205,10 +205,9 @@ class ExecutableProvider:
         """
         if request.mark in self._beyond_budget and not self.allowance.affordable():
             return
-        # JAX's context managers of the calling thread hold in the worker, too.
-        epoch, config, alive = self.epoch, ThreadConfig(), weakref.ref(self)
+        epoch, alive = self.epoch, weakref.ref(self)
 
-        def work() -> None:
+        def work(config: ThreadConfig) -> None:
             provider = alive()
             if provider is not None:  # else its bucketed function is gone
                 provider._prepare_later(request, epoch, config)
