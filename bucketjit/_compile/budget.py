@@ -114,8 +114,8 @@ class Allowance:
 
     def tell_refusal(self, request: CompileRequest, message: str) -> None:
         """Emit an event for a compile that is not allowed."""
-        # Without the function's name, with which messages begin: the event has it.
-        self._tell(Event("budget", self._name, request.sizes, detail=message.split(": ", 1)[1]))
+        detail = message.removeprefix(f"{self._name}: ")  # the event has the name
+        self._tell(Event("budget", self._name, request.sizes, detail=detail))
 
     def _refusal(self, request: CompileRequest, stored: Iterable[Executable]) -> str:
         """Why an executable may not be compiled and which one is nearest, as a message."""
