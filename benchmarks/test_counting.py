@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.cache import Slot
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
 
@@ -19,15 +19,13 @@ def test_a_warm_call(benchmark: Any) -> None:
     """The lines of `Plan.__call__` that count."""
     benchmark.group = "counting one call"
     counters, slot = Counters(), Slot(object())
-    line = CallCounter({"b": 3}, {"b": 4}, 3, 4, 10.0)
+    line = CallCounter({"b": 3}, {"b": 4}, 3, 4)
     counters.open(line)
 
     def count() -> None:
-        slot.last_used = now = time.monotonic()
+        slot.last_used = time.monotonic()
         slot.uses.add()
         line.calls.add()
-        if now >= line.clock.due:
-            line.clock.tick(now)
 
     benchmark(count)
 
@@ -35,14 +33,14 @@ def test_a_warm_call(benchmark: Any) -> None:
 def test_a_call_by_the_slow_path(benchmark: Any) -> None:
     benchmark.group = "counting one call"
     counters = Counters()
-    benchmark(lambda: counters.call(CallCounter({"b": 3}, {"b": 4}, 3, 4, 10.0)))
+    benchmark(lambda: counters.call(CallCounter({"b": 3}, {"b": 4}, 3, 4)))
 
 
 @pytest.mark.parametrize("shapes", [100, 16_384])
 def test_a_snapshot(benchmark: Any, shapes: int) -> None:
     benchmark.group = "a snapshot"
     counters = Counters()
-    lines = [CallCounter({"b": n}, {"b": 2 * shapes}, n, 2 * shapes, 10.0) for n in range(shapes)]
+    lines = [CallCounter({"b": n}, {"b": 2 * shapes}, n, 2 * shapes) for n in range(shapes)]
     for line in lines:
         counters.open(line)
         line.calls.add()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -119,38 +119,6 @@ class CompileBudget:
         if self.action not in ("error", "warn"):
             raise SpecError(
                 f"compile budget: action must be 'error' or 'warn', got {self.action!r}"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
-class Eviction:
-    """Which executable leaves a full cache first, and when it comes back.
-
-    Attributes:
-        policy: ``"lru"``, the least recently used, or ``"lfu"``, the least frequently used.
-        hysteresis: An evicted executable is compiled again only after so many calls needed it, as
-            long as a larger bucket can serve these calls. The number doubles each time that the
-            executable is evicted again, up to 128 times the first, so buckets that alternate soon
-            stop evicting each other. 0 compiles it at once.
-
-    Raises:
-        SpecError: There is no such policy, or ``hysteresis`` is negative or no int.
-
-    Examples:
-        >>> import jax.numpy as jnp
-        >>> from bucketjit import BucketedExec
-        >>> kept = BucketedExec(jnp.exp).with_pow2().with_maxsize(8, eviction=Eviction("lfu", 4))
-    """
-
-    policy: Literal["lru", "lfu"] = "lru"
-    hysteresis: int = 0
-
-    def __post_init__(self) -> None:
-        if self.policy not in ("lru", "lfu"):
-            raise SpecError(f"eviction: policy must be 'lru' or 'lfu', got {self.policy!r}")
-        if not is_int_from(self.hysteresis, 0):
-            raise SpecError(
-                f"eviction: hysteresis must be 0 or a positive int, got {self.hysteresis!r}"
             )
 
 
@@ -287,7 +255,6 @@ class Config:
         rules: The user's masking rules by primitive.
         maxsize: The most executables in the cache; None for no bound.
         max_bytes: The most bytes of executables in the cache; None for no bound.
-        eviction: Which executable is evicted first, and when it is compiled again.
         budget: How much may be compiled.
         background: How to compile in the background; None not to.
         ahead: How to compile all listed buckets with the first call; None not to.
@@ -318,7 +285,6 @@ class Config:
     rules: Mapping[Any, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     maxsize: int | None = DEFAULT_MAXSIZE
     max_bytes: int | None = None
-    eviction: Eviction = dataclasses.field(default_factory=Eviction)
     budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
     background: Background | None = None
     ahead: AheadOfCalls | None = None

@@ -251,9 +251,6 @@ _PLAIN = (
         "Padding among all elements of padded arguments.",
         lambda s: s.padding_waste,
     ),
-    _Metric(
-        "flop_waste_ratio", "The same, calls weighted by their operations.", lambda s: s.flop_waste
-    ),
 )
 
 

@@ -3,7 +3,7 @@
 =====================  ==================================================
 class                  returned by
 =====================  ==================================================
-``Stats``              ``stats``; it has ``BucketStats``, ``ProgramStats`` and ``Moment``
+``Stats``              ``stats``; it has ``BucketStats`` and ``ProgramStats``
 ``Report``             ``report``
 ``Explanation``        ``explain``; it has ``MaskedEquation``
 ``MapExplanation``     ``explain_map``
@@ -14,22 +14,19 @@ class                  returned by
 ``Loaded``             ``bucketjit.load``
 =====================  ==================================================
 
-Options: ``DynamicAxes`` is what ``dynamic_axes`` takes, ``Buckets`` what ``buckets`` takes, and
-`Eviction` is for ``with_maxsize``.
+Options: ``DynamicAxes`` is what ``dynamic_axes`` takes, ``Buckets`` what ``buckets`` takes.
 """
 
 from bucketjit._api.loaded import Loaded
 from bucketjit._api.options import Buckets, DynamicAxes
 from bucketjit._compile.budget import CompileGuard
-from bucketjit._compile.cache_store import CacheInfo
-from bucketjit._config import Eviction
+from bucketjit._compile.cache import CacheInfo
 from bucketjit._events import Event
 from bucketjit._inspect.explain import Explanation, MaskedEquation
 from bucketjit._inspect.report import Report
 from bucketjit._precompile.warmup import WarmupReport
 from bucketjit._ragged.explained import MapExplanation
 from bucketjit._runtime.statistics import BucketStats, ProgramStats, Stats
-from bucketjit._runtime.timeline import Moment
 
 __all__ = [
     "BucketStats",
@@ -38,12 +35,10 @@ __all__ = [
     "CompileGuard",
     "DynamicAxes",
     "Event",
-    "Eviction",
     "Explanation",
     "Loaded",
     "MapExplanation",
     "MaskedEquation",
-    "Moment",
     "ProgramStats",
     "Report",
     "Stats",

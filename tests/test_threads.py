@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import types
-import unittest.mock
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,6 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec
-from bucketjit._compile.background import Workers
-from bucketjit._config import Background
 from bucketjit._jax.patches.patch import in_modules
 from bucketjit._jax.patches.scan import open_scans
 from bucketjit._jax.primitives import find_primitives
@@ -266,18 +263,3 @@ def test_modules_that_are_imported_while_they_are_looked_through() -> None:
         for name in added:
             del sys.modules[name]
     assert added
-
-
-def test_dropping_what_waits_leaves_the_mark_that_ends_threads() -> None:
-    workers = Workers(Background(workers=1, queue=4))
-    jobs = workers._jobs
-    waiting = jobs.waiting
-
-    def stopped_meanwhile() -> Any:
-        jobs.waiting = waiting
-        jobs.stop()
-        return waiting.get_nowait()
-
-    jobs.waiting = unittest.mock.Mock(get_nowait=stopped_meanwhile)
-    workers.drop()
-    assert waiting.get_nowait() is None

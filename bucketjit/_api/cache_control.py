@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bucketjit._compile.budget import CompileGuard
-from bucketjit._compile.cache_store import CacheInfo
+from bucketjit._compile.cache import CacheInfo
 from bucketjit._config import is_int_from
 from bucketjit._precompile.warmup import check_seconds
 from bucketjit._runtime.engine import Engine

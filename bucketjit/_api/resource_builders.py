@@ -13,7 +13,6 @@ from bucketjit._config import (
     DEFAULT_MAXSIZE,
     Background,
     Config,
-    Eviction,
     is_positive_int,
 )
 from bucketjit._events import Listener
@@ -66,13 +65,13 @@ class ResourceBuilders:
         maxsize: int | None = DEFAULT_MAXSIZE,
         *,
         max_bytes: int | None = None,
-        eviction: Eviction | Literal["lru", "lfu"] = "lru",
+        eviction: Literal["lru"] = "lru",
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
 
         As in `functools.lru_cache`, the least recently used one is evicted first, and an evicted
-        one is compiled again by the next call that needs it. `bucketjit.types.Eviction` has other
-        ways. Executables that `BucketedExec.pin` named stay.
+        one is compiled again by the next call that needs it. Executables that `BucketedExec.pin`
+        named stay.
 
         When the last executable of a program is evicted, the program and the arrays that the
         function closed over are dropped too, unless it was differentiated or cannot be masked. A
@@ -84,8 +83,7 @@ class ResourceBuilders:
             max_bytes: The largest number of bytes of all executables, by XLA's memory analysis and
                 the arrays that they close over; None for no bound. A single executable that takes
                 more is kept alone.
-            eviction: Which one is evicted first, and when it is compiled again: ``"lru"``,
-                ``"lfu"``, or an `Eviction`.
+            eviction: ``"lru"``, the one way there is.
 
         Returns:
             A new bucketed function.
@@ -102,11 +100,13 @@ class ResourceBuilders:
             >>> double.cache_size(), double.stats().evictions
             (2, 1)
         """
-        how = eviction if isinstance(eviction, Eviction) else Eviction(eviction)
+        if eviction != "lru":
+            raise SpecError(
+                f"eviction must be 'lru', got {eviction!r}; pin(...) keeps what must stay, and "
+                "with_background_compile() serves calls by a larger bucket while theirs compiles"
+            )
         return self._with(
-            maxsize=bound("maxsize", maxsize),
-            max_bytes=bound("max_bytes", max_bytes),
-            eviction=how,
+            maxsize=bound("maxsize", maxsize), max_bytes=bound("max_bytes", max_bytes)
         )
 
     def with_background_compile(self, workers: int = 1, *, queue: int = 64) -> Self:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import CompileBudget
@@ -16,24 +15,13 @@ from bucketjit._events import LONGEST, Event, printable, shown
 from bucketjit._raised import frames_inside
 from bucketjit.errors import CompileBudgetError, CompileBudgetWarning
 
-_ADVICE = "Warm the bucket up, or round sizes up to fewer buckets."
-
-_ADVICE_EXACT = "Warm the shape up; explain() tells why calls run exact."
-
 
 @dataclass
 class Spending:
-    """How many compiles there were, and how many seconds they took.
-
-    Attributes:
-        compiles: The number of compiles, those under way included.
-        seconds: Their seconds, those of failed compiles included.
-        lock: Protects both numbers.
-    """
+    """How many compiles there were, those under way included, and how many seconds they took."""
 
     compiles: int = 0
     seconds: float = 0.0
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Allowance:
@@ -43,17 +31,10 @@ class Allowance:
         spent: What was compiled since the last `clear`, each of which starts a new object.
     """
 
-    def __init__(
-        self,
-        name: str,
-        budget: CompileBudget,
-        cache: ExecutableCache[Any, Executable],
-        tell: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, name: str, budget: CompileBudget, tell: Callable[[Event], None]) -> None:
         self.spent = Spending()
         self._name = name
         self._budget = budget
-        self._cache = cache
         self._tell = tell
         self._forbidden = 0  # how many `CompileGuard`s are in force
         self._lock = threading.Lock()
@@ -68,88 +49,50 @@ class Allowance:
             self._forbidden = max(0, self._forbidden + by)
 
     def affordable(self) -> bool:
-        """Whether a compile is allowed now."""
-        spent = self.spent
-        with spent.lock:
-            return self._allows(spent)
-
-    def _allows(self, spent: Spending) -> bool:
-        """Whether one more compile is within the limits. The lock of ``spent`` is held."""
-        budget = self._budget
+        """Whether one more compile is allowed now."""
+        budget, spent = self._budget, self.spent
         return not (
             self._forbidden
             or (budget.compiles is not None and spent.compiles + 1 > budget.compiles)
             or (budget.seconds is not None and spent.seconds >= budget.seconds)
         )
 
-    def spend(self, request: CompileRequest, is_asked_for: bool) -> Spending:
-        """Count a compile that is about to begin."""
-        spent = self.spent
-        # Check and count in one step: several threads may ask for the last compile.
-        with spent.lock:
-            if self._allows(spent):
-                spent.compiles += 1
-                return spent
-        message = self.refusal(request)
-        if not is_asked_for:
-            raise CompileBudgetError(message)
-        self.tell_refusal(request, message)
-        if self._forbidden or self._budget.action == "error":
-            raise CompileBudgetError(message)
-        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
-        with spent.lock:
-            spent.compiles += 1
-        return spent
+    def build(
+        self, request: CompileRequest, is_asked_for: bool, stored: Iterable[Executable]
+    ) -> Executable:
+        """Compile a request and count it; a compile that fails counts by its seconds only.
 
-    def tell_refusal(self, request: CompileRequest, message: str) -> None:
-        """Emit an event for a compile that is not allowed."""
-        # Without the function's name, with which messages begin: the event has it.
-        self._tell(Event("budget", self._name, request.sizes, detail=message.split(": ", 1)[1]))
+        Raises:
+            CompileBudgetError: It is not allowed; ``stored`` is what there is in its place.
+        """
+        spent = self._begin()
+        if spent is None:
+            message = self._refusal(request, stored)
+            if not is_asked_for:
+                raise CompileBudgetError(message)
+            self.tell_refusal(request, message)
+            if self._forbidden or self._budget.action == "error":
+                raise CompileBudgetError(message)
+            _warn(message)
+            spent = self._begin(is_free=True)
+        assert spent is not None
+        began, failed = time.perf_counter(), 1
+        try:
+            built = request.build()
+            failed = 0
+        finally:
+            with self._lock:
+                spent.compiles -= failed
+                spent.seconds += time.perf_counter() - began
+        return built
 
-    def refusal(self, request: CompileRequest) -> str:
-        """Why an executable may not be compiled and which one is nearest, as a message."""
-        sizes = shown(request.logical) or "these arguments"
-        wanted = f"{_kind(request.program is None)} {shown(request.sizes) or '()'}"
-        return (
-            f"{self._name}: a call with {sizes} needs the {wanted}, "
-            f"which is not compiled, and {self._limit}. {self._nearest(request)}"
-        )
-
-    @property
-    def _limit(self) -> str:
-        """The limit that forbids a compile, in words."""
-        if self._forbidden:
-            return "compiles are forbidden (forbid_compiles)"
-        budget = self._budget
-        limits = [
-            f"{limit} {unit}"
-            for limit, unit in ((budget.compiles, "compiles"), (budget.seconds, "seconds"))
-            if limit is not None
-        ]
-        return f"the compile budget of {' and '.join(limits)} is spent"
-
-    def _nearest(self, request: CompileRequest) -> str:
-        """The compiled bucket nearest to the requested one and what to do, in words."""
-        exact = request.program is None
-        advice = _ADVICE_EXACT if exact else _ADVICE
-        stored = [e for _, e in self._cache.items() if e.sizes.keys() == request.sizes.keys()]
-        if not stored:
-            return f"No bucket is compiled. {advice}"
-
-        def distance(entry: Executable) -> float:
-            return sum(abs(entry.sizes[v] - n) / n for v, n in request.sizes.items() if n)
-
-        nearest = min(stored, key=lambda entry: (distance(entry), entry.exact != exact))
-        if nearest.sizes == request.sizes and nearest.exact == exact:
-            return (
-                "That one is compiled for arguments of other types or shapes, for what this call "
-                "is a derivative of, or for sizes at which the function does something else. Make "
-                "such a call before, or warm up these very sizes."
-            )
-        beyond = [v for v, n in request.logical.items() if nearest.sizes.get(v, n) < n]
-        which = f" (too small in {', '.join(beyond)})" if beyond else ""
-        told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
-        return f"The nearest compiled {told}. {advice}"
+    def _begin(self, is_free: bool = False) -> Spending | None:
+        """Count a compile in one step with the check: several threads may ask for the last one."""
+        with self._lock:
+            if not is_free and not self.affordable():
+                return None
+            self.spent.compiles += 1
+            return self.spent
 
     def compiled_again(self, entry: Executable) -> None:
         """Count a compile of ``jit`` for arguments placed in a new way, and warn beyond a limit.
@@ -158,19 +101,39 @@ class Allowance:
         """
         again = "once more, for arguments that are placed otherwise"
         self._tell(Event("compile", self._name, entry.sizes, detail=again))
-        spent = self.spent
-        with spent.lock:
-            is_allowed = self._allows(spent)
-            spent.compiles += 1
-        if is_allowed:
+        if self._begin() is not None:
             return
-        message = (
-            f"{self._name}: the {_kind(entry.exact)} {shown(entry.sizes) or '()'} was compiled "
-            f"{again} (committed to a device, say) than those before, and {self._limit}. Warm "
-            "it up with arguments that are placed like these."
+        self._begin(is_free=True)
+        what = (
+            f"the {_kind(entry.exact)} {shown(entry.sizes) or '()'} was compiled {again} "
+            f"(committed to a device, say) than those before, and {self._limit}. Warm it up with "
+            "arguments that are placed like these."
         )
-        self._tell(Event("budget", self._name, entry.sizes, detail=message.split(": ", 1)[1]))
-        warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())
+        self._tell(Event("budget", self._name, entry.sizes, detail=what))
+        _warn(f"{self._name}: {what}")
+
+    def tell_refusal(self, request: CompileRequest, message: str) -> None:
+        """Emit an event for a compile that is not allowed."""
+        detail = message.removeprefix(f"{self._name}: ")  # the event has the name
+        self._tell(Event("budget", self._name, request.sizes, detail=detail))
+
+    def _refusal(self, request: CompileRequest, stored: Iterable[Executable]) -> str:
+        """Why an executable may not be compiled and which one is nearest, as a message."""
+        sizes = shown(request.logical) or "these arguments"
+        wanted = f"{_kind(request.program is None)} {shown(request.sizes) or '()'}"
+        return (
+            f"{self._name}: a call with {sizes} needs the {wanted}, which is not compiled, and "
+            f"{self._limit}. {_nearest(request, stored)}"
+        )
+
+    @property
+    def _limit(self) -> str:
+        """The limit that forbids a compile, in words."""
+        if self._forbidden:
+            return "compiles are forbidden (forbid_compiles)"
+        limits = (self._budget.compiles, "compiles"), (self._budget.seconds, "seconds")
+        told = " and ".join(f"{limit} {unit}" for limit, unit in limits if limit is not None)
+        return f"the compile budget of {told} is spent"
 
 
 class CompileGuard:
@@ -197,6 +160,38 @@ class CompileGuard:
         self.release()
 
 
+def _nearest(request: CompileRequest, stored: Iterable[Executable]) -> str:
+    """The compiled bucket nearest to the requested one and what to do, in words."""
+    exact = request.program is None
+    advice = "Warm the bucket up, or round sizes up to fewer buckets."
+    if exact:
+        advice = "Warm the shape up; explain() tells why calls run exact."
+    like = [entry for entry in stored if entry.sizes.keys() == request.sizes.keys()]
+    if not like:
+        return f"No bucket is compiled. {advice}"
+
+    def distance(entry: Executable) -> tuple[float, bool]:
+        apart = sum(abs(entry.sizes[v] - n) / n for v, n in request.sizes.items() if n)
+        return apart, entry.exact != exact
+
+    nearest = min(like, key=distance)
+    if nearest.sizes == request.sizes and nearest.exact == exact:
+        return (
+            "That one is compiled for arguments of other types or shapes, for what this call is a "
+            "derivative of, or for sizes at which the function does something else. Make such a "
+            "call before, or warm up these very sizes."
+        )
+    small = [v for v, n in request.logical.items() if nearest.sizes.get(v, n) < n]
+    which = f" (too small in {', '.join(small)})" if small else ""
+    told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
+    return f"The nearest compiled {told}. {advice}"
+
+
 def _kind(exact: bool) -> str:
     """How messages call an executable."""
     return "exact shape" if exact else "bucket"
+
+
+def _warn(message: str) -> None:
+    """Warn of a compile beyond the budget, at the line of the caller's code."""
+    warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())

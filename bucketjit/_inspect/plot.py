@@ -20,7 +20,7 @@ _BARS = 60  # bars of a histogram of sizes, at most
 
 
 def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
-    """Draw sizes with buckets, waste, and calls and compiles over time."""
+    """Draw sizes with buckets, and waste."""
     if not isinstance(path, str | os.PathLike) or not Path(path).suffix:
         raise SpecError(f"expected a path that ends in a format such as .png or .svg, got {path!r}")
     with Extra("plots", "matplotlib", "cli"):
@@ -29,7 +29,7 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
     if Path(path).suffix[1:].lower() not in formats:
         raise SpecError(f"expected a path that ends in one of {', '.join(formats)}, got {path!r}")
     dims = list(stats.size_counts)
-    rows = math.ceil((len(dims) + 2) / _COLUMNS)
+    rows = math.ceil((len(dims) + 1) / _COLUMNS)
     # Not with pyplot: it keeps every figure alive, and chooses a window system.
     figure = Figure(figsize=(11, 3.6 * rows), layout="constrained")
     figure.suptitle(
@@ -40,9 +40,8 @@ def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
     spots = list(figure.subplots(rows, _COLUMNS, squeeze=False).flat)
     for axes, dim in zip(spots, dims, strict=False):
         _draw_sizes(axes, dim, stats)
-    waste, growth, *empty = spots[len(dims) :]
+    waste, *empty = spots[len(dims) :]
     _draw_waste(waste, stats)
-    _draw_history(growth, stats)
     for axes in empty:
         axes.set_axis_off()
     figure.savefig(path)
@@ -64,26 +63,10 @@ def _draw_sizes(axes: Axes, dim: str, stats: Stats) -> None:
 
 
 def _draw_waste(axes: Axes, stats: Stats) -> None:
-    shares = [*stats.dimension_waste.values(), stats.padding_waste, stats.flop_waste]
-    names = [*stats.dimension_waste, "all", "FLOPs"]
+    shares = [*stats.dimension_waste.values(), stats.padding_waste]
+    names = [*stats.dimension_waste, "all"]
     # Bars are placed by number: a variable may be called "all" too.
     drawn = axes.bar(range(len(names)), [100 * share for share in shares], color="C1")
     axes.set_xticks(range(len(names)), names)
     axes.bar_label(drawn, fmt="%.1f")
     axes.set(ylabel="padding, %", title="waste", ylim=(0, 100))
-
-
-def _draw_history(axes: Axes, stats: Stats) -> None:
-    """Draw calls and hits on the left axis, compiles on the right one."""
-    seconds = [0.0, *(m.seconds for m in stats.history)]
-    axes.plot(seconds, [0, *(m.calls for m in stats.history)], color="0.6", label="calls")
-    axes.plot(seconds, [0, *(m.hits for m in stats.history)], color="C0", label="hits")
-    axes.set(xlabel="seconds", ylabel="calls", title="hits and compiles over time")
-    axes.set_ylim(bottom=0)
-    right = axes.twinx()
-    compiles = [0, *(m.compiles for m in stats.history)]
-    right.step(seconds, compiles, where="post", color="C3", label="compiles")
-    right.set_ylabel("compiles")
-    right.set_ylim(bottom=0)
-    lines = [*axes.get_lines(), *right.get_lines()]
-    axes.legend(lines, [str(line.get_label()) for line in lines], loc="upper left")

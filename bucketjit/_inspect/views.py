@@ -33,8 +33,7 @@ class Views:
 
         Counting costs a call well under a microsecond; sums are made when a snapshot is taken. The
         memory for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the
-        rest counted as ``"other"``; 4,096 sizes of each dimension variable; 257 moments of the
-        history.
+        rest counted as ``"other"``; 4,096 sizes of each dimension variable.
 
         Returns:
             The snapshot, which does not change any more.
@@ -81,7 +80,7 @@ class Views:
         return Report(repr(self), dataclasses.asdict(self.stats()))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw sizes with buckets, waste, and hits and compiles over time.
+        """Draw sizes with buckets, and waste.
 
         Args:
             path: The file to write; its suffix chooses the format, such as ``.png`` or ``.svg``.

@@ -288,11 +288,11 @@ class Agreement:
         if offer.sharded is not None:
             assert self._shards is not None
             program = masked.program
-            result = self._shards.run(engine, offer.sharded, program, entry, is_compiled, out)
+            result = self._shards.run(engine, offer.sharded, program, entry, out)
             signed = offer.sharded.signed
         else:
             served = engine.served(masked.key, entry, signed, call, out)
-            result = engine.run(entry, signed, call, served, out, is_compiled)
+            result = engine.run(entry, signed, call, served, out)
             if engine.config.check is Check.OFF:
                 self._recall.serve_by_handler(engine, offer, arguments, served)
         if is_compiled:

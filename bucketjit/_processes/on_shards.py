@@ -118,12 +118,11 @@ class OnShards:
         call: ShardedCall,
         program: Interface,
         entry: Executable,
-        is_compiled: bool,
         out: Out,
     ) -> Any:
         """Run a call in a bucket that all processes have chosen."""
         shards, call = local_shards(self._chosen), call.with_program(program)
-        with counted(engine.counters, _counter(entry, call), is_compiled):
+        with counted(engine.counters, _counter(entry, call)):
             sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = _arguments(shards, entry, call)
             results = entry.run(global_rows(shards, sizes), arguments)
@@ -171,7 +170,7 @@ def _counter(entry: Executable, call: ShardedCall) -> CallCounter:
     """A counter for the call."""
     real = sum(math.prod(call.given.shapes[i]) for i, _ in entry.pads)
     total = len(call.parts) * sum(math.prod(shape) for _, shape in entry.pads)
-    return CallCounter(call.call.sizes, entry.sizes, real, total, entry.flops, key=call.shape_key)
+    return CallCounter(call.call.sizes, entry.sizes, real, total, key=call.shape_key)
 
 
 def _arguments(shards: LocalShards, entry: Executable, call: ShardedCall) -> list[Any]:

@@ -142,7 +142,6 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
         padded_rows=computed,
         real=sum(kind.real * n for kind, n in kinds.items()),
         total=total * computed // entry.rows,
-        flops=entry.flops,
         keys=[kind.key for kind in kinds],
     )
 

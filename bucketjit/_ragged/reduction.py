@@ -116,7 +116,7 @@ class _Window:
         found = call.executable(way, call.kinds.rows(count, summed=True), rows[0])
         if isinstance(found, Alone):
             return self._alone(rows, found.why, total)
-        entry, is_compiled = found
+        entry, _ = found
         given = entry, rows, call.kinds, self._shared
         try:
             if engine.config.check is Check.POISON:
@@ -129,7 +129,7 @@ class _Window:
                 sums = launch(*given).outs
         except SignatureChanged:
             return self._alone(rows, PLACED, total)
-        engine.counters.batch(counted_batch(entry, rows, call.mapped), is_compiled)
+        engine.counters.batch(counted_batch(entry, rows, call.mapped))
         program = way.program
         dtypes = [dtype for dtype, _ in program.out_types]
         total.add(rows[0].kind.call.out_tree, dtypes, sums, len(rows))

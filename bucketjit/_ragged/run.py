@@ -242,7 +242,7 @@ class MapCall:
                 launched = launch(entry, rows, self.kinds, shared)
         except SignatureChanged:
             return lambda: self.run_alone(rows, PLACED)
-        engine.counters.batch(counted_batch(entry, rows, self.mapped), is_compiled)
+        engine.counters.batch(counted_batch(entry, rows, self.mapped))
         return (lambda: results) if checked else (lambda: results_of(launched, self._options.out))
 
     def _compare_ways(

@@ -185,7 +185,7 @@ class Engine:
         served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
         try:
-            result = self.run(entry, signed, call, served, out, is_compiled)
+            result = self.run(entry, signed, call, served, out)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
         except SizesDiffer as other:
@@ -240,10 +240,9 @@ class Engine:
         call: ResolvedCall,
         served: ServedCall,
         out: Out,
-        is_compiled: bool = False,
     ) -> Any:
         """Run a call in a bucket, checked if that is configured, and count it."""
-        counting = counted(self.counters, served.line, is_compiled)
+        counting = counted(self.counters, served.line)
         run = functools.partial(run_padded, entry, served.sizes, signed, served.finish)
         if self.config.check is Check.OFF:
             with counting:
@@ -318,14 +317,14 @@ class Engine:
         )
         if found is None:
             line = CallCounter(dict(sizes), reason=reason)
-            with counted(self.counters, line, False) if is_call else nullcontext():
+            with counted(self.counters, line) if is_call else nullcontext():
                 return run_eagerly(signed, out, reason)
         entry, source, _ = found
         finish = exact_finisher(entry, signed, program, out)
         named = sizes or signed.signature.guessed_sizes(signed.shapes)
         line = CallCounter(named, reason=reason, key=signed.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
-        counting = counted(self.counters, line, source == "compile") if is_call else nullcontext()
+        counting = counted(self.counters, line) if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)

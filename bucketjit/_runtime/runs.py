@@ -36,11 +36,11 @@ def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> Cal
     for leaf, _ in entry.pads:
         real += math.prod(shapes[leaf])
     total = entry.padded_elements
-    return CallCounter(logical, entry.sizes, real, total, entry.flops, key=signed.shape_key)
+    return CallCounter(logical, entry.sizes, real, total, key=signed.shape_key)
 
 
 @contextmanager
-def counted(counters: Counters, line: CallCounter, compiled: bool) -> Iterator[None]:
+def counted(counters: Counters, line: CallCounter) -> Iterator[None]:
     """Count a call once its executable has run, even if running it failed.
 
     Errors from before the run, such as `SignatureChanged`, are not counted.
@@ -49,9 +49,9 @@ def counted(counters: Counters, line: CallCounter, compiled: bool) -> Iterator[N
         yield
     except Exception as error:
         if failed_running(error):
-            counters.call(line, compiled)
+            counters.call(line)
         raise
-    counters.call(line, compiled)
+    counters.call(line)
 
 
 def exact_finisher(

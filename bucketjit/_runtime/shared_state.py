@@ -10,11 +10,12 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
+from bucketjit._compile.budget import Allowance
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._config import Config
-from bucketjit._events import emit
+from bucketjit._events import Event, emit
 from bucketjit._runtime.counters import Counters
 from bucketjit._signature.signer import Signer
 from bucketjit._tracing.interface import Interface
@@ -63,9 +64,39 @@ class SharedState(Generic[E]):
     """
 
     def __init__(self, config: Config, name: str) -> None:
-        self.counters = Counters()
+        self.counters = counters = Counters()
         self.engines: Engines[E] = Engines()
-        self.cache, self.provider = make_cache(config, name, self.counters, self.engines)
+        engines = self.engines
+        tell = functools.partial(emit, listeners=config.listeners)
+        allowance = Allowance(name, config.budget, tell)
+
+        # The cache holds these functions, so none of them holds the cache, the provider or `self`:
+        # without a cycle, a bucketed function that is dropped frees its executables at once.
+
+        def evicted(key: Any, entry: Executable, why: str) -> None:
+            if isinstance(key[0], Interface):  # a signature, if the shape is exact
+                for engine in engines:
+                    engine.signer.release(key[0])
+            tell(Event("evict", name, entry.sizes, detail=why))
+
+        def compiled(entry: Executable) -> None:
+            count = counters.load if entry.loaded else counters.compile
+            count(entry.compile_seconds)
+            entry.on_compile = again
+
+        def again(entry: Executable) -> None:
+            counters.compile(0.0)  # jit has compiled it by itself; how long that took is not known
+            allowance.compiled_again(entry)
+
+        self.cache: ExecutableCache[Any, Executable] = ExecutableCache(
+            config.maxsize,
+            max_bytes=config.max_bytes,
+            weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
+            on_evict=evicted,
+        )
+        self.provider = ExecutableProvider(
+            self.cache, name, allowance, config.background, compiled, tell
+        )
 
     def clear(self) -> None:
         """Drop every executable and engine, and reset the counters."""
@@ -73,54 +104,3 @@ class SharedState(Generic[E]):
         self.cache.clear()
         self.engines.clear()
         self.counters.clear()
-
-
-def make_cache(
-    config: Config,
-    name: str,
-    counters: Counters,
-    engines: Engines[Any],
-) -> tuple[ExecutableCache[Any, Executable], ExecutableProvider]:
-    """A cache, and the provider that fills it."""
-
-    def compiled(entry: Executable) -> None:
-        count = counters.load if entry.loaded else counters.compile
-        count(entry.compile_seconds)
-        entry.on_compile = again
-
-    # jit has compiled an executable once more by itself; how long that took is not known.
-    def again(entry: Executable) -> None:
-        counters.compile(0.0)
-        provider = providers[0]()
-        if provider is not None:
-            provider.allowance.compiled_again(entry)
-
-    # Filled below: the cache is made with callbacks that need the provider, which needs the cache.
-    providers: list[weakref.ref[ExecutableProvider]] = []
-
-    def evicted(key: Any, entry: Executable, why: str) -> None:
-        if isinstance(key[0], Interface):  # else an exact shape, whose key starts with a signature
-            for engine in engines:
-                engine.signer.release(key[0])
-        provider = providers[0]()
-        if provider is not None:
-            provider.evicted(key, entry, why)
-
-    cache: ExecutableCache[Any, Executable] = ExecutableCache(
-        config.maxsize,
-        max_bytes=config.max_bytes,
-        policy=config.eviction.policy,
-        weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
-        on_evict=evicted,
-    )
-    provider = ExecutableProvider(
-        cache,
-        name,
-        config.budget,
-        config.background,
-        config.eviction.hysteresis,
-        compiled,
-        functools.partial(emit, listeners=config.listeners),
-    )
-    providers.append(weakref.ref(provider))
-    return cache, provider

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, TypeVar
 
 from bucketjit._events import LONGEST_LABEL, one_line
 from bucketjit._runtime.summary import summary_of
-from bucketjit._runtime.timeline import Moment
 
 V = TypeVar("V")
 
@@ -138,12 +137,9 @@ class Stats:
         padding_waste: Share of padding in the elements of padded arguments, 0 to 1.
         buckets: The executables in the cache, in the order of their compiles.
         dimension_waste: Share of padding in the padded sizes of each dimension variable, 0 to 1.
-        flop_waste: ``padding_waste`` with each call weighted by the floating point operations of
-            its executable: about the share of them that is spent on padding.
         programs: The programs traced so far, without those dropped with their executables.
         size_counts: Number of calls by logical size, of each dimension variable. Beyond 4096 sizes
             of one variable they are rounded up to a multiple of 2, then of 4 and so on.
-        history: How the counters grew, in at most 257 moments.
         since: When the counters started, in seconds since 1970.
         loads: Executables read from files, see `BucketedExec.with_persistence`.
         load_seconds: Seconds spent on reading them.
@@ -171,10 +167,8 @@ class Stats:
     loads: int = 0
     load_seconds: float = 0.0
     dimension_waste: Mapping[str, float] = FrozenDict[str, float]()
-    flop_waste: float = 0.0
     programs: tuple[ProgramStats, ...] = ()
     size_counts: Mapping[str, Mapping[int, int]] = FrozenDict[str, Mapping[int, int]]()
-    history: tuple[Moment, ...] = ()
     since: float = 0.0
     dropped_runs: int = 0
     rows: int = 0
@@ -233,17 +227,23 @@ class Reasons:
     """Names of the first `REASONS_KEPT` reasons seen; all others are counted as `OTHER`."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self._names: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
 
-    def see(self, reason: str) -> tuple[str, bool]:
-        """The name that a reason is counted under, and whether that name is new."""
+    def name(self, reason: str) -> str:
+        """The name that a reason is counted under."""
         name = shown_reason(reason)
-        # `OTHER` comes as the 65th name, and is new once like the others.
-        if name not in self._known and len(self._known) >= REASONS_KEPT:
-            name = OTHER
-        is_new = name not in self._known
-        self._known.add(name)
-        return name, is_new
+        if name not in self._names:
+            if len(self._names) >= REASONS_KEPT:
+                return OTHER
+            self._names.add(name)
+        return name
+
+    def is_new(self, what: str, name: str) -> bool:
+        """Whether this is the first time that a name is asked about for this purpose."""
+        is_new = (what, name) not in self._told
+        self._told.add((what, name))
+        return is_new
 
 
 def share(part: float, whole: float) -> float:

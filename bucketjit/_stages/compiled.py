@@ -219,7 +219,7 @@ class Compiled(Stage):
         program = self._subject.call.program
         finish = exact_finisher(entry, signed, program, engine.config.out)
         line = CallCounter(self.bucket, key=signed.shape_key)
-        with counted(engine.counters, line, False):
+        with counted(engine.counters, line):
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if engine.config.check is Check.OFF:

@@ -23,7 +23,7 @@ from jax.experimental import sparse
 from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._runtime import buckets
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError, SpecError
-from bucketjit.types import BucketStats, CacheInfo, Eviction
+from bucketjit.types import BucketStats, CacheInfo
 from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)
@@ -1383,9 +1383,7 @@ def test_constraints_that_are_no_list(wrong: Any) -> None:
 def test_bounds_may_be_ints_of_numpy() -> None:
     four = np.int64(4)
     fn = BucketedExec(jnp.sum, compile_budget=CompileBudget(compiles=four))
-    fn = fn.with_maxsize(
-        maxsize=four, max_bytes=np.int64(2**40), eviction=Eviction(hysteresis=8)
-    ).with_pow2(min=four)
+    fn = fn.with_maxsize(maxsize=four, max_bytes=np.int64(2**40)).with_pow2(min=four)
     assert fn.with_background_compile(four, queue=four)(np.ones(3, np.float32)) == 3
     with pytest.raises(SpecError, match="maxsize must be a positive int"):
         fn.with_maxsize(np.int64(0))

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit.types import Event, Eviction
+from bucketjit.types import Event
 from tests.comparison import ramp
 
 
@@ -125,8 +125,7 @@ def test_ways_to_serve_calls_go_too() -> None:
 
 CONFIGURED: dict[str, Callable[[BucketedExec], BucketedExec]] = {
     "background": lambda e: e.with_background_compile(),
-    "hysteresis": lambda e: e.with_maxsize(2, eviction=Eviction(hysteresis=4)),
-    "bytes": lambda e: e.with_maxsize(None, max_bytes=1, eviction=Eviction(hysteresis=8)),
+    "bytes": lambda e: e.with_maxsize(None, max_bytes=1),
     "ahead": lambda e: e.with_buckets([4, 8]).with_ahead_compile().with_maxsize(2),
 }
 

@@ -30,7 +30,6 @@ from bucketjit._persistence import environment, files, record
 from bucketjit._persistence.files import SUFFIX
 from bucketjit._persistence.store import Store
 from bucketjit.errors import CompileBudgetError, PersistenceWarning, SpecError
-from bucketjit.types import Eviction
 
 
 def rows(n: int, *shape: int) -> np.ndarray:
@@ -314,13 +313,10 @@ def test_loads_need_no_budget(kept):
         executor(rows(5, 2))
 
 
-@pytest.mark.parametrize("hysteresis", [0, 1])
-def test_what_stands_in_gives_way_to_what_is_in_files(kept, hysteresis):
+def test_what_stands_in_gives_way_to_what_is_in_files(kept):
     sizes = (64, 3, 9)
     kept.did(kept(), *[(rows(n, 2),) for n in sizes])
-    executor = (
-        kept().with_background_compile().with_maxsize(3, eviction=Eviction(hysteresis=hysteresis))
-    )
+    executor = kept().with_background_compile().with_maxsize(3)
     with executor.forbid_compiles():
         for _ in range(2):
             for n in (*sizes, 17):

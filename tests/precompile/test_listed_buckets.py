@@ -22,7 +22,7 @@ from bucketjit.errors import (
     SpecError,
 )
 from bucketjit.strategies import Linear
-from bucketjit.types import Event, Eviction
+from bucketjit.types import Event
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
 LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
@@ -234,7 +234,7 @@ def test_a_cleared_cache_ends_the_plan(
 
 @pytest.mark.parametrize("maxsize", [5, 128, None])
 def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int | None) -> None:
-    executor, reasons = told(executor.with_maxsize(maxsize, eviction=Eviction(hysteresis=8)))
+    executor, reasons = told(executor.with_maxsize(maxsize))
     executor = executor.with_buckets(range(1, 2000), "b").with_buckets(range(1, 2000), "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles == 1
@@ -242,7 +242,7 @@ def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int
 
 
 def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
-    executor, reasons = told(executor.with_maxsize(8, eviction=Eviction(hysteresis=8)))
+    executor, reasons = told(executor.with_maxsize(8))
     executor = executor.with_buckets([2, 4, 8], "b").with_buckets([5, 9], "s")
     for dtype in (np.float32, np.float16, np.int32):
         for b in (1, 8):
@@ -255,7 +255,7 @@ def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
 
 
 def test_a_plan_that_does_not_fit_into_the_bytes_ends(executor: BucketedExec) -> None:
-    executor, reasons = told(executor.with_maxsize(max_bytes=1, eviction=Eviction(hysteresis=8)))
+    executor, reasons = told(executor.with_maxsize(max_bytes=1))
     executor = executor.with_buckets(range(1, 31), "b").with_buckets([9], "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles < 10

@@ -22,7 +22,6 @@ from bucketjit.errors import (
     FallbackWarning,
     SpecError,
 )
-from bucketjit.types import Eviction
 from tests.plans import Boxes
 
 F32 = np.float32
@@ -282,7 +281,7 @@ def test_padding_stays_small() -> None:
 
 def test_maxsize_and_clear() -> None:
     executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n", compile_budget=50)
-    executor = executor.with_pow2().with_maxsize(maxsize=2, eviction=Eviction(hysteresis=8))
+    executor = executor.with_pow2().with_maxsize(maxsize=2)
     for _ in range(2):
         assert [float(x) for x in executor.map(ones(1, 3, 6, 12))] == [1, 3, 6, 12]
     assert executor.cache_size() == 2 and executor.stats().evictions

@@ -9,7 +9,7 @@ import numpy as np
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit.strategies import Linear
-from bucketjit.types import DynamicAxes, Eviction, Stats
+from bucketjit.types import DynamicAxes, Stats
 
 
 def loss(weights: dict[str, jax.Array], x: jax.Array, *, scale: float = 1.0) -> jax.Array:
@@ -25,7 +25,7 @@ x = jax.numpy.ones((5, 3))
 
 # --- the signature and the result type are those of the function ---
 
-bucketed = BucketedExec(loss).with_pow2(min=4).with_maxsize(8, eviction=Eviction("lfu"))
+bucketed = BucketedExec(loss).with_pow2(min=4).with_maxsize(8)
 assert_type(bucketed(weights, x), jax.Array)
 assert_type(bucketed(weights, x=x, scale=2.0), jax.Array)
 bucketed(weights, 3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

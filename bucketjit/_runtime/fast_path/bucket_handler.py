@@ -21,7 +21,7 @@ import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.results import Change
-from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.call_counts import CallCounter
@@ -39,14 +39,12 @@ _now = time.monotonic
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
     """A function that counts one call: a hit of the slot, and a call of the counter."""
-    use, count, clock, now = slot.uses.add, line.calls.add, line.clock, _now
+    use, count, now = slot.uses.add, line.calls.add, _now
 
     def counted() -> None:
-        slot.last_used = moment = now()
+        slot.last_used = now()
         use()
         count()
-        if moment >= clock.due:
-            clock.tick(moment)
 
     return counted
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
-from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.call_counts import CallCounter
 

@@ -138,7 +138,6 @@ class RememberedCalls:
         hosts: Sequence[Where],
     ) -> Handler:
         """Make the handler of a call and put it into its table. The lock is held."""
-        # First, because it sets the clock of the call counter, which the handler holds.
         self._counters.open(served.line)
         handler = make_handler(
             *(table.layout, slot, served.sizes, leaves, served.finish, served.line, hosts)
