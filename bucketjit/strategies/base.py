@@ -254,11 +254,11 @@ class Ladder:
         size = self.min if size < self.min else size
         multiple = self.multiple_of
         # A rung rounded up reaches `size` just when the rung is beyond the multiple below `size`.
-        rung = self._rung_beyond((size - 1) // multiple * multiple)
+        rung = self.rung_beyond((size - 1) // multiple * multiple)
         bucket = -(-rung // multiple) * multiple
         return bucket if largest is None or bucket < largest else largest
 
-    def _rung_beyond(self, size: int) -> int:
+    def rung_beyond(self, size: int) -> int:
         """Return the smallest rung that is strictly larger than ``size`` (0 or more)."""
         raise NotImplementedError
 
