@@ -146,7 +146,7 @@ def examples_of(
     signer: Signer, args: tuple[Any, ...], kwargs: Mapping[str, Any], in_axes: object
 ) -> Examples:
     """Find the mapped arguments of a call of `map`."""
-    given: dict[Name, Any] = {**dict(enumerate(args)), **kwargs}
+    given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
     found = _mapped(signer, given, in_axes)
     mapped = tuple(name for name in given if name in found)
     if not mapped:
@@ -189,7 +189,7 @@ def mapped_leaves(
     signer: Signer, signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
 ) -> frozenset[int]:
     """The leaves of a call of one example that examples have their own of."""
-    given: dict[Name, Any] = {**dict(enumerate(args)), **kwargs}
+    given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
     if in_axes is None and signer.arguments_with_open_axes(len(args), list(kwargs)) is None:
         mapped = {name for name, value in given.items() if getattr(value, "ndim", 0)}
     else:
@@ -250,7 +250,7 @@ def _mapped(signer: Signer, given: Mapping[Name, Any], in_axes: object) -> set[N
 
 def _lists_among(signer: Signer, given: Mapping[Name, Any]) -> set[Name]:
     """The arguments that look like lists of examples."""
-    no_lists = str | bytes | bytearray | Mapping | Padded | jax.Array | np.generic
+    no_lists = (str, bytes, bytearray, Mapping, Padded, jax.Array, np.generic)
 
     def is_list(value: object) -> bool:
         if isinstance(value, np.ndarray):

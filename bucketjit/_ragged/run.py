@@ -266,13 +266,15 @@ class MapCall:
     def _compare_ways(self, way: Batched, entry: Executable, rows: Sequence[Row]) -> None:
         """Run a batch in both ways, and note whether the rows of the program take turns."""
         found = self._executable(way, self.kinds.rows(rows_in_turn(way), in_turn=True), rows[0])
-        self.engine.takes_turns[way.program] = not isinstance(found, Alone) and is_faster_in_turn(
-            *(
+        is_faster = False
+        if not isinstance(found, Alone):
+            at_once, in_turn = (
                 functools.partial(launch, each, rows[: each.rows], self.kinds, self._shared)
                 for each in (entry, found[0])
-            ),
-            min(1.0, rows_in_turn(way) / len(rows)),
-        )
+            )
+            share = min(1.0, rows_in_turn(way) / len(rows))
+            is_faster = is_faster_in_turn(at_once, in_turn, share)
+        self.engine.takes_turns[way.program] = is_faster
 
     def _executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
         """The executable of a batch."""
