@@ -19,7 +19,8 @@ from bucketjit._runtime.engine import Engine
 
 _LEAST_FLOPS = 1e7  # of a row: a few milliseconds
 _ROWS_IN_TURN, _TOKENS_IN_TURN = 16, 4096  # the most of an executable whose rows take turns
-_RUNS_TIMED = 3  # of a batch in each way
+_LEAST_RUNS, _MOST_RUNS = 3, 16  # of a batch in each way
+_MOST_SECONDS = 0.5  # after which no more runs begin
 _WORTH_TURNS = 1.25  # how much longer a row may take, as fewer executables are compiled
 
 
@@ -47,12 +48,15 @@ def rows_in_turn(way: Batched) -> int:
 def is_faster_in_turn(at_once: Callable[[], Any], in_turn: Callable[[], Any], share: float) -> bool:
     """Compare a batch with the share of its rows that a run in turn takes.
 
-    The ways take turns themselves, and the least of some runs counts. Elapsed time tells how many
+    The ways take turns themselves, and the least of many runs counts. Elapsed time tells how many
     cores a way keeps busy, and on a busy machine also what others do; CPU time does not. So the
     mean of both ratios decides.
     """
     times: dict[Callable[[], Any], list[tuple[float, float]]] = {at_once: [], in_turn: []}
-    for _ in range(_RUNS_TIMED):  # the first run sets the executable up
+    until = time.perf_counter() + _MOST_SECONDS
+    for i in range(_MOST_RUNS):  # the first run sets the executable up
+        if i >= _LEAST_RUNS and time.perf_counter() > until:
+            break
         for run, seconds in times.items():
             elapsed, cpu = time.perf_counter(), time.process_time()
             jax.block_until_ready(run())
