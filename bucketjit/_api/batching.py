@@ -9,8 +9,7 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.explained import MapExplanation, explain_map
-from bucketjit._ragged.map import map_examples
-from bucketjit._ragged.options import options_of
+from bucketjit._ragged.map import map_examples, options_of
 from bucketjit._runtime.engine import Engine
 from bucketjit.errors import SpecError
 

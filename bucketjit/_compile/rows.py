@@ -153,13 +153,15 @@ class Rows(Transform):
             def one(vector: Any, constants: Any, *own: Any) -> list[Any]:
                 return body(vector, constants, own, poison)
 
-            if self.in_turn:
-                return _in_turn(one, axes, sizes, arrays, program, self.count)
-            mapped = jax.vmap(one, in_axes=(0, 0, *axes))
+            if self.in_turn or (self.summed and _are_large(program, arrays, axes, self.count)):
+                return _in_turn(one, axes, sizes, arrays, program, self)
+            outs: list[Any] = jax.vmap(one, in_axes=(0, 0, *axes))(
+                sizes.sizes, sizes.constants, *arrays
+            )
             if self.summed:
-                return _summed(mapped, axes, sizes, arrays, program, self.count)
-            found: list[Any] = mapped(sizes.sizes, sizes.constants, *arrays)
-            return found
+                is_real = jnp.arange(self.count) < sizes.real
+                outs = [_sum_where(is_real, out) for out in outs]
+            return outs
 
         return batch
 
@@ -175,9 +177,9 @@ def _in_turn(
     sizes: BatchSizes,
     arrays: Sequence[Any],
     program: Interface,
-    count: int,
+    rows: Rows,
 ) -> list[Any]:
-    """The results of the rows that are examples, and zeros for the others."""
+    """The results of the rows that are examples, and zeros for the others; or the sum of all."""
 
     def row(i: Any) -> list[Any]:
         def own(x: Any) -> Any:
@@ -187,67 +189,37 @@ def _in_turn(
         return one(own(sizes.sizes), tuple(map(own, sizes.constants)), *given)
 
     def step(i: Any, outs: list[Any]) -> list[Any]:
+        if rows.summed:
+            return [out + x.astype(out.dtype) for out, x in zip(outs, row(i), strict=True)]
         place = jax.lax.dynamic_update_index_in_dim
         return [place(out, x, i, 0) for out, x in zip(outs, row(i), strict=True)]
 
-    zeros = [jnp.zeros((count, *x.shape), x.dtype) for x in jax.eval_shape(row, 0)]
+    types = jax.eval_shape(row, 0)
+    if rows.summed:
+        zeros = [jnp.zeros(x.shape, sum_dtype(x.dtype)) for x in types]
+        return list(jax.lax.fori_loop(0, sizes.real, step, zeros))
+    zeros = [jnp.zeros((rows.count, *x.shape), x.dtype) for x in types]
     outs = jax.lax.fori_loop(0, sizes.real, step, zeros)
     return [with_type(x, d, weak) for x, (d, weak) in zip(outs, program.out_types, strict=True)]
 
 
-def _summed(
-    mapped: Callable[..., list[Any]],
-    axes: Sequence[int | None],
-    sizes: BatchSizes,
-    arrays: Sequence[Any],
-    program: Interface,
-    count: int,
-) -> list[Any]:
-    """The sum of each result over the rows, by a scan over chunks of rows."""
-    shared = [x for x, axis in zip(arrays, axes, strict=True) if axis is None]
-    chunk = _rows_of_chunk(count, shared, program)
-
-    def by_chunk(array: Any) -> Any:
-        return jnp.reshape(array, (count // chunk, chunk, *jnp.shape(array)[1:]))
-
-    def add(totals: list[Any], part: Any) -> tuple[list[Any], None]:
-        positions, vector, constants, own = part
-        rest = iter(own)
-        given = [x if axis is None else next(rest) for x, axis in zip(arrays, axes, strict=True)]
-        is_real = positions < sizes.real
-        return [
-            total + _sum_where(is_real, out, total.dtype)
-            for total, out in zip(totals, mapped(vector, constants, *given), strict=True)
-        ], None
-
-    own = [x for x, axis in zip(arrays, axes, strict=True) if axis is not None]
-    rows = jnp.arange(count, dtype=jnp.int32), sizes.sizes, sizes.constants, own
-    zeros = [
-        jnp.zeros(shape, sum_dtype(dtype))
-        for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
-    ]
-    totals, _ = jax.lax.scan(add, zeros, jax.tree_util.tree_map(by_chunk, rows))
-    return totals
-
-
-def _rows_of_chunk(count: int, shared: Sequence[Any], program: Interface) -> int:
-    """How many rows are computed at once: as many as have no larger results than the weights.
-
-    So gradients, which are as large as the weights, are computed row by row, and losses all
-    together. The rest of the memory is the sum itself.
-    """
-    of_weights = sum(x.size * x.dtype.itemsize for x in shared)
+def _are_large(
+    program: Interface, arrays: Sequence[Any], axes: Sequence[int | None], count: int
+) -> bool:
+    """Whether the results of all rows take more memory than the weights, as gradients do."""
+    of_weights = sum(
+        x.size * x.dtype.itemsize for x, axis in zip(arrays, axes, strict=True) if axis is None
+    )
     of_results = sum(
         int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
     )
-    most = max(1, of_weights // max(1, of_results))
-    return min(count, 1 << (most.bit_length() - 1))
+    return count * of_results > of_weights
 
 
-def _sum_where(is_real: Any, out: Any, dtype: Any) -> Any:
+def _sum_where(is_real: Any, out: Any) -> Any:
     """The sum over the rows that are examples."""
-    keep = is_real.reshape(-1, *[1] * (out.ndim - 1))
+    keep, dtype = is_real.reshape(-1, *[1] * (out.ndim - 1)), sum_dtype(out.dtype)
     return jnp.sum(jnp.where(keep, out.astype(dtype), jnp.zeros((), dtype)), axis=0, dtype=dtype)
 
 

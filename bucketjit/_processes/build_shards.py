@@ -29,7 +29,7 @@ from bucketjit.errors import SpecError
 _SHARED_SEARCH = "xla_gpu_shard_autotuning"
 
 
-class Shards(Transform):
+class AllShards(Transform):
     """All shards of a mesh. A call is that of one shard."""
 
     def __init__(self, chosen: Sharded) -> None:

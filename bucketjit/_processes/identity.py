@@ -21,32 +21,18 @@ from bucketjit._tracing.program import Program
 _MOST_INPUTS = 6  # arguments that a message shows
 
 
-def digest_of_call(engine: Engine, signed: SignedCall, call: ResolvedCall) -> str:
-    """A digest that is equal on two processes if they make the same call, of whatever sizes.
-
-    The values of arrays that the function closes over are left out: they may differ.
-    """
-    program, config = call.program, engine.config
-    plan = "" if config.plan is None else _plain(repr(config.plan))
-    parts: list[Any] = [engine.name, plan]
-    parts += [(v, _plain(repr(config.strategy_of(v)))) for v in call.sizes]
-    if isinstance(program, Program):
-        parts += [_text_of(program.jaxpr), str(program.out_tree), [str(g) for g in program.guards]]
-    else:
-        parts.append(signed.shapes)
-    parts += [str(signed.tree), [str((x.dtype, x.weak_type)) for x in signed.signature.types]]
-    parts.append(sorted(map(_static, [*signed.statics.positional.values()])))
-    parts.append(sorted((k, _static(v)) for k, v in signed.statics.keyword.items()))
-    return hashlib.sha256(_plain(repr(parts)).encode()).hexdigest()[:16]
-
-
 def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[str]:
-    """A call as people write it: the function with its open arguments, then each argument."""
-    config, signature = engine.config, signed.signature
+    """A call as people write it: the function with its open arguments, each argument, a program.
+
+    Two calls with the same lines are the same call, of whatever sizes. The values of arrays that
+    the function closes over are left out: they may differ.
+    """
+    config, signature, program = engine.config, signed.signature, call.program
     rows = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
     opened, lines = [], []
     for path, kind, row, shape in rows:
-        text = f"{kind.dtype}[{', '.join(_axes(row, shape))}]"
+        sizes = [str(n) if token == STATIC else token for token, n in zip(row, shape, strict=True)]
+        text = f"{kind.dtype}[{', '.join(sizes)}]"
         lines.append(f"{path}: {text}{' of a Python number' * kind.weak_type}")
         opened += [text] if any(token != STATIC for token in row) else []
     opened[_MOST_INPUTS:] = ["..."] * (len(opened) > _MOST_INPUTS)
@@ -54,12 +40,20 @@ def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[st
     chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
     buckets = ", ".join(f"{v} in {_plain(repr(s))}" for v, s in chosen.items())
     statics: dict[Any, Any] = {**signed.statics.positional, **signed.statics.keyword}
+    traced = [str(signed.tree)]
+    if isinstance(program, Program):
+        traced += [_text_of(program.jaxpr), str(program.out_tree), *map(str, program.guards)]
     return [
         f"calls {engine.name}({', '.join(opened)})" + (f" with {buckets}" if buckets else ""),
         *lines,
         *(f"the static argument {name}: {_static(value)}" for name, value in statics.items()),
-        f"a function that was traced to program {digest_of_call(engine, signed, call)[:6]}",
+        f"a function that was traced to program {digest_of(traced)}",
     ]
+
+
+def digest_of(lines: Sequence[str]) -> str:
+    """A digest of texts, without addresses."""
+    return hashlib.sha256(_plain(repr(lines)).encode()).hexdigest()[:16]
 
 
 def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
@@ -67,11 +61,6 @@ def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
     rows = enumerate(itertools.zip_longest(*every, fillvalue="another number of arguments"))
     at, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
     return {i: f"{x[0]}, {row[i]}" if at else x[0] for i, x in enumerate(every)}
-
-
-def _axes(row: Sequence[str], shape: Sequence[int]) -> list[str]:
-    """The axes of an argument: variables, and the sizes of the static ones."""
-    return [str(n) if token == STATIC else token for token, n in zip(row, shape, strict=True)]
 
 
 def _text_of(jaxpr: Any) -> str:

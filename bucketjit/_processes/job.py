@@ -17,12 +17,14 @@ import functools
 import itertools
 import json
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._jax.coordination import Store, client
+from bucketjit._jax.coordination import Store, StoreLost, client
 from bucketjit._jax.names import Without, lacking
+from bucketjit._raised import first_line
 from bucketjit.errors import AgreementError
 
 ROOT = "bucketjit/agreement"
@@ -103,12 +105,17 @@ def _path(step: int) -> str:
     return f"{ROOT}/{step // _GROUP}/{step % _GROUP}"
 
 
+@functools.lru_cache(maxsize=2)
+def _job_of(found: Any) -> Job:
+    """The job of a client of the store. Another ``jax.distributed.initialize`` makes another."""
+    return Job(Store(found), jax.process_index(), jax.process_count())
+
+
 def this_job() -> Job:
     """The job of this process."""
     if lack := lacking(Without.AGREEMENT):
         raise AgreementError(f"processes cannot agree on a bucket: {lack}")
-    found = client()
-    if found is None:
+    if (found := client()) is None:
         raise AgreementError(
             f"JAX has {jax.process_count()} processes, and they have no key-value store to agree "
             "by: call jax.distributed.initialize() first, or give with_agreement(by=...) a "
@@ -117,7 +124,51 @@ def this_job() -> Job:
     return _job_of(found)
 
 
-@functools.lru_cache(maxsize=2)
-def _job_of(found: Any) -> Job:
-    """The job of a client of the store. Another ``jax.distributed.initialize`` makes another."""
-    return Job(Store(found), jax.process_index(), jax.process_count())
+class Meeting(NamedTuple):
+    """The processes before one call.
+
+    Attributes:
+        name: The name of the function.
+        seconds: How long to wait for other processes.
+        job: The processes; None if this process is alone, or a function knows the bucket.
+        number: The number of the call.
+    """
+
+    name: str
+    seconds: float
+    job: Job | None = None
+    number: int = 0
+
+    def all(self, message: Any) -> list[Any]:
+        """Give a message, and get those of all processes."""
+        if self.job is None:
+            return [message]
+        try:
+            texts = self.job.gather(json.dumps(message), self.seconds)
+        except StoreLost as error:
+            why = f"it holds the key-value store, which does not answer ({first_line(error)})"
+            raise self.error({0: "is gone"}, why) from None
+        late = {i: f"did not come within {self.seconds:g} s" for i, x in enumerate(texts) if not x}
+        if self.job.rank in late:
+            late[self.job.rank] = "came when the others had given up waiting for it"
+        if late:
+            why = f"it may be slower than timeout={self.seconds:g}, hang, or have left out a call"
+            raise self.error(late, why)
+        return [json.loads(text) for text in texts if text]
+
+    def error(self, acts: Mapping[int, str], remedy: str) -> AgreementError:
+        """The error for processes that do not agree."""
+        every = "; ".join(f"process {i} {act}" for i, act in sorted(acts.items()))
+        return AgreementError(
+            f"{self.name}, call {self.number}: {every}. No process runs this call: {remedy}",
+            self.number,
+            dict(acts),
+        )
+
+
+def meeting_of(name: str, seconds: float, is_known: bool) -> Meeting:
+    """The meeting before a call; of this process alone, if all is known."""
+    if is_known or jax.process_count() == 1:
+        return Meeting(name, seconds)
+    job = this_job()
+    return Meeting(name, seconds, job, next(job.calls))

@@ -9,10 +9,9 @@ run exact is an error.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -25,8 +24,7 @@ from bucketjit._arrays.results import as_numpy, joined
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Check, Out, Sharded
 from bucketjit._processes.build_shards import array_leaves
-from bucketjit._processes.one_weighting import refuse_two_weightings
-from bucketjit._processes.same_on_all import is_same_on_all
+from bucketjit._processes.same_on_all import is_same_on_all, refuse_two_weightings
 from bucketjit._processes.shard_axis import (
     LocalShards,
     global_rows,
@@ -39,7 +37,6 @@ from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.decisions import Because
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import counted
-from bucketjit._signature.signer import SignedCall
 from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
@@ -66,19 +63,14 @@ class OnShards:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
-    def sign(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> SignedCall:
-        """Sign a call. Arrays of several devices that are not placed as results become local."""
+    def cut(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> ShardedCall:
+        """Cut a call into those of the shards of this process, and resolve them.
+
+        Arrays of several devices that are not placed as results become local.
+        """
         if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
             given = jax.tree_util.tree_map(_local, given)
-        return engine.signer.sign(*given)
-
-    def again(self, known: ShardedCall, leaves: Sequence[Any]) -> ShardedCall:
-        """A call of the same shapes as an earlier one, with its own arrays."""
-        given = known.given.with_leaves(list(map(_local, leaves)))
-        return dataclasses.replace(known, given=given)
-
-    def cut(self, engine: Engine, signed: SignedCall) -> ShardedCall:
-        """Cut a call into those of the shards of this process, and resolve them."""
+        signed = engine.signer.sign(*given)
         if engine.config.check is not Check.OFF:
             raise SpecError(
                 f"check={engine.config.check.value!r}: a call on shards of different sizes is not "
@@ -112,20 +104,24 @@ class OnShards:
             )
         self._checked.add(program)
 
-    def run(
-        self,
-        engine: Engine,
-        call: ShardedCall,
-        program: Interface,
-        entry: Executable,
-        out: Out,
-    ) -> Any:
+    def run(self, engine: Engine, call: ShardedCall, entry: Executable, out: Out) -> Any:
         """Run a call in a bucket that all processes have chosen."""
-        shards, call = local_shards(self._chosen), call.with_program(program)
-        with counted(engine.counters, _counter(entry, call)):
-            sizes = [np.array([p.call.ordered], np.int32) for p in call.parts]
-            arguments = _arguments(shards, entry, call)
-            results = entry.run(global_rows(shards, sizes), arguments)
+        shards, given, shapes = local_shards(self._chosen), call.given, dict(entry.pads)
+        real = sum(math.prod(given.shapes[i]) for i in shapes)
+        total = len(call.parts) * sum(map(math.prod, shapes.values()))
+        sizes, key = call.call.sizes, given.shape_key
+        line = CallCounter(sizes, entry.sizes, real, total, key=key)
+        with counted(engine.counters, line):
+            vectors = [np.array([p.call.ordered], np.int32) for p in call.parts]
+            arguments = []
+            for i in array_leaves(given):
+                value = given.leaves[i]
+                if i not in shapes:
+                    arguments.append(global_whole(shards, plain(value)))
+                    continue
+                parts = [pad(p.value(i, value), shapes[i]) for p in call.parts]
+                arguments.append(global_rows(shards, parts))
+            results = entry.run(global_rows(shards, vectors), arguments)
         return _results(shards, entry, call, results, out)
 
 
@@ -166,27 +162,6 @@ def _named(program: Interface, position: int) -> str:
     return "the result"
 
 
-def _counter(entry: Executable, call: ShardedCall) -> CallCounter:
-    """A counter for the call."""
-    real = sum(math.prod(call.given.shapes[i]) for i, _ in entry.pads)
-    total = len(call.parts) * sum(math.prod(shape) for _, shape in entry.pads)
-    return CallCounter(call.call.sizes, entry.sizes, real, total, key=call.shape_key)
-
-
-def _arguments(shards: LocalShards, entry: Executable, call: ShardedCall) -> list[Any]:
-    """The global arrays that the executable takes."""
-    shapes, given = dict(entry.pads), call.given
-    found: list[Any] = []
-    for i in array_leaves(given):
-        value = given.leaves[i]
-        if i not in shapes:
-            found.append(global_whole(shards, plain(value)))
-            continue
-        parts = [pad(p.value(i, value), shapes[i]) for p in call.parts]
-        found.append(global_rows(shards, parts))
-    return found
-
-
 def _results(
     shards: LocalShards, entry: Executable, call: ShardedCall, results: Any, out: Out
 ) -> Any:
@@ -199,18 +174,15 @@ def _results(
             leaves[i] = as_numpy(value) if out is Out.NUMPY else value
             continue
         there = {shard.device: shard.data for shard in value.addressable_shards}
-        pieces = [there[own[0]] for own in shards.devices]
-        logical = [opened[i].logical(*p.call.ordered) for p in call.parts]
-        leaves[i] = _rows(pieces, logical, opened[i].weak_type, out)
+        parts = [
+            Padded.of_result(there[own[0]], opened[i].logical(*part.call.ordered))
+            for own, part in zip(shards.devices, call.parts, strict=True)
+        ]
+        if len(parts) > 1:
+            leaves[i] = joined(parts, opened[i].weak_type, out)
+        elif out is Out.PADDED:
+            leaves[i] = parts[0]
+        else:
+            whole = unpad(parts[0].array, parts[0].sizes, opened[i].weak_type)
+            leaves[i] = as_numpy(whole) if out is Out.NUMPY else whole
     return tree.unflatten(leaves)
-
-
-def _rows(pieces: Sequence[Any], logical: Sequence[Any], weak: bool, out: Out) -> Any:
-    """The rows of all shards of this process."""
-    if len(pieces) > 1:
-        parts = [Padded.of_result(x, n) for x, n in zip(pieces, logical, strict=True)]
-        return joined(parts, weak, out)
-    if out is Out.PADDED:
-        return Padded.of_result(pieces[0], logical[0])
-    whole = unpad(pieces[0], logical[0], weak)
-    return as_numpy(whole) if out is Out.NUMPY else whole

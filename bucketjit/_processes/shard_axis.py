@@ -90,11 +90,6 @@ def local_shards(chosen: Sharded) -> LocalShards:
     )
 
 
-def even_parts(n: int, count: int) -> list[int]:
-    """The sizes of parts of ``n`` rows that are as even as possible, the larger ones first."""
-    return [n // count + (i < n % count) for i in range(count)]
-
-
 def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:
     """An array of all shards, from the parts of this process; it is strongly typed."""
     first = parts[0]

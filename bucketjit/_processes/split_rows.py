@@ -8,161 +8,110 @@ With one device a process, its shard has all rows of the call and nothing is cut
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
 from bucketjit._arrays.padding import part as part_of
-from bucketjit._processes.shard_axis import even_parts
+from bucketjit._compile.argument_types import at_sizes
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import STATIC, Tokens
+from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._sizes.expressions import evaluate_text, is_symbolic, variables_in, variables_of
 from bucketjit._tracing.interface import Interface
 from bucketjit.errors import ArgumentError
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """The call of one shard of this process.
 
     Attributes:
-        signed: The call, with types in the place of its arrays.
-        call: The same call, resolved.
-        starts: The first row, and the row after the last one, of each leaf that is cut.
+        call: The call, resolved.
+        cuts: The first row, and the row after the last one, of each leaf that is cut.
     """
 
-    signed: SignedCall
     call: ResolvedCall
-    starts: Mapping[int, tuple[int, int]]
+    cuts: Mapping[int, tuple[int, int]]
 
     def value(self, leaf: int, given: Any) -> Any:
         """The part of an argument that this shard gets."""
-        return part_of(given, 0, *self.starts[leaf]) if leaf in self.starts else given
+        return part_of(given, 0, *self.cuts[leaf]) if leaf in self.cuts else given
 
 
-@dataclass(frozen=True)
-class ShardedCall:
+class ShardedCall(NamedTuple):
     """A call of this process, cut into those of its shards.
 
     Attributes:
         given: The call, with its arrays.
+        signed: That of the largest shard, with types in the place of arrays.
         parts: The calls of the shards, the largest first. All have one program.
         rows: The variable along which it is cut; None if it is not cut.
     """
 
     given: SignedCall
+    signed: SignedCall
     parts: Sequence[Part]
-    rows: str | None
-
-    @functools.cached_property
-    def shape_key(self) -> int | None:
-        """A hash of the shapes and types of the whole call."""
-        return self.given.shape_key
-
-    @property
-    def signed(self) -> SignedCall:
-        """The largest of the calls."""
-        return self.parts[0].signed
+    rows: str | None = None
 
     @property
     def call(self) -> ResolvedCall:
         """The largest of the calls, resolved."""
         return self.parts[0].call
 
-    def with_program(self, program: Interface) -> ShardedCall:
-        """The same calls with a program that holds for all of them."""
-        parts = [
-            dataclasses.replace(p, call=dataclasses.replace(p.call, program=program))
-            for p in self.parts
-        ]
-        return dataclasses.replace(self, parts=parts)
-
 
 def sharded_call(engine: Engine, signed: SignedCall, count: int) -> ShardedCall:
     """Cut a call into those of the shards of this process, and resolve them."""
-    _refuse_spread(signed)
-    if count == 1:
-        part = Part(_without_arrays(signed), engine.resolve(signed), {})
-        return ShardedCall(signed, [part], None)
-    signature = signed.signature
-    tokens = signature.tokens or signature.guessed_tokens(signed.shapes)
-    sizes = bind_sizes(tokens, signed.shapes, signature.paths)
-    rows = _rows_of(signed, tokens, count)
-    if sizes[rows] < count:
-        raise ArgumentError(
-            f"{sizes[rows]} rows ({rows}) cannot be given to the {count} devices of this process, "
-            "as each shard needs one row at least; give more rows, or a mesh of fewer devices"
-        )
-    parts, done = [], 0
-    calls: dict[int, ResolvedCall] = {}
-    for n in even_parts(sizes[rows], count):
-        own = _at(signed, tokens, {**sizes, rows: n})
-        starts = _starts(signed, tokens, rows, {**sizes, rows: done}, own, done == 0)
-        if n not in calls:
-            calls[n] = engine.resolve(own)
-        parts.append(Part(own, calls[n], starts))
-        done += n
-    return _with_one_program(ShardedCall(signed, parts, rows))
-
-
-def _without_arrays(signed: SignedCall) -> SignedCall:
-    """The same call with types in the place of its arrays, on no device."""
-    return signed.with_leaves(
-        [
-            leaf if kind.dtype is None else jax.ShapeDtypeStruct(shape, kind.dtype)
-            for leaf, shape, kind in zip(
-                signed.leaves, signed.shapes, signed.signature.types, strict=True
-            )
-        ]
-    )
-
-
-def _at(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> SignedCall:
-    """A call at other sizes, without arrays."""
-    shapes = [
-        tuple(
-            n if _is_closed(t) else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
-        )
-        for row, shape in zip(tokens, signed.shapes, strict=True)
-    ]
-    leaves = [
-        shape[0] if kind.dtype is None else leaf
-        for leaf, shape, kind in zip(signed.leaves, shapes, signed.signature.types, strict=True)
-    ]
-    return _without_arrays(dataclasses.replace(signed, leaves=leaves, shapes=shapes))
-
-
-def _is_closed(token: str) -> bool:
-    return token == STATIC or token.isdigit()
-
-
-def _refuse_spread(signed: SignedCall) -> None:
-    """Refuse arrays of which this process has a part only."""
-    for leaf, path in zip(signed.leaves, signed.signature.paths, strict=True):
+    signature, types = signed.signature, signed.signature.types
+    for leaf, path in zip(signed.leaves, signature.paths, strict=True):
         is_spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         if is_spread and not leaf.is_fully_replicated:
             raise ArgumentError(
                 f"{path}: expected the rows of this process, or an array of which each device has "
                 f"a copy; got one that is cut over processes, {leaf.sharding}"
             )
+    abstract = signed.with_leaves(
+        [
+            leaf if kind.dtype is None else jax.ShapeDtypeStruct(shape, kind.dtype)
+            for leaf, shape, kind in zip(signed.leaves, signed.shapes, types, strict=True)
+        ]
+    )
+    if count == 1:
+        return ShardedCall(signed, abstract, [Part(engine.resolve(signed), {})])
+    tokens = signature.tokens or signature.guessed_tokens(signed.shapes)
+    opened = {
+        i: row
+        for i, (row, kind) in enumerate(zip(tokens, types, strict=True))
+        if kind.dtype is not None and not all(map(_is_closed, row))
+    }
+    sizes, rows = bind_sizes(tokens, signed.shapes, signature.paths), _rows_of(opened, count)
+    each, more = divmod(total := sizes[rows], count)
+    if not each:
+        raise ArgumentError(
+            f"{total} rows ({rows}) cannot be given to the {count} devices of this process, "
+            "as each shard needs one row at least; give more rows, or a mesh of fewer devices"
+        )
+    scales = _scales(signed, opened, rows, total, (0, each, each + 1))
+    own = {n: at_sizes(abstract, tokens, {**sizes, rows: n}) for n in (each + bool(more), each)}
+    calls = _with_one_program({n: engine.resolve(call) for n, call in own.items()})
+    parts, start = [], 0
+    for i in range(count):
+        stop = start + each + (i < more)
+        cuts = {leaf: (start * scale, stop * scale) for leaf, scale in scales.items()}
+        parts.append(Part(calls[stop - start], cuts))
+        start = stop
+    return ShardedCall(signed, own[each + bool(more)], parts, rows)
 
 
-def _open_leaves(signed: SignedCall, tokens: Tokens) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """The arrays with open axes, each with the tokens of its axes."""
-    for i, (row, kind) in enumerate(zip(tokens, signed.signature.types, strict=True)):
-        if kind.dtype is not None and not all(map(_is_closed, row)):
-            yield i, tuple(row)
+def _is_closed(token: str) -> bool:
+    return token == STATIC or token.isdigit()
 
 
-def _rows_of(signed: SignedCall, tokens: Tokens, count: int) -> str:
+def _rows_of(opened: Mapping[int, Sequence[str]], count: int) -> str:
     """The variable of the rows, along which a call is cut."""
-    leading = [row[0] for _, row in _open_leaves(signed, tokens) if not _is_closed(row[0])]
+    leading = [row[0] for row in opened.values() if not _is_closed(row[0])]
     names = sorted({v for token in leading for v in variables_of(token)})
     if len(names) == 1:
         return names[0]
@@ -173,45 +122,41 @@ def _rows_of(signed: SignedCall, tokens: Tokens, count: int) -> str:
     )
 
 
-def _starts(
+def _scales(
     signed: SignedCall,
-    tokens: Tokens,
+    opened: Mapping[int, Sequence[str]],
     rows: str,
-    before: Mapping[str, int],
-    own: SignedCall,
-    is_first: bool,
-) -> dict[int, tuple[int, int]]:
-    """Where the rows of a shard begin and end in each leaf that is cut."""
+    total: int,
+    numbers: Sequence[int],
+) -> dict[int, int]:
+    """How long each leaf that is cut is for each of the rows."""
     found = {}
-    for i, row in _open_leaves(signed, tokens):
+    for i, row in opened.items():
         depends = [not _is_closed(t) and rows in variables_of(t) for t in row]
+        scale, why = signed.shapes[i][0] // total if depends[0] else 0, ""
         if any(depends[1:]):
-            _refuse(signed, i, f"axis {depends.index(True, 1)} depends on {rows}")
-        if not depends[0]:
-            continue
-        start = 0 if is_first else evaluate_text(row[0], before)
-        if evaluate_text(row[0], {**before, rows: 0}) != 0 or len(set(variables_of(row[0]))) > 1:
-            _refuse(signed, i, f"axis 0 has {row[0]} rows, not a multiple of {rows}")
-        found[i] = start, start + own.shapes[i][0]
+            why = f"axis {depends.index(True, 1)} depends on {rows}"
+        elif depends[0] and any(evaluate_text(row[0], {rows: n}) != scale * n for n in numbers):
+            why = f"axis 0 has {row[0]} rows, not a multiple of {rows}"
+        if why:
+            raise ArgumentError(
+                f"{signed.signature.paths[i]}: it cannot be cut for the devices of this process, "
+                f"as {why}; use one device a process"
+            )
+        if depends[0]:
+            found[i] = scale
     return found
 
 
-def _refuse(signed: SignedCall, leaf: int, why: str) -> NoReturn:
-    raise ArgumentError(
-        f"{signed.signature.paths[leaf]}: it cannot be cut for the devices of this process, as "
-        f"{why}; use one device a process"
-    )
-
-
-def _with_one_program(call: ShardedCall) -> ShardedCall:
-    """The calls with a program that holds for all of them."""
-    if any(p.call.program is None for p in call.parts):
-        return call
-    programs = dict.fromkeys(p.call.program for p in call.parts)
+def _with_one_program(calls: Mapping[int, ResolvedCall]) -> dict[int, ResolvedCall]:
+    """The calls by their number of rows, with a program that holds for all of them."""
+    programs = dict.fromkeys(call.program for call in calls.values())
+    if None in programs:
+        return dict(calls)
     for program in programs:
-        if program is not None and all(program.admits(p.call.sizes) for p in call.parts):
-            return call.with_program(program)
-    sizes = ", ".join(str(p.call.sizes) for p in call.parts)
+        if program is not None and all(program.admits(call.sizes) for call in calls.values()):
+            return {n: dataclasses.replace(call, program=program) for n, call in calls.items()}
+    sizes = ", ".join(str(call.sizes) for call in calls.values())
     raise ArgumentError(
         f"the function decides by sizes, and differently on the devices of this process, which "
         f"have {sizes}; decide by jax.lax.cond, or give all devices as many rows"

@@ -7,7 +7,7 @@ import functools
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Agreed, Config
 from bucketjit._processes.agreement import Agreement
-from bucketjit._processes.build_shards import Shards
+from bucketjit._processes.build_shards import AllShards
 from bucketjit._processes.on_shards import OnShards
 from bucketjit._processes.shard_axis import local_shards
 from bucketjit._processes.split_rows import sharded_call
@@ -29,7 +29,7 @@ def parts(config: Config) -> Parts:
     """The parts of the engine of one configuration."""
     if config.sharded is None:
         return TRACED
-    return Parts(requests=functools.partial(Requests, transform=Shards(config.sharded)))
+    return Parts(requests=functools.partial(Requests, transform=AllShards(config.sharded)))
 
 
 def call_of_shard(engine: Engine, signed: SignedCall) -> SignedCall:

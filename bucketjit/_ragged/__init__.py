@@ -2,13 +2,13 @@
 
 A call of `BucketedExec.map` goes through these files, in this order:
 
-- `options` checks what the user chose, `examples` finds the lists among the arguments.
+- `map` checks what the user chose, `examples` finds the lists among the arguments.
 - `kinds` signs each example, and decides what examples of equal shapes do; `batchable` says which
   programs run for one example at a time.
-- `plan` chooses the number of rows of each batch.
-- `run` runs the batches, and what has to run alone; `batches` fills and cuts one batch, on the
-  devices that `placement` names; `checked_batches` compares it with other runs, for tests.
-- `map` puts the results together: a list, a `stacked.Ragged`, or by `reduction` a sum or a mean.
+- `plan` chooses the number of rows of each batch, `turns` whether rows run at once or in turn.
+- `run` runs the batches, and what has to run alone; `batches` fills, cuts and checks one batch, on
+  the devices that `placement` names.
+- `map` puts the results together: a list, a `stacked.Ragged`, a sum or a mean.
 
 `explained` says what a call would do, `warm` which batches a warm-up compiles. The executable of a
 batch is made in `bucketjit._compile.rows`.

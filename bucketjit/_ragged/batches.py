@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,52 +19,37 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, pad, plain
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.rows import batch_sizes
-from bucketjit._config import Out
+from bucketjit._config import Check, Out
 from bucketjit._jax.arrays import host_placer, key_impl, key_shape
-from bucketjit._masking.checks import poison_value
-from bucketjit._ragged.kinds import Kind, Kinds, Row, is_open
+from bucketjit._masking.checks import POISONS, compare, failed, poison_value
+from bucketjit._ragged.kinds import Kinds, Row, is_open
 from bucketjit._ragged.placement import placement_of, replicated_like
 from bucketjit._runtime.call_counts import CountedBatch
+from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._signature.signer import SignedCall
-
-
-class Launched(NamedTuple):
-    """A batch whose executable runs.
-
-    Attributes:
-        entry: The executable.
-        rows: The examples.
-        outs: The results, each with an axis of rows in front; they may not be computed yet.
-    """
-
-    entry: Executable
-    rows: Sequence[Row]
-    outs: list[Any]
 
 
 class SharedArguments:
     """The arguments that all examples share, padded for each bucket once."""
 
-    def __init__(self, mapped: Sequence[int]) -> None:
-        self._mapped = frozenset(mapped)
+    def __init__(self, kinds: Kinds) -> None:
+        self._kinds = kinds
         self._known: dict[Any, Any] = {}
 
     def leaves(self, like: SignedCall, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
         """The shared leaves as an executable takes them."""
-        return {
-            i: self._leaf(i, leaf, pads.get(i))
-            for i, leaf in enumerate(like.leaves)
-            if i not in self._mapped
-        }
-
-    def _leaf(self, i: int, leaf: Any, shape: tuple[int, ...] | None) -> Any:
-        key = i, shape
-        if key not in self._known:
-            given = plain(leaf) if shape is None else pad(leaf, shape)
-            # One copy for all batches, not one for each.
-            is_host = type(given) is np.ndarray and given.dtype != jax.dtypes.float0
-            self._known[key] = jax.device_put(given) if is_host else given
-        return self._known[key]
+        found = {}
+        for i, leaf in enumerate(like.leaves):
+            if i in self._kinds.mapped:
+                continue
+            key = i, pads.get(i)
+            if key not in self._known:
+                given = plain(leaf) if key[1] is None else pad(leaf, key[1])
+                # One copy for all batches, not one for each.
+                is_host = type(given) is np.ndarray and given.dtype != jax.dtypes.float0
+                self._known[key] = jax.device_put(given) if is_host else given
+            found[i] = self._known[key]
+        return found
 
 
 def launch(
@@ -73,34 +58,28 @@ def launch(
     kinds: Kinds,
     shared: SharedArguments,
     poison: tuple[int, str] | None = None,
-) -> Launched:
-    """Run the executable of a batch, without waiting for it.
+) -> list[Any]:
+    """Run the executable of a batch, without waiting for its results, which have axes of rows.
 
     The rows after the last example repeat it, so that they end every loop that it ends.
     """
     assert entry.rows is not None
+    index, filler = (None, None) if poison is None else poison
     like, pads = rows[0].like, dict(entry.pads)
     placement = placement_of(kinds.sharding, entry.rows)
     leaves = shared.leaves(like, pads)
     for place, i in enumerate(kinds.mapped):
-        dtype = like.signature.types[i].dtype
+        own, dtype = [row.leaves[place] for row in rows], like.signature.types[i].dtype
         if dtype is None:  # a size: the executable reads it from the sizes of the rows
-            leaves[i] = rows[0].leaves[place]
+            leaves[i] = own[0]
         else:
-            own = [row.leaves[place] for row in rows]
-            stacked = _stacked(own, pads[i], dtype, None if poison is None else poison[1])
+            stacked = _stacked(own, pads[i], dtype, filler)
             leaves[i] = stacked if placement is None else jax.device_put(stacked, placement)
     args, kwargs = like.tree.unflatten([leaves[i] for i in range(len(leaves))])
-    index = None if poison is None else poison[0]
-    shapes = entry.size_constant_shapes
-    sizes = batch_sizes(
-        [row.kind.ordered for row in rows],
-        [row.kind.call.size_constants.values for row in rows] if shapes else [],
-        entry.rows,
-        shapes,
-        index,
-    )
-    return Launched(entry, rows, jax.tree_util.tree_leaves(entry.run(sizes, args, kwargs)))
+    shapes, ordered = entry.size_constant_shapes, [row.kind.ordered for row in rows]
+    constants = [row.kind.call.size_constants.values for row in rows] if shapes else []
+    sizes = batch_sizes(ordered, constants, entry.rows, shapes, index)
+    return jax.tree_util.tree_leaves(entry.run(sizes, args, kwargs))
 
 
 def _stacked(leaves: Sequence[Any], shape: tuple[int, ...], dtype: Any, poison: str | None) -> Any:
@@ -127,7 +106,7 @@ def _stacked(leaves: Sequence[Any], shape: tuple[int, ...], dtype: Any, poison: 
     return buffer
 
 
-def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int]) -> CountedBatch:
+def count(entry: Executable, rows: Sequence[Row], mapped: Sequence[int]) -> CountedBatch:
     """What the statistics know of a batch."""
     assert entry.rows is not None
     kinds = Counter(row.kind for row in rows)
@@ -149,25 +128,60 @@ def counted_batch(entry: Executable, rows: Sequence[Row], mapped: Sequence[int])
 # --- results ---
 
 
-def results_of(launched: Launched, out: Out) -> list[Any]:
+def results_of(entry: Executable, rows: Sequence[Row], outs: list[Any], out: Out) -> list[Any]:
     """The results of the examples of a batch, in their order; waits for them."""
-    rows = launched.rows
-    opened = {o.position: o.logical for o in launched.entry.outs}
-    shapes: dict[Kind, list[tuple[int, ...] | None]] = {}
-    for row in rows:
-        if row.kind not in shapes:
-            shapes[row.kind] = [
-                opened[i](*row.kind.ordered) if i in opened else None
-                for i in range(len(launched.outs))
-            ]
-    columns = [
-        _column(leaf, [shapes[row.kind][i] for row in rows], out)
-        for i, leaf in enumerate(launched.outs)
-    ]
+    opened = {o.position: o.logical for o in entry.outs}
+    columns = []
+    for i, leaf in enumerate(outs):
+        logical = opened.get(i)
+        shapes = {row.kind: logical and logical(*row.kind.ordered) for row in rows}
+        columns.append(_column(leaf, [shapes[row.kind] for row in rows], out))
     return [
         row.kind.call.out_tree.unflatten([column[r] for column in columns])
         for r, row in enumerate(rows)
     ]
+
+
+def checked_results(
+    entry: Executable, rows: Sequence[Row], kinds: Kinds, shared: SharedArguments, out: Out
+) -> list[Any]:
+    """Run a batch, for tests, and compare each row with other runs of itself, by `Check`.
+
+    `bucketjit._runtime.checked_calls` does the same for a call.
+    """
+    engine = kinds.engine
+    check = engine.config.check
+    poisons: list[Any] = list(enumerate(POISONS)) if check is Check.POISON else [None]
+    results, *others = (
+        results_of(entry, rows, launch(entry, rows, kinds, shared, poison), out)
+        for poison in poisons
+    )
+    for row, one, other in zip(rows, results, *others, strict=True) if others else ():
+        if problem := compare(one, other, "the same example with other padding", True):
+            engine.serve(kinds.call_of(row), None, out)  # blames an equation
+            raise failed(f"{engine.name}.map", problem, "")
+    if others or (check is Check.EXACT and entry.checked):
+        return results
+    for row, result in zip(rows, results, strict=True):
+        signed = kinds.call_of(row)
+        problem = compare(result, engine.run_unpadded(signed, row.kind.call), "it alone", False)
+        if problem and not is_of_jit(engine.name, problem, signed, result):
+            raise failed(f"{engine.name}.map", problem, "")
+    entry.checked = True
+    return results
+
+
+def checked_sums(
+    entry: Executable, rows: Sequence[Row], kinds: Kinds, shared: SharedArguments
+) -> list[Any]:
+    """Run a batch that is summed, for tests, and compare the sums by other padding."""
+    engine = kinds.engine
+    sums, other = (launch(entry, rows, kinds, shared, poison) for poison in enumerate(POISONS))
+    if problem := compare(sums, other, "the same batch with other padding", True):
+        for row in rows:
+            engine.serve(kinds.call_of(row))  # blames an equation
+        raise failed(f"{engine.name}.map", problem, "")
+    return sums
 
 
 def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> list[Any]:

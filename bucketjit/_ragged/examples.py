@@ -9,6 +9,7 @@ A mapped argument may be any sequence or iterator; an array gives its rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -38,47 +39,43 @@ class Examples:
     """The arguments of a call of `map`.
 
     Attributes:
-        args: The positional arguments; those that are mapped are sequences or iterators.
-        kwargs: The keyword arguments, likewise.
+        given: All arguments; those that are mapped are sequences or iterators.
         mapped: The mapped arguments.
-        names: How errors name each of them.
-        unsaid: What nobody has called shared, and has so many rows: the name and that number.
+        words: How errors name each argument.
+        unsaid: What nobody has called shared, and has as many rows as the number says.
         fn: The function, which is asked whether such an argument may be a list.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    given: Mapping[Name, Any]
     mapped: tuple[Name, ...]
-    names: tuple[str, ...]
-    unsaid: Sequence[tuple[Name, str, int]] = ()
-    fn: Callable[..., Any] | None = None
+    words: Mapping[Name, str]
+    unsaid: Mapping[Name, int]
+    fn: Callable[..., Any]
 
-    def lists(self) -> list[Any]:
-        """The mapped arguments."""
-        return [self.args[n] if isinstance(n, int) else self.kwargs[n] for n in self.mapped]
+    @property
+    def names(self) -> tuple[str, ...]:
+        """How errors name each of the mapped arguments."""
+        return tuple(self.words[name] for name in self.mapped)
 
     def call(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call of one example."""
-        args, kwargs = list(self.args), dict(self.kwargs)
-        for name, value in zip(self.mapped, values, strict=True):
-            if isinstance(name, int):
-                args[name] = value
-            else:
-                kwargs[name] = value
-        return tuple(args), kwargs
+        every = {**self.given, **dict(zip(self.mapped, values, strict=True))}
+        args = tuple(value for name, value in every.items() if isinstance(name, int))
+        return args, {name: value for name, value in every.items() if isinstance(name, str)}
 
-    @property
+    @functools.cached_property
     def count(self) -> int | None:
         """How many examples there are; None if an iterator has to be asked."""
-        every = [
-            (len(values), name)
-            for values, name in zip(self.lists(), self.names, strict=True)
-            if isinstance(values, Sequence | np.ndarray)
-        ]
-        for length, name in every:
-            if length != every[0][0]:
-                raise _unequal(every[0][1], str(every[0][0]), name, str(length))
-        return every[0][0] if len(every) == len(self.mapped) else None
+        every = {
+            name: len(self.given[name])
+            for name in self.mapped
+            if isinstance(self.given[name], Sequence | np.ndarray)
+        }
+        for name, length in every.items():
+            first = next(iter(every))
+            if length != every[first]:
+                raise _unequal(self.words[first], every[first], self.words[name], length)
+        return length if len(every) == len(self.mapped) else None
 
     def __iter__(self) -> Iterator[Values]:
         """The mapped arguments of each example.
@@ -88,7 +85,7 @@ class Examples:
         """
         lists = [
             iter(values) if isinstance(values, _KEEPS) else map(_copied, values)
-            for values in self.lists()
+            for values in (self.given[name] for name in self.mapped)
         ]
         first: Values = ()
         for index in itertools.count():
@@ -101,32 +98,30 @@ class Examples:
             first = first or row
             if any(ended):
                 short, long = ended.index(True), ended.index(False)
-                raise _unequal(
-                    self.names[short], str(index), self.names[long], f"at least {index + 1}"
-                )
+                at_least = f"at least {index + 1}"
+                raise _unequal(self.names[short], index, self.names[long], at_least)
             yield row
 
     def refuse_unsaid(self, count: int | None, first: Values) -> None:
         """Refuse an argument that may be shared or a list, as it is as long as the lists."""
-        for name, words, length in self.unsaid:
+        for name, length in self.unsaid.items():
             if length == count and self._may_be_list(name, first):
                 raise ArgumentError(
-                    f"map: {words} has {length} rows and there are {length} examples, so it may be "
-                    f"a list of examples or shared by all; say {self._said(name, 0)} if each "
-                    f"example has its own, or {self._said(name, None)} if all share it"
+                    f"map: {self.words[name]} has {length} rows and there are {length} examples, "
+                    f"so it may be a list of examples or shared by all; say {self._said(name, 0)} "
+                    f"if each example has its own, or {self._said(name, None)} if all share it"
                 )
 
     def _may_be_list(self, name: Name, first: Values) -> bool:
         """Whether the function takes one entry of an argument in its place."""
         own = dataclasses.replace(self, mapped=(*self.mapped, name))
-        shared = self.args[name] if isinstance(name, int) else self.kwargs[name]
         tree: Any
-        leaves, tree = jax.tree_util.tree_flatten(own.call((*first, next(iter(shared)))))
+        leaves, tree = jax.tree_util.tree_flatten(own.call((*first, next(iter(self.given[name])))))
         arrays = {i: x for i, x in enumerate(leaves) if hasattr(x, "dtype")}
 
         def call(traced: Mapping[int, Any]) -> Any:
             args, kwargs = tree.unflatten([traced.get(i, x) for i, x in enumerate(leaves)])
-            return self.fn(*args, **kwargs)  # type: ignore[misc]
+            return self.fn(*args, **kwargs)
 
         try:
             jax.eval_shape(call, arrays)
@@ -140,12 +135,10 @@ class Examples:
 
     def _said(self, name: Name, axis: int | None) -> str:
         """The ``in_axes`` that say what an argument is."""
-        chosen = {n: 0 for n in self.mapped} | {name: axis}
+        chosen = dict.fromkeys(self.mapped, 0) | {name: axis}
         if all(isinstance(n, int) for n in chosen):
-            return f"in_axes={tuple(chosen.get(i) for i in range(len(self.args)))}"
-        words = dict(zip(self.mapped, self.names, strict=True))
-        words |= {n: word for n, word, _ in self.unsaid}
-        named = {words[n]: axis for n, axis in chosen.items()}
+            return f"in_axes={tuple(chosen.get(n) for n in self.given if isinstance(n, int))}"
+        named = {self.words[n]: axis for n, axis in chosen.items()}
         return f"in_axes={named}"
 
 
@@ -153,58 +146,39 @@ def examples_of(
     signer: Signer, args: tuple[Any, ...], kwargs: Mapping[str, Any], in_axes: object
 ) -> Examples:
     """Find the mapped arguments of a call of `map`."""
-    names: tuple[Name, ...] = (*range(len(args)), *kwargs)
-    mapped = (
-        _mapped_by_default(signer, args, kwargs)
-        if in_axes is None
-        else _mapped_by_user(signer, args, kwargs, in_axes)
-    )
-    chosen = tuple(name for name in names if name in mapped)
-    if not chosen:
+    given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
+    found = _mapped(signer, given, in_axes)
+    mapped = tuple(name for name in given if name in found)
+    if not mapped:
         raise SpecError(
             "map: no argument is a list of examples: none has open axes in dynamic_axes; say by "
             "in_axes which are, such as in_axes=(None, 0)"
         )
-    words = {n: signer.name(n) if isinstance(n, int) else n for n in chosen}
-    given = {n: args[n] if isinstance(n, int) else kwargs[n] for n in chosen}
-    rows = {n: _rows_of(value, words[n]) for n, value in given.items()}
-    examples = Examples(
-        tuple(rows.get(i, value) for i, value in enumerate(args)),
-        {k: rows.get(k, value) for k, value in kwargs.items()},
-        chosen,
-        tuple(words.values()),
-        () if isinstance(in_axes, Mapping) else _unsaid(signer, args, kwargs, mapped, in_axes),
-        signer.fn,
-    )
-    count = examples.count  # raises if lists are not equally long
-    if count:
-        examples.refuse_unsaid(count, tuple(values[0] for values in examples.lists()))
+    words = {n: signer.name(n) if isinstance(n, int) else n for n in given}
+    unsaid = {
+        name: len(value)
+        for name, value in given.items()
+        if name not in mapped
+        # A mapping names all; a tuple, all positional ones.
+        and not (isinstance(in_axes, Mapping) or (in_axes is not None and isinstance(name, int)))
+        and not signer.is_static(name)
+        and _is_array_or_numbers(value)
+    }
+    lists = {name: _rows_of(given[name], words[name]) for name in mapped}
+    examples = Examples({**given, **lists}, mapped, words, unsaid, signer.fn)
+    if examples.count:  # it raises if lists are not equally long
+        first = tuple(examples.given[name][0] for name in mapped)
+        examples.refuse_unsaid(examples.count, first)
     return examples
 
 
-def _unsaid(
-    signer: Signer,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    mapped: Set[Name],
-    in_axes: object,
-) -> list[tuple[Name, str, int]]:
-    """The arguments that are arrays or lists of numbers, and of which nobody says what they are."""
-    every: list[tuple[Name, Any]] = [*(enumerate(args) if in_axes is None else ()), *kwargs.items()]
-    return [
-        (name, signer.name(name) if isinstance(name, int) else name, len(value))
-        for name, value in every
-        if name not in mapped
-        and not signer.is_static(name)
-        and (
-            getattr(value, "ndim", 0) > 0
-            or (type(value) in (list, tuple) and value and all(map(_is_number, value)))
-        )
-    ]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | complex | np.generic) or getattr(value, "ndim", 1) == 0
+def _is_array_or_numbers(value: Any) -> bool:
+    if type(value) not in (list, tuple):
+        return getattr(value, "ndim", 0) > 0
+    return bool(value) and all(
+        isinstance(x, int | float | complex | np.generic) or getattr(x, "ndim", 1) == 0
+        for x in value
+    )
 
 
 def _copied(example: Any) -> Any:
@@ -215,13 +189,11 @@ def mapped_leaves(
     signer: Signer, signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
 ) -> frozenset[int]:
     """The leaves of a call of one example that examples have their own of."""
-    if in_axes is not None:
-        mapped = _mapped_by_user(signer, args, kwargs, in_axes)
-    elif signer.arguments_with_open_axes(len(args), list(kwargs)) is not None:
-        mapped = _mapped_by_default(signer, args, kwargs)
+    given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
+    if in_axes is None and signer.arguments_with_open_axes(len(args), list(kwargs)) is None:
+        mapped = {name for name, value in given.items() if getattr(value, "ndim", 0)}
     else:
-        every: list[tuple[Name, Any]] = [*enumerate(args), *kwargs.items()]
-        mapped = {name for name, value in every if getattr(value, "ndim", 0)}
+        mapped = _mapped(signer, given, in_axes)
     places = places_of_arguments(signed)
     return frozenset(leaf for name in mapped for leaf in jax.tree_util.tree_leaves(places[name]))
 
@@ -232,35 +204,38 @@ def places_of_arguments(signed: SignedCall) -> dict[Name, Any]:
     return {old: given[new] for new, old in enumerate(signed.dynamic)} | named
 
 
-def _mapped_by_default(signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> set[Name]:
-    """The arguments with open axes; without ``dynamic_axes``, those that look like lists."""
-    opened = signer.arguments_with_open_axes(len(args), list(kwargs))
-    if opened is not None:
-        return {*opened[0], *opened[1]}
-    every: list[tuple[Name, Any]] = [*enumerate(args), *kwargs.items()]
-    return {
-        name for name, value in every if not signer.is_static(name) and _is_list_or_iterator(value)
-    }
+def _mapped(signer: Signer, given: Mapping[Name, Any], in_axes: object) -> set[Name]:
+    """The arguments for which ``in_axes`` has 0; those that it does not name go by default.
 
-
-def _is_list_or_iterator(value: object) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.dtype == object
-    if isinstance(value, str | bytes | bytearray | Mapping | Padded | jax.Array | np.generic):
-        return False
-    return isinstance(value, Sequence | Iterator) and not _is_record(value)
-
-
-def _is_record(value: object) -> bool:
-    """Whether a value is a named tuple: one example, or parameters, but no list."""
-    return isinstance(value, tuple) and hasattr(value, "_fields")
-
-
-def _mapped_by_user(
-    signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: object
-) -> set[Name]:
-    """The arguments for which ``in_axes`` has 0; keywords that it does not name go by default."""
-    entries = _entries(signer, args, kwargs, in_axes)
+    By default the arguments with open axes are lists; without ``dynamic_axes``, those that look
+    like lists.
+    """
+    positions = [name for name in given if isinstance(name, int)]
+    named = [name for name in given if isinstance(name, str)]
+    default: set[Name] = set()
+    if in_axes is None or (named and not isinstance(in_axes, Mapping)):
+        opened = signer.arguments_with_open_axes(len(positions), named)
+        default = {*opened[0], *opened[1]} if opened is not None else _lists_among(signer, given)
+    entries: dict[Name, Any]
+    if in_axes is None:
+        return default
+    if isinstance(in_axes, Mapping):
+        places: dict[Any, Name] = {signer.name(i): i for i in positions} | {k: k for k in named}
+        if unknown := [k for k in in_axes if k not in places]:
+            raise SpecError(
+                f"map: in_axes names {unknown[0]!r}, which is no argument of this call; it has "
+                f"{[*places]}"
+            )
+        entries = {places[k]: entry for k, entry in in_axes.items()}
+    elif isinstance(in_axes, tuple | list):
+        if len(in_axes) != len(positions):
+            raise SpecError(
+                f"map: in_axes has {len(in_axes)} entries for {len(positions)} positional "
+                "arguments; give one for each: 0 for a list of examples, None for what all share"
+            )
+        entries = dict(enumerate(in_axes))
+    else:
+        entries = dict.fromkeys(positions, in_axes)
     for name, entry in entries.items():
         what = signer.name(name) if isinstance(name, int) else name
         if entry is not None and (isinstance(entry, bool) or entry != 0):
@@ -270,34 +245,25 @@ def _mapped_by_user(
             )
         if entry is not None and signer.is_static(name):
             raise SpecError(f"map: in_axes of {what}: a static argument is shared; give None")
-    mapped = {name for name, entry in entries.items() if entry is not None}
-    if kwargs and not isinstance(in_axes, Mapping):
-        mapped |= _mapped_by_default(signer, args, kwargs) & kwargs.keys()
-    return mapped
+    return {n for n, entry in entries.items() if entry is not None} | (default & {*named})
 
 
-def _entries(
-    signer: Signer, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: object
-) -> dict[Name, Any]:
-    """What ``in_axes`` says of each argument that it names; nothing if it is None."""
-    if in_axes is None:
-        return {}
-    if isinstance(in_axes, Mapping):
-        positions: dict[str, Name] = {signer.name(i): i for i in range(len(args))}
-        if unknown := [k for k in in_axes if k not in positions and k not in kwargs]:
-            raise SpecError(
-                f"map: in_axes names {unknown[0]!r}, which is no argument of this call; it has "
-                f"{[*positions, *kwargs]}"
-            )
-        return {positions.get(str(k), str(k)): entry for k, entry in in_axes.items()}
-    if isinstance(in_axes, tuple | list):
-        if len(in_axes) != len(args):
-            raise SpecError(
-                f"map: in_axes has {len(in_axes)} entries for {len(args)} positional arguments; "
-                "give one for each: 0 for a list of examples, None for what all share"
-            )
-        return dict(enumerate(in_axes))
-    return dict.fromkeys(range(len(args)), in_axes)
+def _lists_among(signer: Signer, given: Mapping[Name, Any]) -> set[Name]:
+    """The arguments that look like lists of examples."""
+    no_lists = (str, bytes, bytearray, Mapping, Padded, jax.Array, np.generic)
+
+    def is_list(value: object) -> bool:
+        if isinstance(value, np.ndarray):
+            return value.dtype == object
+        is_sequence = isinstance(value, Sequence | Iterator) and not isinstance(value, no_lists)
+        return is_sequence and not _is_record(value)
+
+    return {n for n, value in given.items() if not signer.is_static(n) and is_list(value)}
+
+
+def _is_record(value: object) -> bool:
+    """Whether a value is a named tuple: one example, or parameters, but no list."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
 def _rows_of(values: Any, name: str) -> Any:
@@ -331,7 +297,7 @@ def _rows_of(values: Any, name: str) -> Any:
     )
 
 
-def _unequal(one: str, has: str, other: str, other_has: str) -> ArgumentError:
+def _unequal(one: str, has: object, other: str, other_has: object) -> ArgumentError:
     return ArgumentError(
         f"map: lists of examples must be equally long: {one} has {has} and {other} has {other_has}"
     )

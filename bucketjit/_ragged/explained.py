@@ -10,7 +10,7 @@ from bucketjit._compile.rows import rows_key
 from bucketjit._events import shown
 from bucketjit._ragged.examples import Examples
 from bucketjit._ragged.kinds import Alone, Row
-from bucketjit._ragged.options import Options
+from bucketjit._ragged.map import MapOptions
 from bucketjit._ragged.run import MapCall
 from bucketjit._runtime.decisions import Exact
 from bucketjit._runtime.engine import Engine
@@ -88,56 +88,41 @@ class MapExplanation:
         return "\n".join(lines)
 
 
-def explain_map(engine: Engine, examples: Examples, options: Options) -> MapExplanation:
+def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapExplanation:
     """Explain a call of `map`; nothing is compiled or run."""
-    call = MapCall(engine, examples, options)
+    call = MapCall(engine, examples, options.out, options.token_budget, options.is_stacked)
+    summed = options.reduce is not None
     count, groups, alone = 0, [], Counter[str]()
     for window in call.windows():
         count += len(window)
-        for planned in call.plan(window, summed=options.reduce is not None):
-            way = planned.way
-            kinds = [window[i].kind for i in planned.members]
-            rows = [
-                call.kinds.rows(n, options.reduce is not None, planned.in_turn)
-                for n in dict.fromkeys(planned.rows)
-            ]
+        alone.update(_reason(call, row) for row in window if isinstance(row.kind.way, Alone))
+        for planned in call.plan(window, summed):
+            way, given = planned.way, (summed, planned.in_turn)
+            keys = {
+                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *given))
+                for n in planned.rows
+            }
             groups.append(
                 ExplainedGroup(
                     bucket=FrozenDict(way.bucket),
-                    examples=len(kinds),
+                    examples=len(planned.members),
                     batches=tuple(planned.rows),
-                    missing=tuple(
-                        each.count
-                        for each in rows
-                        if rows_key(way.program, way.bucket, each) not in engine.cache
-                    ),
+                    missing=tuple(n for n, key in keys.items() if key not in engine.cache),
                     tokens=way.tokens,
-                    real=sum(kind.real for kind in kinds),
+                    real=sum(window[i].kind.real for i in planned.members),
                     total=sum(planned.rows) * way.elements,
                 )
             )
-        for row in window:
-            if isinstance(row.kind.way, Alone):
-                alone[_reason(engine, call, row)] += 1
-    return MapExplanation(
-        mapped=examples.names,
-        shared=tuple(
-            name
-            for name in [*map(engine.signer.name, range(len(examples.args))), *examples.kwargs]
-            if name not in examples.names
-        ),
-        examples=count,
-        groups=tuple(groups),
-        alone=FrozenDict(alone),
-    )
+    shared = tuple(examples.words[n] for n in examples.given if n not in examples.mapped)
+    return MapExplanation(examples.names, shared, count, tuple(groups), FrozenDict(alone))
 
 
-def _reason(engine: Engine, call: MapCall, row: Row) -> str:
+def _reason(call: MapCall, row: Row) -> str:
     """Why an example runs alone, in words."""
     kind = row.kind
     if isinstance(kind.way, Alone) and kind.way.why is not None:
         return kind.way.why.reason
-    match engine.decide(call.kinds.call_of(row), kind.call):
+    match call.engine.decide(call.kinds.call_of(row), kind.call):
         case Exact(_, why):
             return why.reason
         case decision:

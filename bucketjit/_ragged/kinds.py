@@ -118,49 +118,41 @@ class Kinds:
     """Signs the examples of one call of `map`, and decides what they do.
 
     Attributes:
+        engine: The engine of the function.
         mapped: The mapped leaves: their positions among the leaves of a call.
         sharding: How the rows of batches are sharded; None if they are not.
     """
 
     def __init__(self, engine: Engine, examples: Examples) -> None:
-        self._engine = engine
+        self.engine = engine
         self._examples = examples
         self._first: SignedCall | None = None
         self._trees: list[Any] = []
-        self._known: dict[Any, Kind] = {}
+        self._known: dict[Any, tuple[Kind, SignedCall]] = {}
         # An example of each signature: weak types may differ.
         self._variants: dict[tuple[LeafType, ...], SignedCall] = {}
-        self._plain_dtypes: list[Any] = []
-        self._by_shapes: dict[Any, Kind] = {}
         self.mapped: tuple[int, ...] = ()
         self.sharding: NamedSharding | None = None
 
     def row(self, index: int, values: Values) -> Row:
         """Sign an example, and find its kind."""
-        is_plain = bool(self._plain_dtypes)
-        for value, dtype in zip(values, self._plain_dtypes, strict=False):
-            if type(value) is not np.ndarray or value.dtype is not dtype:
-                is_plain = False
-                break
-        if is_plain:
-            known = self._by_shapes.get(tuple([value.shape for value in values]))
-            if known is not None:
-                return Row(values, known, self.first)
+        # Most examples are NumPy arrays, which are leaves themselves.
+        key: Any = tuple([(x.shape, x.dtype) for x in values if type(x) is np.ndarray])
+        is_plain = len(key) == len(values)
+        if is_plain and (found := self._known.get(key)) is not None:
+            return Row(values, *found)
         try:
             if self._first is None:
                 self._begin(values)
             leaves = self._leaves(index, values)
             types, shapes = self._types(index, leaves)
-            key = types, shapes
-            like = self._variants.get(types)
-            if like is None:
-                like = self._variants[types] = self._signed(values)
-            kind = self._known.get(key)
-            if kind is None:
-                kind = self._known[key] = self._kind(like, leaves, shapes)
-            if is_plain:
-                self._by_shapes[shapes] = kind
-            return Row(leaves, kind, like)
+            key = key if is_plain else (types, shapes)
+            if (found := self._known.get(key)) is None:
+                like = self._variants.get(types)
+                if like is None:
+                    like = self._variants[types] = self._signed(values)
+                found = self._known[key] = self._kind(like, leaves, shapes), like
+            return Row(leaves, *found)
         except BucketJitError as error:
             told = str(error)
             if told.startswith(f"example {index}"):
@@ -201,20 +193,13 @@ class Kinds:
         self.sharding = rows_sharding(
             leaf for i, leaf in enumerate(signed.leaves) if i not in self.mapped
         )
-        types = tuple(signed.signature.types[i] for i in self.mapped)
-        self._variants[types] = signed
-        # Most examples are NumPy arrays of the type of the first one: see `row`.
-        if all(tree == _LEAF for tree in self._trees) and not any(t.weak_type for t in types):
-            self._plain_dtypes = [t.dtype for t in types]
+        self._variants[tuple(signed.signature.types[i] for i in self.mapped)] = signed
 
     def _leaves(self, index: int, values: Values) -> list[Any]:
         """The leaves of the mapped arguments."""
         leaves: list[Any] = []
         for name, tree, value in zip(self._examples.names, self._trees, values, strict=True):
-            if type(value) is np.ndarray:
-                own, of = [value], _LEAF
-            else:
-                own, of = jax.tree_util.tree_flatten(value)
+            own, of = jax.tree_util.tree_flatten(value)
             if of != tree:
                 raise ArgumentError(
                     f"example {index}, {name}: {_other_tree(tree, of)}{_cure(value)}"
@@ -230,15 +215,6 @@ class Kinds:
         types, shapes = [], []
         for place, leaf in zip(self.mapped, leaves, strict=True):
             wanted, path = signature.types[place], signature.paths[place]
-            if (
-                type(leaf) is np.ndarray
-                and leaf.dtype is wanted.dtype
-                and leaf.ndim == wanted.rank
-                and not wanted.weak_type
-            ):
-                types.append(wanted)
-                shapes.append(leaf.shape)
-                continue
             found, shape = leaf_type(leaf, path)
             if wanted.dtype is None:
                 if isinstance(leaf, bool) or not isinstance(leaf, int | np.integer):
@@ -247,30 +223,25 @@ class Kinds:
                     )
                 found, shape = wanted, (int(leaf),)
             elif found.dtype != wanted.dtype or found.rank != wanted.rank:
-                others = _shown(wanted, self._tokens(place, wanted.rank))
+                tokens, own = signature.tokens, self.first.shapes[place]
+                row = ("_",) * wanted.rank if tokens is None else tokens[place]
+                sizes = [n if t == STATIC else t for t, n in zip(row, own, strict=True)]
                 cure = (
                     f"convert it by .astype({str(wanted.dtype)!r})"
                     if found.rank == wanted.rank
                     else "reshape it, or map examples of another rank by themselves"
                 )
                 raise ArgumentError(
-                    f"example {index}, {path}: {_shown(found, shape)}, the others are {others}; "
-                    f"{cure}"
+                    f"example {index}, {path}: {_shown(found, shape)}, the others are "
+                    f"{_shown(wanted, sizes)}; {cure}"
                 )
             types.append(found)
             shapes.append(shape)
         return tuple(types), tuple(shapes)
 
-    def _tokens(self, place: int, rank: int) -> Sequence[Any]:
-        """The sizes of a leaf in words: names of its open axes, sizes of the others."""
-        tokens = self.first.signature.tokens
-        row = ("_",) * rank if tokens is None else tokens[place]
-        shape = self.first.shapes[place]
-        return [n if t == STATIC else t for t, n in zip(row, shape, strict=True)]
-
     def _signed(self, values: Values) -> SignedCall:
         args, kwargs = self._examples.call(values)
-        return self._engine.signer.sign(args, kwargs)
+        return self.engine.signer.sign(args, kwargs)
 
     def _kind(
         self, like: SignedCall, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
@@ -281,33 +252,26 @@ class Kinds:
         signed = dataclasses.replace(like, leaves=every, shapes=own)
         memory, key = like.signature.remembered, (self.mapped, *own)
         tokens, known = memory.get(key, (None, None))
-        if known is not None and tokens is like.signature.tokens and self._holds(known):
+        engine = self.engine
+        if (
+            known is not None
+            and tokens is like.signature.tokens
+            and known.version == engine.refusals.version
+            # Buckets grow with sizes that did not fit.
+            and (known.call.program is None or not known.call.program.unfitted)
+        ):
             return known
-        kind = self._new_kind(signed)
-        if isinstance(kind.way, Batched) and kind.call.size_constants.nbytes <= _MOST_BYTES:
+        call = engine.resolve(signed)
+        way, real = self._way(signed, call), self._real(call.tokens, signed)
+        kind = Kind(signed.shapes, call, way, engine.refusals.version, real, signed.shape_key)
+        if isinstance(way, Batched) and call.size_constants.nbytes <= _MOST_BYTES:
             if len(memory) >= _REMEMBERED:
                 memory.clear()
             memory[key] = like.signature.tokens, kind
         return kind
 
-    def _holds(self, known: Kind) -> bool:
-        """Whether what was decided in an earlier call still holds."""
-        engine, program = self._engine, known.call.program
-        return (
-            known.version == engine.refusals.version
-            and (program is None or not program.unfitted)  # buckets grow with unfitted sizes
-        )
-
-    def _new_kind(self, signed: SignedCall) -> Kind:
-        """Resolve and decide the calls of examples of these shapes."""
-        engine = self._engine
-        call = engine.resolve(signed)
-        way = self._way(signed, call)
-        real = self._real(call.tokens, signed)
-        return Kind(signed.shapes, call, way, engine.refusals.version, real, signed.shape_key)
-
     def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
-        engine = self._engine
+        engine = self.engine
         match engine.decide(signed, call):
             case Masked(program, bucket, None):
                 why = why_not_batched(engine, program, signed, self.mapped)
@@ -330,29 +294,26 @@ class Kinds:
     ) -> Batched:
         # It raises if a padded argument would be too large.
         padded = dict(padded_leaf_shapes(call, signed.signature, bucket, signed.shapes))
-        lower = dict(bucket)
+        sizes, own = dict(bucket), frozenset(self.mapped)
         tokens = [
-            int(np.prod([evaluate_text(t, lower) for t in row if is_open(t)], dtype=np.int64))
-            for i, row in enumerate(call.tokens)
-            if i in self.mapped
+            math.prod(evaluate_text(t, sizes) for t in call.tokens[i] if is_open(t)) for i in own
         ]
-        own = shared = 0
-        for i, kind in enumerate(signed.signature.types):
-            if kind.dtype is not None:
-                size = math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
-                own, shared = (own + size, shared) if i in self.mapped else (own, shared + size)
-        elements = sum(math.prod(shape) for i, shape in padded.items() if i in self.mapped)
-        return Batched(program, lower, max([1, *tokens]), elements, own, shared)
+        nbytes = {
+            i: math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
+            for i, kind in enumerate(signed.signature.types)
+            if kind.dtype is not None
+        }
+        elements = sum(math.prod(shape) for i, shape in padded.items() if i in own)
+        mapped = sum(n for i, n in nbytes.items() if i in own)
+        shared = sum(nbytes.values()) - mapped
+        return Batched(program, sizes, max([1, *tokens]), elements, mapped, shared)
 
     def _real(self, tokens: Tokens, signed: SignedCall) -> int:
-        return sum(
-            int(np.prod(signed.shapes[i], dtype=np.int64))
-            for i in self.mapped
-            if any(map(is_open, tokens[i])) and signed.signature.types[i].dtype is not None
-        )
-
-
-_LEAF = jax.tree_util.tree_structure(0)
+        types = signed.signature.types
+        opened = [
+            i for i in self.mapped if any(map(is_open, tokens[i])) and types[i].dtype is not None
+        ]
+        return sum(math.prod(signed.shapes[i]) for i in opened)
 
 
 def is_open(token: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -50,46 +50,27 @@ class Ragged(Sequence[Any]):
 
     def __init__(self, values: Any, lengths: Any, axes: Any = None) -> None:
         leaves: list[Any]
-        tree: Any
-        leaves, tree = jax.tree_util.tree_flatten(values)
+        self._tree: Any
+        leaves, self._tree = jax.tree_util.tree_flatten(values)
         own, of_lengths = jax.tree_util.tree_flatten(lengths)
-        if of_lengths != tree:
-            raise ArgumentError(f"Ragged: values are {tree}, and lengths are {of_lengths}")
-        chosen: list[Any] = [None] * len(own) if axes is None else tree.flatten_up_to(axes)
-        self._tree = tree
-        self._lengths: list[np.ndarray] = [np.asarray(n) for n in own]
-        self._axes: list[tuple[int, ...]] = [
-            tuple(range(1, 1 + n.shape[1] if n.ndim > 1 else 2)) if a is None else tuple(a)
-            for a, n in zip(chosen, self._lengths, strict=True)
-        ]
-        for value, n in zip(leaves, self._lengths, strict=True):
-            if not np.ndim(value) or not n.ndim or len(value) != len(n):
-                raise ArgumentError(
-                    f"Ragged: values of shape {np.shape(value)} and lengths of shape {n.shape}; "
-                    "expected a length for each row"
-                )
-        for value, n, ragged in zip(leaves, self._lengths, self._axes, strict=True):
-            _check_lengths(value, n, ragged)
+        if of_lengths != self._tree:
+            raise ArgumentError(f"Ragged: values are {self._tree}, and lengths are {of_lengths}")
+        chosen = [None] * len(own) if axes is None else self._tree.flatten_up_to(axes)
+        self._columns = list(map(_column, leaves, own, chosen))
         self.values, self.lengths = values, lengths
 
     def __len__(self) -> int:
-        return len(self._lengths[0]) if self._lengths else 0
+        return len(self._columns[0].lengths) if self._columns else 0
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} rows")
-        leaves = [
-            _row(value, index, axes, lengths)
-            for value, axes, lengths in zip(
-                jax.tree_util.tree_leaves(self.values), self._axes, self._lengths, strict=True
-            )
-        ]
-        return self._tree.unflatten(leaves)
+        return self._tree.unflatten([column.row(index) for column in self._columns])
 
     def __repr__(self) -> str:
-        shapes = self._tree.unflatten([np.shape(v) for v in jax.tree_util.tree_leaves(self.values)])
+        shapes = self._tree.unflatten([np.shape(column.value) for column in self._columns])
         return f"Ragged({len(self)} rows in {shapes})"
 
     def rows(self) -> Iterator[Any]:
@@ -105,8 +86,9 @@ class Ragged(Sequence[Any]):
             >>> [row.tolist() for row in ragged.rows()]
             [[1], [2, 3]]
         """
-        host = jax.tree_util.tree_map(_on_host, self.values)
-        return iter(_with_values(self, host))
+        hosts = [column._replace(value=_on_host(column.value)) for column in self._columns]
+        every = range(len(self))
+        return (self._tree.unflatten([column.row(i) for column in hosts]) for i in every)
 
     def to_list(self) -> list[Any]:
         """The results as a list of trees of arrays, as `map` returns them without ``"stacked"``.
@@ -133,41 +115,92 @@ class Ragged(Sequence[Any]):
             array([[ True, False],
                    [ True,  True]])
         """
-        leaves: list[Any] = jax.tree_util.tree_leaves(self.values)
-        masks: list[np.ndarray] = []
-        for value, axes, lengths in zip(leaves, self._axes, self._lengths, strict=True):
-            masks.append(_mask(value.shape, axes, lengths))
-        return self._tree.unflatten(masks)
+        return self._tree.unflatten([column.mask() for column in self._columns])
+
+
+class _Column(NamedTuple):
+    """One array of a `Ragged`.
+
+    Attributes:
+        value: The array.
+        lengths: The length of each row along each ragged axis.
+        axes: The ragged axes.
+    """
+
+    value: Any
+    lengths: np.ndarray
+    axes: tuple[int, ...]
+
+    def row(self, index: int) -> Any:
+        """A row without its padding."""
+        cuts = dict(zip(self.axes, map(int, self.lengths[index]), strict=True))
+        return self.value[index][tuple(slice(cuts.get(i)) for i in range(1, self.value.ndim))]
+
+    def mask(self) -> np.ndarray:
+        """Where values are not padding; see `Ragged.mask`."""
+        shape, rank = np.shape(self.value), max(self.axes, default=0) + 1
+        full = (shape[0], *(shape[i] if i in self.axes else 1 for i in range(1, rank)))
+        mask = np.ones(full, bool)
+        for axis, lengths in zip(self.axes, self.lengths.T, strict=True):
+            own = [1] * rank
+            own[0], own[axis] = shape[0], shape[axis]
+            mask &= (np.arange(shape[axis]) < lengths[:, None]).reshape(own)
+        return mask
+
+
+def _column(value: Any, lengths: Any, axes: Sequence[int] | None) -> _Column:
+    """One array, with lengths that are whole numbers within it."""
+    shape, n = np.shape(value), np.asarray(lengths)
+    if not shape or not n.ndim or shape[0] != len(n):
+        raise ArgumentError(
+            f"Ragged: values of shape {shape} and lengths of shape {n.shape}; expected a length "
+            "for each row"
+        )
+    if n.size and not np.issubdtype(n.dtype, np.integer):
+        raise ArgumentError(f"Ragged: lengths must be whole numbers, got {n.dtype}")
+    columns = n[:, None] if n.ndim == 1 else n
+    ragged = tuple(range(1, 1 + columns.shape[1])) if axes is None else tuple(axes)
+    if columns.shape[1:] != (len(ragged),) or not all(0 < axis < len(shape) for axis in ragged):
+        raise ArgumentError(
+            f"Ragged: lengths of shape {n.shape} for the axes {ragged} of values of shape {shape}; "
+            "expected a length for each ragged axis"
+        )
+    for column, axis in zip(columns.T, ragged, strict=True):
+        wrong = np.flatnonzero((column < 0) | (column > shape[axis]))
+        if wrong.size:
+            raise ArgumentError(
+                f"Ragged: row {wrong[0]} has length {column[wrong[0]]} along axis {axis}; expected "
+                f"0 to {shape[axis]}, the size of the values there"
+            )
+    return _Column(value, columns, ragged)
 
 
 def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: bool) -> Ragged:
     """Stack the results of examples."""
-    columns: list[list[Any]] = []
-    tree: Any = None
-    for index, result in enumerate(results):
+    first: Any
+    leaves, first = jax.tree_util.tree_flatten(results[0])
+    rows = [leaves]
+    for index, result in enumerate(results[1:], start=1):
         leaves, own = jax.tree_util.tree_flatten(result)
-        if tree is not None and own != tree:
+        if own != first:
             raise ArgumentError(
                 f"map: results cannot be stacked: that of example {index} is {own}, those before "
-                f"are {tree}"
+                f"are {first}"
             )
-        tree = own
-        columns.append(leaves)
-    assert tree is not None
-    values, lengths, axes = [], [], []
-    for place, column in enumerate(zip(*columns, strict=True)):
-        for_leaf = _stack(column, None if opened is None else opened[place])
-        values.append(on_default_device(for_leaf[0]) if to_jax else for_leaf[0])
-        lengths.append(for_leaf[1])
-        axes.append(for_leaf[2])
-    return Ragged(tree.unflatten(values), tree.unflatten(lengths), tree.unflatten(axes))
+        rows.append(leaves)
+    columns = [
+        _stack(column, None if opened is None else opened[place])
+        for place, column in enumerate(zip(*rows, strict=True))
+    ]
+    values = [on_default_device(c.value) if to_jax else c.value for c in columns]
+    lengths = [c.lengths[:, 0] if len(c.axes) == 1 else c.lengths for c in columns]
+    axes = [c.axes for c in columns]
+    return Ragged(*map(first.unflatten, (values, lengths, axes)))
 
 
-def _stack(
-    column: Sequence[Any], opened: Set[int] | None
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    """One array of the values of all examples, their lengths, and the ragged axes."""
-    hosts = [_on_host(leaf) for leaf in column]
+def _stack(column: Sequence[Any], opened: Set[int] | None) -> _Column:
+    """One array of the values of all examples."""
+    hosts = list(map(_on_host, column))
     first = hosts[0]
     for index, host in enumerate(hosts):
         if host.dtype != first.dtype or host.ndim != first.ndim:
@@ -187,56 +220,12 @@ def _stack(
     for r, host in enumerate(hosts):
         inside: Any = (r, *map(slice, host.shape))
         values[inside] = host
-    lengths = shapes[:, ragged]
-    return values, lengths[:, 0] if len(ragged) == 1 else lengths, tuple(i + 1 for i in ragged)
-
-
-def _check_lengths(value: Any, lengths: np.ndarray, axes: Sequence[int]) -> None:
-    """Refuse lengths that are no whole numbers, or not within the values."""
-    shape = np.shape(value)
-    if lengths.size and not np.issubdtype(lengths.dtype, np.integer):
-        raise ArgumentError(f"Ragged: lengths must be whole numbers, got {lengths.dtype}")
-    columns = lengths.reshape(len(lengths), -1)
-    if columns.shape[1] != len(axes) or not all(0 < axis < len(shape) for axis in axes):
-        raise ArgumentError(
-            f"Ragged: lengths of shape {lengths.shape} for the axes {tuple(axes)} of values of "
-            f"shape {shape}; expected a length for each ragged axis"
-        )
-    for column, axis in zip(columns.T, axes, strict=True):
-        wrong = np.flatnonzero((column < 0) | (column > shape[axis]))
-        if wrong.size:
-            raise ArgumentError(
-                f"Ragged: row {wrong[0]} has length {column[wrong[0]]} along axis {axis}; expected "
-                f"0 to {shape[axis]}, the size of the values there"
-            )
-
-
-def _row(value: Any, index: int, axes: Sequence[int], lengths: np.ndarray) -> Any:
-    sizes = np.atleast_1d(lengths[index])
-    cuts = dict(zip(axes, map(int, sizes), strict=True))
-    return value[index][tuple(slice(cuts.get(i)) for i in range(1, value.ndim))]
-
-
-def _mask(shape: Sequence[int], axes: Sequence[int], lengths: np.ndarray) -> np.ndarray:
-    last = max(axes, default=0)
-    mask = np.ones((shape[0], *(shape[i] if i in axes else 1 for i in range(1, last + 1))), bool)
-    for place, axis in enumerate(axes):
-        own = lengths if lengths.ndim == 1 else lengths[:, place]
-        within = np.arange(shape[axis]) < own[:, None]
-        mask &= within.reshape(
-            shape[0], *(shape[axis] if i == axis else 1 for i in range(1, last + 1))
-        )
-    return mask
+    return _Column(values, shapes[:, ragged], tuple(i + 1 for i in ragged))
 
 
 def _on_host(value: Any) -> Any:
-    is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-    if is_key:
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise ArgumentError(
             "map: random keys cannot be stacked; return jax.random.key_data of them"
         )
     return np.asarray(value)
-
-
-def _with_values(ragged: Ragged, values: Any) -> Ragged:
-    return Ragged(values, ragged.lengths, ragged._tree.unflatten(ragged._axes))

@@ -21,8 +21,7 @@ from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary, shortened
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._ragged.examples import examples_of
-from bucketjit._ragged.map import map_examples
-from bucketjit._ragged.options import options_of
+from bucketjit._ragged.map import map_examples, options_of
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Mapping
@@ -118,44 +119,32 @@ def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
 
 
 def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
+    of = f"dimension {dim_name!r} of size {n}"
     try:
-        bucket = strategy.bucket(n)
+        given = strategy.bucket(n)
     except BucketOverflowError as error:
-        if not _is_below(error.largest, n):
-            raise StrategyContractError(
-                f"strategy {strategy!r} says of dimension {dim_name!r} of size {n} that it is "
-                f"beyond the largest bucket, {error.largest!r}; that is an int below the size"
-            ) from None
-        if error.dim is not None:
-            raise
-        raise BucketOverflowError(error.size, error.largest, dim_name) from None
-    if type(bucket) is not int:
-        try:
-            bucket = as_int(bucket)
-        except TypeError:
-            raise StrategyContractError(
-                f"strategy {strategy!r} must give an int for dimension {dim_name!r} of size {n}, "
-                f"not {bucket!r} ({type(bucket).__name__})"
-            ) from None
-    if bucket < n:
+        with contextlib.suppress(TypeError):
+            if 0 < as_int(error.largest) < n:
+                raise BucketOverflowError(
+                    error.size, error.largest, error.dim or dim_name
+                ) from None
         raise StrategyContractError(
-            f"strategy {strategy!r} must give a bucket of at least {n} for dimension "
-            f"{dim_name!r} of size {n}, not {bucket}"
-        )
-    if bucket > _MOST:
+            f"strategy {strategy!r} says of {of} that it is beyond the largest bucket, "
+            f"{error.largest!r}; that is an int below the size"
+        ) from None
+    try:
+        bucket = as_int(given)
+    except TypeError:
         raise StrategyContractError(
-            f"strategy {strategy!r} must give a bucket of at most {_MOST} for dimension "
-            f"{dim_name!r} of size {n}, not {bucket}"
+            f"strategy {strategy!r} must give an int for {of}, not {given!r} "
+            f"({type(given).__name__})"
+        ) from None
+    if not n <= bucket <= _MOST:
+        limit = f"at least {n}" if bucket < n else f"at most {_MOST}"
+        raise StrategyContractError(
+            f"strategy {strategy!r} must give a bucket of {limit} for {of}, not {bucket}"
         )
     return bucket
-
-
-def _is_below(largest: object, n: int) -> bool:
-    """Whether a size can be beyond a largest bucket."""
-    try:
-        return 0 < as_int(largest) < n
-    except TypeError:
-        return False
 
 
 def as_int(value: object) -> int:
@@ -254,11 +243,11 @@ class Ladder:
         size = self.min if size < self.min else size
         multiple = self.multiple_of
         # A rung rounded up reaches `size` just when the rung is beyond the multiple below `size`.
-        rung = self._rung_beyond((size - 1) // multiple * multiple)
+        rung = self.rung_beyond((size - 1) // multiple * multiple)
         bucket = -(-rung // multiple) * multiple
         return bucket if largest is None or bucket < largest else largest
 
-    def _rung_beyond(self, size: int) -> int:
+    def rung_beyond(self, size: int) -> int:
         """Return the smallest rung that is strictly larger than ``size`` (0 or more)."""
         raise NotImplementedError
 

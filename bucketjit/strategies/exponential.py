@@ -56,7 +56,8 @@ class Exponential(Ladder):
         object.__setattr__(self, "base", _as_base(self.base))
         super().__post_init__()
 
-    def _rung_beyond(self, size: int) -> int:
+    def rung_beyond(self, size: int) -> int:
+        """Return the smallest rung that is strictly larger than ``size``."""
         rungs = self._rungs
         if not rungs or rungs[-1] <= size:
             rungs = self._climb(size)

@@ -41,5 +41,6 @@ class Linear(Ladder):
         self._normalise("step")
         super().__post_init__()
 
-    def _rung_beyond(self, size: int) -> int:
+    def rung_beyond(self, size: int) -> int:
+        """Return the smallest rung that is strictly larger than ``size``."""
         return (size // self.step + 1) * self.step

@@ -34,5 +34,6 @@ class Pow2(Ladder):
         [6, 12, 18, 36]
     """
 
-    def _rung_beyond(self, size: int) -> int:
+    def rung_beyond(self, size: int) -> int:
+        """Return the smallest rung that is strictly larger than ``size``."""
         return 1 << size.bit_length()

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._ragged import run
+from bucketjit._ragged import turns
 
 F32 = np.float32
 WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every program is tried, and takes turns."""
-    monkeypatch.setattr(run, "_LEAST_FLOPS", 0)
-    monkeypatch.setattr(run, "_WORTH_TURNS", 1e9)
+    monkeypatch.setattr(turns, "_LEAST_FLOPS", 0)
+    monkeypatch.setattr(turns, "_WORTH_TURNS", 1e9)
 
 
 def attention(w: Any, x: Any) -> Any:
@@ -46,7 +46,7 @@ def loops(w: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("fn", [attention, recurrent, by_size, with_table, loops])
-@pytest.mark.usefixtures("turns")
+@pytest.mark.usefixtures("in_turn")
 def test_results_are_those_of_a_loop(fn: Callable[..., Any]) -> None:
     executor = BucketedExec(fn, dynamic_axes=(None, "n, _")).with_pow2(min=4)
     rng = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_results_are_those_of_a_loop(fn: Callable[..., Any]) -> None:
     assert set(executor._engine.takes_turns.values()) == {True}
 
 
-@pytest.mark.usefixtures("turns")
+@pytest.mark.usefixtures("in_turn")
 def test_one_executable_serves_every_number_of_rows() -> None:
     executor = BucketedExec(attention, dynamic_axes=(None, "n, _")).with_pow2(min=8)
     shape = (None, 0)
@@ -79,7 +79,7 @@ def test_one_executable_serves_every_number_of_rows() -> None:
     assert not executor._engine.takes_turns
 
 
-@pytest.mark.usefixtures("turns")
+@pytest.mark.usefixtures("in_turn")
 def test_rows_that_are_not_there_are_not_computed() -> None:
     """A loop that does not end for a row of zeros ends here, and no row counts as padding."""
     executor = BucketedExec(loops, dynamic_axes=(None, "n, _")).with_pow2()
