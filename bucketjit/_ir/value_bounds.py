@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import ValueFacts
 from bucketjit._ir.ranges import (
     Range,
     fitted,
@@ -44,7 +45,6 @@ from bucketjit._ir.ranges import (
     within_type,
 )
 from bucketjit._ir.sized import sized_p, unsized_p
-from bucketjit._ir.value_facts import ValueFacts
 from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.primitives import called_jaxpr, name_of
 from bucketjit._jax.tracers import Made, constant_of, literal_of

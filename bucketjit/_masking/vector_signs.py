@@ -31,8 +31,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from bucketjit._ir import dataflow
 from bucketjit._jax.jaxprs import Atom, dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
-from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._sizes.reshape_groups import without_ones
+from bucketjit._sizes.expressions import is_symbolic, without_ones
 
 #: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
 #: count the matrices of a batch, then the axis that counts the vectors.

@@ -29,7 +29,7 @@ from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.loops import has_loop
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules._sliding import along
+from bucketjit._masking.rules.convolution import along
 
 Arrays = Sequence[Any]
 
