@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._export.checked_sizes import checked_sizes
-from bucketjit._ir.associative_lowering import lowered as _lowered  # noqa: F401 (registers it)
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.exporting import (

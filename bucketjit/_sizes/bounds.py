@@ -23,38 +23,31 @@ from bucketjit._sizes.expressions import (
 )
 
 
-def _never_decreases(node: ast.expr) -> bool:
-    """True if the expression is >= 0 and decreases with no variable, all of them being >= 0."""
+def _growth(node: ast.expr) -> int:
+    """Whether an expression decreases with no variable, all of them being >= 0.
+
+    1 says so, 2 that it is >= 0 as well, and 0 that nothing is known. ``b - 1`` is negative at 0.
+    """
     match node:
         case ast.Constant(value=int() as value):
-            return value >= 0
+            return 2 if value >= 0 else 1
         case ast.Name():
-            return True
-        case ast.BinOp(left=left, op=ast.Add() | ast.Mult(), right=right):
-            return _never_decreases(left) and _never_decreases(right)
-        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant()):
-            return _never_decreases(left)
-        case ast.Call(func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int() as k)]):
-            return k > 0 and _never_decreases(left)
-        case ast.Call(func=ast.Name(id="max" | "min"), args=args):
-            return all(map(_never_decreases, args))
-    return False
-
-
-def _grows(node: ast.expr) -> bool:
-    """Like `_never_decreases`, but the expression may be negative, as ``b - 1`` is at 0."""
-    match node:
+            return 2
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            return 1
         case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant()):
-            return _grows(left)
+            return min(1, _growth(left))
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _grows(left) and _grows(right)
+            return min(_growth(left), _growth(right))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return 2 if _growth(left) == _growth(right) == 2 else 0
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant()):
+            return 2 if _growth(left) == 2 else 0
         case ast.Call(func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int() as k)]):
-            return k > 0 and _grows(left)
+            return _growth(left) if k > 0 else 0
         case ast.Call(func=ast.Name(id="max" | "min"), args=args):
-            return all(map(_grows, args))
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()) | ast.Constant():
-            return True
-    return _never_decreases(node)
+            return min(map(_growth, args))
+    return 0
 
 
 _LATTICE_LIMIT = 1 << 20  # points of a box that are evaluated one by one for an exact bound
@@ -124,7 +117,7 @@ def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) ->
 def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     node = parsed(text)
     hi = {v: h for v, _, h in box}
-    if _grows(node):  # the largest value is in the corner of the largest sizes
+    if _growth(node):  # the largest value is in the corner of the largest sizes
         return max(0, evaluate_text(text, hi))
     if math.prod(h - low + 1 for _, low, h in box) <= _LATTICE_LIMIT:
         # Python's ints, in object arrays, where an intermediate value would overflow int64.
@@ -145,7 +138,7 @@ def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     the bound of `upper_bound` for the negated expression is taken.
     """
     node = parsed(text)
-    if _never_decreases(node):
+    if _growth(node) == 2:
         return 0
     least = interval(node, {v: low for v, low, _ in box}, {v: h for v, _, h in box})[0]
     return least if least >= -MOST else -_upper_bound(f"-({text})", box)

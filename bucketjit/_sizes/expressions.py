@@ -33,20 +33,13 @@ def symbolic_axes(shape: Iterable[Dim]) -> tuple[int, ...]:
     return tuple(i for i, d in enumerate(shape) if is_symbolic(d))
 
 
-def _floordiv(a: Any, b: Any) -> Any:
-    return a // b
-
-
-def _mod(a: Any, b: Any) -> Any:
-    return a % b
-
-
 # The functions that the text of an expression may call, by kind of the sizes: Python ints, NumPy
 # arrays, or scalars that are known at run time.
+_OF_ALL: dict[str, Callable[..., Any]] = {"floordiv": operator.floordiv, "mod": operator.mod}
 FUNCTIONS: dict[str, dict[str, Callable[..., Any]]] = {
-    "int": {"floordiv": _floordiv, "mod": _mod, "max": max, "min": min},
-    "array": {"floordiv": _floordiv, "mod": _mod, "max": np.maximum, "min": np.minimum},
-    "traced": {"floordiv": _floordiv, "mod": _mod, "max": jnp.maximum, "min": jnp.minimum},
+    "int": {**_OF_ALL, "max": max, "min": min},
+    "array": {**_OF_ALL, "max": np.maximum, "min": np.minimum},
+    "traced": {**_OF_ALL, "max": jnp.maximum, "min": jnp.minimum},
 }
 
 
