@@ -19,8 +19,8 @@ from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._sizes.fit import holds, smallest_holding
 from bucketjit._sizes.guards import Guard
-from bucketjit._sizes.holding import holds, smallest_holding
 from bucketjit._tracing.program import Program
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 

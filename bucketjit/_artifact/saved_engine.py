@@ -36,7 +36,7 @@ from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit._signature.traced_programs import NO_SIZES, Traced, TracedPrograms
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
-from bucketjit._sizes.holding import smallest_holding
+from bucketjit._sizes.fit import smallest_holding
 from bucketjit._tracing.interface import Interface
 from bucketjit.errors import ArgumentError, ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries

@@ -29,7 +29,7 @@ from bucketjit._masking.rules import default_rules
 from bucketjit._raised import first_line
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.holding import smallest_holding
+from bucketjit._sizes.fit import smallest_holding
 from bucketjit._tracing.interface import Interface
 from bucketjit._xla_defects.workarounds import OPTIONS, Workarounds, must_rebuild
 from bucketjit.errors import SpecError

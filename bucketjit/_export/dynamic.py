@@ -22,9 +22,8 @@ import jax.export  # an attribute of jax only after this import
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._ir.associative_lowering import lowered as _lowered  # noqa: F401 (registers it)
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
-from bucketjit._ir.size_constant import size_constant_p
+from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.exporting import (
     assert_sizes,
     evaluate_program,

@@ -1,18 +1,25 @@
 """A primitive for ``lax.associative_scan`` over an axis of symbolic size.
 
 JAX unrolls the scan into slices of halved sizes, which symbolic sizes cannot follow. Here it
-becomes one equation, which its masking rule unrolls at padded sizes. Derivatives of every order
-are equations of the same primitive, in one of four modes. ``C`` is the combining function, ``S``
-the scan and ``J`` its Jacobian:
+becomes one equation, which its masking rule unrolls at padded sizes. Derivatives are equations of
+the same primitive, in one of three modes. ``C`` is the combining function, ``S`` the scan and ``J``
+its Jacobian:
 
     primal     S(x)
     tangent    J(x) t: the second half of the scan of the pairs (x, t) with the dual of C
     pullback   J(x)^T u: the recursion of the scan, backwards
-    curvature  the tangent of the pullback: the first half of the pullback of the pairs. Second
-               derivatives are symmetric, so its transpose is a curvature, too
 
-Tangents of the tangent and of the curvature are those of a scan of pairs, so no other mode is
-needed.
+Tangents of all three are those of a scan of pairs, so ``jax.hessian`` has its equations. A pullback
+of pairs is not transposed: the gradient of a gradient needs sizes that are known.
+
+Exported programs compute the scan in a loop over distances instead (Hillis and Steele):
+
+    distance 1    y[i] = x[i-1] * x[i]         for i >= 1
+    distance 2    y[i] = y[i-2] * y[i]         for i >= 2
+    distance 4    ...                          until the distance is the size
+
+Derivatives of a loop of unknown length cannot be taken backwards, so pullbacks are those of a
+``lax.scan``, element by element.
 """
 
 from __future__ import annotations
@@ -32,8 +39,9 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._jax.jaxprs import evaluate_jaxpr, open_jaxpr, stage
 from bucketjit._jax.patches.shapes import fresh_dimension
+from bucketjit._jax.primitives import lower_by
 
-PRIMAL, TANGENT, PULLBACK, CURVATURE = "primal", "tangent", "pullback", "curvature"
+PRIMAL, TANGENT, PULLBACK = "primal", "tangent", "pullback"
 
 associative_scan_p = jex_core.Primitive("associative_scan")
 associative_scan_p.multiple_results = True
@@ -93,6 +101,25 @@ class Combine:
         """The floating-point arrays among constants and elements, in order."""
         return [x[i] for x, at in zip((consts, elems), self.floats, strict=True) for i in at]
 
+    def of_floats(self, lists: Sequence[Sequence[Any]], fn: Callable[..., Any]) -> Any:
+        """A function of the floats in lists of constants and elements, and these floats.
+
+        It puts them back into the lists, calls ``fn`` with all arrays, and returns what `fn` does.
+        """
+        places = [self.floats[0], *(self.floats[1] for _ in lists[1:])]
+
+        def of_floats(*floats: Any) -> Any:
+            rest = iter(floats)
+            pairs = zip(lists, places, strict=True)
+            return fn(*(next(rest) if i in at else x for xs, at in pairs for i, x in enumerate(xs)))
+
+        return of_floats, [xs[i] for xs, at in zip(lists, places, strict=True) for i in at]
+
+    def float_outs(self, *args: Any) -> list[Any]:
+        """The floating-point results of the function."""
+        outs = self.apply(*args)
+        return [outs[i] for i in self.floats[1]]
+
     @functools.cached_property
     def dual(self) -> Combine:
         """The function on pairs: ``consts, their tangents, elems, their tangents``.
@@ -101,26 +128,17 @@ class Combine:
         """
         consts, elems = self._consts, self._elems
         in_c, in_e = self.floats
-        moved = (in_c, [*in_e], [*in_e])
 
         def fn(*args: object) -> list[Any]:
             # consts, their tangents, left, its tangents, right, its tangents
-            sizes = [len(consts), len(in_c)] + 2 * [len(elems), len(in_e)]
-            parts = _cut(args, sizes)
-            primals, dots = parts[0::2], list(itertools.chain(*parts[1::2]))
-
-            def of_floats(*floats: object) -> tuple[list[Any], list[Any]]:
-                given = iter(floats)
-                full = [
-                    next(given) if i in at else x
-                    for some, at in zip(primals, moved, strict=True)
-                    for i, x in enumerate(some)
-                ]
-                outs = self.apply(*full)
-                return [outs[i] for i in in_e], outs
-
-            floats = [some[i] for some, at in zip(primals, moved, strict=True) for i in at]
-            _, tangents, outs = jax.jvp(of_floats, floats, dots, has_aux=True)
+            parts = _cut(args, [len(consts), len(in_c)] + 2 * [len(elems), len(in_e)])
+            dots = list(itertools.chain(*parts[1::2]))
+            run, floats = self.of_floats(parts[0::2], self.apply)
+            tangents, outs = jax.jvp(
+                lambda *xs: (lambda outs: ([outs[i] for i in in_e], outs))(run(*xs)),
+                *(floats, dots),
+                has_aux=True,
+            )[1:]
             return [*outs, *tangents]
 
         pairs = ([*consts, *(consts[i] for i in in_c)], [*elems, *(elems[i] for i in in_e)])
@@ -132,27 +150,14 @@ class Combine:
 
         It returns those of constants, left and right elements. Only floating-point arrays have one.
         """
-        in_c, in_e = self.floats
-        moved = (in_c, in_e, in_e)
-        sizes = [self.num_consts, len(self._elems), len(self._elems)]
+        cotangents = [self._elems[i] for i in self.floats[1]]
+        sizes = [self.num_consts, len(self._elems), len(self._elems), len(cotangents)]
 
         def fn(*args: object) -> list[Any]:
-            *primals, cotangents = _cut(args, [*sizes, len(in_e)])
+            *lists, given = _cut(args, sizes)
+            run, floats = self.of_floats(lists, self.float_outs)
+            return list(jax.vjp(run, *floats)[1](given))
 
-            def of_floats(*floats: object) -> list[Any]:
-                given = iter(floats)
-                full = [
-                    next(given) if i in at else x
-                    for some, at in zip(primals, moved, strict=True)
-                    for i, x in enumerate(some)
-                ]
-                outs = self.apply(*full)
-                return [outs[i] for i in in_e]
-
-            floats = [some[i] for some, at in zip(primals, moved, strict=True) for i in at]
-            return list(jax.vjp(of_floats, *floats)[1](cotangents))
-
-        cotangents = [self._elems[i] for i in in_e]
         return self._trace(fn, self._consts + 2 * self._elems + cotangents)
 
     def batched(self, const_batched: Sequence[bool], size: object) -> Combine:
@@ -276,24 +281,9 @@ def _num_elems(combine: Combine) -> int:
 def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:
     """The operands of an equation in three lists: constants, elements, and those of the mode.
 
-    Operands of the mode are none for primal, tangents for tangent, cotangents for pullback, and
-    tangents, cotangents and tangents of the cotangents for curvature.
+    Operands of the mode are none for primal, tangents for tangent, and cotangents for pullback.
     """
     return _cut(operands, [combine.num_consts, _num_elems(combine), len(operands)])
-
-
-def pullback_of_pairs(combine: Combine, operands: Sequence[Any]) -> list[Any]:
-    """The operands of a pullback over pairs; its `first_half` is the curvature."""
-    consts, elems, linear = operands_of(combine, operands)
-    c, e = map(len, combine.floats)
-    const_dots, elem_dots, cotangents, cotangent_dots = _cut(linear, [c, e, e, e])
-    return [*consts, *const_dots, *elems, *elem_dots, *cotangent_dots, *cotangents]
-
-
-def first_half(combine: Combine, outs: Sequence[Any]) -> list[Any]:
-    """The outputs of a pullback over pairs that belong to the first of each pair."""
-    c, e = map(len, combine.floats)
-    return [*outs[:c], *outs[2 * c : 2 * c + e]]
 
 
 def _jvp(
@@ -303,12 +293,6 @@ def _jvp(
     # Only floats have tangents: operands of the primitive hold none for other dtypes.
     floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
     dots = [ad.instantiate_zeros(t) if f else None for t, f in zip(tangents, floats, strict=True)]
-    if mode == CURVATURE:
-        pairs, pair_dots = (pullback_of_pairs(combine, some) for some in (primals, dots))
-        (_, found) = _jvp(
-            pairs, _zeros_for_none(pairs, pair_dots), combine=combine.dual, mode=PULLBACK
-        )
-        return outs, first_half(combine, found)
     consts, elems, linear = operands_of(combine, primals)
     const_dots, elem_dots, linear_dots = operands_of(combine, dots)
     float_dots = combine.floats_of(const_dots, elem_dots)
@@ -316,8 +300,16 @@ def _jvp(
         given = iter(_bind(combine, TANGENT, *consts, *elems, *float_dots))
         at = combine.floats[1]
         return outs, [next(given) if i in at else _zero(x) for i, x in enumerate(outs)]
-    if mode == PULLBACK:
-        return outs, _bind(combine, CURVATURE, *consts, *elems, *float_dots, *linear, *linear_dots)
+    if mode == PULLBACK:  # the tangent of a pullback is the first half of the pullback of pairs
+        c, e = map(len, combine.floats)
+        const_and_elem_dots = combine.split(float_dots, floats=True)
+        found = _bind(
+            combine.dual,
+            PULLBACK,
+            *(*consts, *const_and_elem_dots[0], *elems, *const_and_elem_dots[1]),
+            *(*linear_dots, *linear),
+        )
+        return outs, [*found[:c], *found[2 * c : 2 * c + e]]
     # TANGENT: the tangent of S's tangent is the second half of the tangent of the scan of pairs.
     c_linear, e_linear = combine.split(linear, floats=True)
     c_linear_dots, e_linear_dots = combine.split(linear_dots, floats=True)
@@ -335,10 +327,6 @@ def _zero(x: object) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def _zeros_for_none(primals: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    return [_zero(x) if t is None else t for x, t in zip(primals, tangents, strict=True)]
-
-
 def _transpose(
     cotangents: Sequence[Any], *operands: object, combine: Combine, mode: str
 ) -> list[Any]:
@@ -346,78 +334,108 @@ def _transpose(
     known = [*consts, *elems]
     given = [ad.instantiate_zeros(t) for t in cotangents]
     if mode == PRIMAL or any(map(ad.is_undefined_primal, known)):
-        raise NotImplementedError("associative_scan is not linear in its elements")
-    if mode == CURVATURE:
-        found = _transpose_curvature(given, known, linear, combine)
-    else:  # tangent and pullback are each other's transpose
-        found = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *known, *given)
+        raise NotImplementedError(
+            "associative_scan: the gradient of its gradient needs sizes that are known; "
+            "jax.hessian, which is forward over reverse, does not"
+        )
+    # Tangent and pullback are each other's transpose.
+    found = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *known, *given)
     wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(found, linear, strict=True)]
     return [None] * len(known) + wanted
-
-
-def _transpose_curvature(
-    given: list[Any], known: list[Any], linear: list[Any], combine: Combine
-) -> list[Any]:
-    """The transpose of a curvature, in the operands that the mode adds.
-
-    A curvature is linear in all tangents together (those of constants and elements, and those of
-    the cotangents), and linear in cotangents and their tangents together.
-    """
-    c, e = map(len, combine.floats)
-    dots, cotangents, _ = _cut(linear, [c + e, e, e])
-    to_cotangent_dots = _bind(combine, TANGENT, *known, *given)
-    if not any(map(ad.is_undefined_primal, cotangents)):  # linear in the tangents
-        none = [jnp.zeros_like(t) for t in cotangents]
-        to_dots = _bind(combine, CURVATURE, *known, *given, *cotangents, *none)
-        return [*to_dots, *cotangents, *to_cotangent_dots]
-    # Linear in the cotangents and their tangents.
-    consts, elems, _ = operands_of(combine, known)
-    (const_dots, elem_dots), (given_c, given_e) = (
-        combine.split(some, floats=True) for some in (dots, given)
-    )
-    none_c, none_e = ([jnp.zeros_like(t) for t in some] for some in (given_c, given_e))
-    to_cotangents = _bind(
-        combine.dual,
-        TANGENT,
-        *(*consts, *const_dots, *elems, *elem_dots),
-        *(*given_c, *none_c, *given_e, *none_e),
-    )[e:]
-    return [*dots, *to_cotangents, *to_cotangent_dots]
 
 
 # A batch axis is moved to the front of every element. Constants stay unbatched where they can.
 def _batch(
     operands: Sequence[Any], dims: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[int]]:
-    if mode == CURVATURE:
-        pairs, pair_dims = (pullback_of_pairs(combine, some) for some in (operands, dims))
-        outs, out_dims = _batch(pairs, pair_dims, combine=combine.dual, mode=PULLBACK)
-        return first_half(combine, outs), first_half(combine, out_dims)
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    consts, elems, linear = operands_of(combine, operands)
-    const_dims, elem_dims, linear_dims = operands_of(combine, dims)
-    linear_consts: list[Any] = []
-    linear_const_dims: list[Any] = []
-    if mode == TANGENT:
-        linear_consts, linear = combine.split(linear, floats=True)
-        linear_const_dims, linear_dims = combine.split(linear_dims, floats=True)
+    consts, start = combine.num_consts, combine.num_consts + _num_elems(combine)
+    is_batched = [d is not None or i >= consts for i, d in enumerate(dims)]
     # A constant and its tangent are batched alike. In a pullback each row has its own cotangent of
     # a constant, so constants with cotangents are batched.
-    batched = [d is not None for d in const_dims]
     for k, i in enumerate(combine.floats[0]):
-        batched[i] |= mode == PULLBACK or (mode == TANGENT and linear_const_dims[k] is not None)
+        if mode == TANGENT:
+            is_batched[i] = is_batched[start + k] = is_batched[i] or dims[start + k] is not None
+        is_batched[i] |= mode == PULLBACK
     front = [
         batching.bdim_at_front(x, d, size) if b else x
-        for x, d, b in zip(consts, const_dims, batched, strict=True)
+        for x, d, b in zip(operands, dims, is_batched, strict=True)
     ]
-    front += [batching.bdim_at_front(x, d, size) for x, d in zip(elems, elem_dims, strict=True)]
-    for x, d, i in zip(linear_consts, linear_const_dims, combine.floats[0], strict=False):
-        front.append(batching.bdim_at_front(x, d, size) if batched[i] else x)
-    front += [batching.bdim_at_front(x, d, size) for x, d in zip(linear, linear_dims, strict=True)]
-    outs = _bind(combine.batched(batched, size), mode, *front)
+    outs = _bind(combine.batched(is_batched[:consts], size), mode, *front)
     return outs, [0] * len(outs)
 
 
 ad.primitive_jvps[associative_scan_p] = _jvp
 ad.primitive_transposes[associative_scan_p] = _transpose
 batching.primitive_batchers[associative_scan_p] = _batch
+
+
+# --- lowering, for exported programs: masked ones have a rule --------------------------------
+
+
+def run(*operands: Any, combine: Combine, mode: str) -> list[Any]:
+    """What an equation of an associative scan computes, at any size."""
+    consts, elems, linear = operands_of(combine, operands)
+    if mode == PRIMAL:
+        return _by_distances(combine, consts, elems)
+    if mode == TANGENT:
+        const_dots, elem_dots = combine.split(linear, floats=True)
+        both = [*consts, *const_dots], [*elems, *elem_dots]
+        return _by_distances(combine.dual, *both)[len(elems) :]
+
+    def scanned(*args: Any) -> list[Any]:
+        outs = _one_by_one(combine, *combine.split(args))
+        return [outs[i] for i in combine.floats[1]]
+
+    of_floats, floats = combine.of_floats([consts, elems], scanned)
+    return list(jax.vjp(of_floats, *floats)[1](linear))
+
+
+def _by_distances(combine: Combine, consts: Sequence[Any], elems: Sequence[Any]) -> list[Any]:
+    axis = combine.axis
+    size = elems[0].shape[axis]
+    positions = jnp.arange(size, dtype=jnp.int32)
+    last = jnp.asarray(size, jnp.int32)
+
+    def step(state: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        distance, right = state
+        before = jnp.maximum(positions - distance, 0)
+        left = [jnp.take(x, before, axis, mode="clip") for x in right]
+        there = positions >= distance
+        return 2 * distance, [
+            jnp.where(lax.expand_dims(there, _others(x.ndim, axis)), new, x)
+            for new, x in zip(combine.apply(*consts, *left, *right), right, strict=True)
+        ]
+
+    start = jnp.asarray(1, jnp.int32), list(elems)
+    return list(lax.while_loop(lambda state: state[0] < last, step, start)[1])
+
+
+def _others(rank: int, axis: int) -> list[int]:
+    return [i for i in range(rank) if i != axis]
+
+
+def _one_by_one(combine: Combine, consts: Sequence[Any], elems: Sequence[Any]) -> list[Any]:
+    axis = combine.axis
+    firsts = [lax.slice_in_dim(x, 0, 1, axis=axis) for x in elems]
+    rows = [jnp.moveaxis(x, axis, 0) for x in elems]
+    positions = jnp.arange(rows[0].shape[0], dtype=jnp.int32)
+
+    def step(left: list[Any], given: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+        position, row = given
+        right = [lax.expand_dims(x, (axis,)) for x in row]
+        # A `cond`: nothing may be computed of a pair that the scan does not combine, as the
+        # derivative of that may not be finite.
+        made = lax.cond(
+            position == 0,
+            lambda left, right: right,
+            lambda left, right: combine.apply(*consts, *left, *right),
+            *(left, right),
+        )
+        return made, [lax.squeeze(x, (axis,)) for x in made]
+
+    _, made = lax.scan(step, firsts, (positions, rows))
+    return [jnp.moveaxis(x, 0, axis) for x in made]
+
+
+lower_by(associative_scan_p, run)

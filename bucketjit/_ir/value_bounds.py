@@ -23,6 +23,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import ValueFacts
 from bucketjit._ir.ranges import (
     Range,
     fitted,
@@ -44,7 +45,6 @@ from bucketjit._ir.ranges import (
     within_type,
 )
 from bucketjit._ir.sized import sized_p, unsized_p
-from bucketjit._ir.value_facts import ValueFacts
 from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.primitives import called_jaxpr, name_of
 from bucketjit._jax.tracers import Made, constant_of, literal_of
@@ -138,25 +138,9 @@ def _is_float(eqn: JaxprEqn) -> bool:
 Rule = Callable[[JaxprEqn, Sequence[Range]], Range]
 
 
-def _same(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return ins[0]
-
-
-def _one_of(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return joined(*ins)
-
-
 def _add(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     one, other = ins
     return Range(sum_of(one.low, other.low), sum_of(one.high, other.high))
-
-
-def _sub(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return _add(eqn, [ins[0], negated(ins[1])])
-
-
-def _neg(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return negated(ins[0])
 
 
 def _mul(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -212,17 +196,9 @@ def _rem(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     return Range(None if found.high is None else -found.high, found.high)
 
 
-def _sign(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return Range(0 if is_natural(ins[0]) else -1, 1)
-
-
 def _abs(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     found = _max(eqn, [ins[0], negated(ins[0])])
     return ins[0] if is_natural(ins[0]) else Range(tighter(largest, 0, found.low), found.high)
-
-
-def _reduce_sum(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return times(ins[0], _count(eqn, eqn.params["axes"]), also_one=False)
 
 
 def _reduce_max(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -236,22 +212,6 @@ def _reduce_min(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
 def _has_some(eqn: JaxprEqn) -> bool:
     """Whether a reduction is never one of nothing, which has an extreme value."""
     return is_at_most(1, _count(eqn, eqn.params["axes"]))
-
-
-def _cumsum(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return times(ins[0], _count(eqn, [eqn.params["axis"]]), also_one=True)
-
-
-def _position(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return Range(0, _count(eqn, eqn.params["axes"]) - 1)
-
-
-def _iota(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return Range(0, shape_of(eqn.outvars[0])[eqn.params["dimension"]] - 1)
-
-
-def _size(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return Range(eqn.params["dim"], eqn.params["dim"])
 
 
 def _convert(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -297,23 +257,10 @@ def _gather(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     return Range() if filled is None else joined(ins[0], range_of_array(filled))
 
 
-def _scatter(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return joined(ins[0], ins[2])
-
-
 def _scatter_add(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     operand, _, updates = ins
     added = times(updates, math.prod(shape_of(eqn.invars[2])), also_one=True)
     return _add(eqn, [operand, joined(added, Range(0, 0))])
-
-
-def _bits(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return Range(0, 64)
-
-
-def _each(eqn: JaxprEqn, ins: Sequence[Range]) -> list[Range]:
-    """Each result has the values of the operand at its place."""
-    return list(ins)
 
 
 def _top_k(eqn: JaxprEqn, ins: Sequence[Range]) -> list[Range]:
@@ -385,18 +332,18 @@ def _accumulated(rule: Rule) -> dataflow.Transfer[Range]:
 _TABLE = dataflow.table(
     {
         "broadcast_in_dim reshape squeeze expand_dims transpose slice dynamic_slice rev copy": _fit(
-            _same
+            lambda eqn, ins: ins[0]
         ),
-        "copy_p stop_gradient floor ceil round name cummax cummin": _fit(_same),
+        "copy_p stop_gradient floor ceil round name cummax cummin": _fit(lambda eqn, ins: ins[0]),
         "reduce_max": _fit(_reduce_max),
         "reduce_min": _fit(_reduce_min),
         "convert_element_type": _fit(_convert),
-        "concatenate pad": _fit(_one_of),
+        "concatenate pad": _fit(lambda eqn, ins: joined(*ins)),
         "select_n": _fit(lambda eqn, ins: joined(*ins[1:])),
         "dynamic_update_slice": _fit(lambda eqn, ins: joined(*ins[:2])),
         "add": _arithmetic(_add),
-        "sub": _arithmetic(_sub),
-        "neg": _arithmetic(_neg),
+        "sub": _arithmetic(lambda eqn, ins: _add(eqn, [ins[0], negated(ins[1])])),
+        "neg": _arithmetic(lambda eqn, ins: negated(ins[0])),
         "mul": _arithmetic(_mul),
         "integer_pow square": _arithmetic(_power),
         "max": _fit(_max),
@@ -404,18 +351,24 @@ _TABLE = dataflow.table(
         "clamp": _fit(_clamp),
         "div": _fit(_div),
         "rem": _fit(_rem),
-        "sign": _fit(_sign),
+        "sign": _fit(lambda eqn, ins: Range(0 if is_natural(ins[0]) else -1, 1)),
         "abs": _arithmetic(_abs),
-        "reduce_sum": _accumulated(_reduce_sum),
-        "cumsum": _accumulated(_cumsum),
-        "argmax argmin": _fit(_position),
-        "iota": _fit(_iota),
-        "dim_as_value": _fit(_size),
+        "reduce_sum": _accumulated(
+            lambda eqn, ins: times(ins[0], _count(eqn, eqn.params["axes"]), also_one=False)
+        ),
+        "cumsum": _accumulated(
+            lambda eqn, ins: times(ins[0], _count(eqn, [eqn.params["axis"]]), also_one=True)
+        ),
+        "argmax argmin": _fit(lambda eqn, ins: Range(0, _count(eqn, eqn.params["axes"]) - 1)),
+        "iota": _fit(
+            lambda eqn, ins: Range(0, shape_of(eqn.outvars[0])[eqn.params["dimension"]] - 1)
+        ),
+        "dim_as_value": _fit(lambda eqn, ins: Range(eqn.params["dim"], eqn.params["dim"])),
         "gather": _fit(_gather),
-        "scatter": _fit(_scatter),
+        "scatter": _fit(lambda eqn, ins: joined(ins[0], ins[2])),
         "scatter-add": _accumulated(_scatter_add),
-        "population_count clz": _fit(_bits),
-        "sort optimization_barrier device_put": _each,
+        "population_count clz": _fit(lambda eqn, ins: Range(0, 64)),
+        "sort optimization_barrier device_put": lambda eqn, ins: list(ins),
         "top_k": _top_k,
         "jit pjit": _call,
     }

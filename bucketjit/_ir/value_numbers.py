@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._ir.value_facts import ValueFacts
+from bucketjit._ir.dataflow import ValueFacts
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of

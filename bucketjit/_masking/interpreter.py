@@ -35,12 +35,9 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.constant_folding import folded
-from bucketjit._masking.filled_values import FilledValues
-from bucketjit._masking.loops import has_loop_to_stop, is_inside
-from bucketjit._masking.padding_constants import KnownPadding
+from bucketjit._masking.loops import has_loop_to_stop, is_inside, needs_retyping
+from bucketjit._masking.padding import Padding
 from bucketjit._masking.rule_context import RuleContext, RuleTable
-from bucketjit._masking.shard_types import needs_retyping
-from bucketjit._masking.softmax_padding import SoftmaxPadding
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._raised import first_line, is_of_machine
 from bucketjit._sizes.bucket_sizes import BucketSizes
@@ -62,14 +59,14 @@ def interpret(
     padding: object = None,
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments."""
-    known = KnownPadding()
+    known = Padding()
     if padding is not None:
         for var, value in zip(jaxpr.invars, args, strict=True):
             shape = getattr(var.aval, "shape", ())
             if any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
-    walk = _Walk(sizes, rules, after, known, FilledValues(), hidden)
+    walk = _Walk(sizes, rules, after, known, hidden)
     # No code of the user runs here, and what is made once for each trace is kept until the end.
     with without_leak_checks():
         return walk.run(jaxpr, consts, args)
@@ -90,15 +87,12 @@ class _Walk:
         sizes: BucketSizes,
         rules: RuleTable,
         after: Callable[[], Hook] | None,
-        known: KnownPadding,
-        filled: FilledValues,
+        padding: Padding,
         hidden: Callable[[], Mapping[int, Any]],
     ) -> None:
         self._hidden = hidden
         self._after = after
-        self._known = known
-        self._filled = filled
-        self._softmax = SoftmaxPadding()
+        self._padding = padding
         self._sizes = sizes
         self._rules = rules
         # Whether a jaxpr mentions sizes, by its `id` and `is_inside()`, which changes the answer.
@@ -116,15 +110,8 @@ class _Walk:
         """Evaluate an open jaxpr at padded sizes."""
         if sizes or at is not None:
             sizes_there = (at or self._sizes).extended(sizes or {})
-            # The same values have other padding there, so no filled value may replace one.
-            walk = _Walk(
-                sizes_there,
-                self._rules,
-                self._after,
-                self._known,
-                FilledValues(),
-                self._hidden,
-            )
+            padding = self._padding.at_other_sizes()
+            walk = _Walk(sizes_there, self._rules, self._after, padding, self._hidden)
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -154,11 +141,11 @@ class _Walk:
             return self._look_inside(eqn, operands)
         if any(isinstance(x, _SCALARS) for x in operands):
             operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-        operands = self._filled.operands(eqn, operands)
+        operands = self._padding.operands(eqn, operands)
         try:
             ctx = RuleContext(
                 *(eqn, self._sizes, self.run, operands, ever_read),
-                *(self._known, self._filled, self._hidden, self._softmax),
+                *(self._padding, self._hidden),
             )
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]
@@ -189,9 +176,7 @@ class _Walk:
             )
         # Padding constants describe what the primitive itself computes. They do not hold for a rule
         # that changed an operand or a parameter.
-        if ctx.stands(out):
-            self._known.follow(eqn, operands, outs)
-        self._softmax.follow(eqn, operands, outs)
+        self._padding.follow(eqn, operands, outs, is_plain=ctx.stands(out))
         return outs
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:

@@ -20,15 +20,13 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
-from bucketjit._ir.size_params import SIZE_PARAMS, VALUE_PARAMS
+from bucketjit._ir.primitive_facts import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._jax.arrays import key_impl, key_shape
 from bucketjit._jax.devices import by_platform
 from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
-from bucketjit._masking.filled_values import FilledValues
-from bucketjit._masking.padding_constants import KnownPadding
-from bucketjit._masking.softmax_padding import SoftmaxPadding
+from bucketjit._masking.padding import Padding
 from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._sizes.expressions import Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit.errors import MaskingError
@@ -54,8 +52,7 @@ class RuleContext:
         interpret: Evaluates a sub-program at padded sizes.
         operands: The operands of the equation, as its rule receives them.
         ever_read: The variables that the program reads.
-        known: Constants that padding is known to hold.
-        filled: Values whose padding has been filled.
+        padding: What padding is known to hold.
         hidden_signs: Returns the factorisations whose signs no result depends on, by `id`.
 
     Attributes:
@@ -80,10 +77,8 @@ class RuleContext:
         interpret: Interpreter,
         operands: Sequence[Any],
         ever_read: Set[Any],
-        known: KnownPadding,
-        filled: FilledValues,
+        padding: Padding,
         hidden_signs: Callable[[], Mapping[int, Any]] = dict,
-        softmax: SoftmaxPadding | None = None,
     ) -> None:
         self.eqn = eqn
         self.primitive = eqn.primitive
@@ -98,10 +93,8 @@ class RuleContext:
         self._interpret = interpret
         self._operands = operands
         self._ever_read = ever_read
-        self._known = known
-        self._filled = filled
+        self._padding = padding
         self._hidden_signs = hidden_signs
-        self._softmax = SoftmaxPadding() if softmax is None else softmax
         self._as_it_stands: Any = None
 
     def signs_are_hidden(self) -> bool:
@@ -115,7 +108,7 @@ class RuleContext:
     def _refuse_sizes_elsewhere(self) -> None:
         """Refuse a symbolic size in a parameter where no rule expects one.
 
-        `bucketjit._ir.size_params` lists the parameters in which rules expect sizes.
+        `bucketjit._ir.primitive_facts` lists the parameters in which rules expect sizes.
         """
         symbolic, name = self.symbolic_params, self.primitive.name
         for param, value in self.params.items():
@@ -238,10 +231,10 @@ class RuleContext:
         axes = tuple(range(len(shape)) if axes is None else axes)
         if not any(is_symbolic(shape[a]) for a in axes):
             return operand
-        if self._known.holds(operand, shape, value):
+        if self._padding.holds(operand, shape, value):
             return operand
         is_zero = not isinstance(value, jax.Array) and not np.any(value)
-        if is_zero and self._softmax.spares(self.eqn, operand, shape, axes):
+        if is_zero and self._padding.reads_zeros(self.eqn, operand, shape, axes):
             return operand
         if operand.dtype.name == "float8_e8m0fnu" and is_zero:
             self.refuse("padding of 0 in float8_e8m0fnu, which has no 0", "use another dtype")
@@ -262,9 +255,9 @@ class RuleContext:
         result = filled(operand)
         # An operand whose padding holds a known constant is not replaced by its filled version:
         # later equations may use the constant, and nothing is known of the padding of the latter.
-        if is_operand and not self._known.knows(operand, shape):
-            self._filled.note(operand, shape, result)
-            self._softmax.note_fill(self.eqn, result, shape, axes, value)
+        if is_operand and self._padding.constant_of(operand, shape) is None:
+            self._padding.note_filled(operand, shape, result)
+            self._padding.note_scores(self.eqn, result, shape, axes, value)
         return result
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:

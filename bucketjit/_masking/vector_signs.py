@@ -19,9 +19,8 @@ only. A contraction also hides the rotation, and ``abs`` does not.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -31,8 +30,6 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from bucketjit._ir import dataflow
 from bucketjit._jax.jaxprs import Atom, dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
-from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._sizes.reshape_groups import without_ones
 
 #: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
 #: count the matrices of a batch, then the axis that counts the vectors.
@@ -58,9 +55,6 @@ class Facts(NamedTuple):
 
 
 Signs = frozenset[Factor]
-
-#: From the facts of the operands to the signs of the result; None if the signs show.
-Step = Callable[[JaxprEqn, Sequence[Facts]], Signs | None]
 
 # Primitives that map a diagonal matrix to one, and zeros to zeros.
 _SAME_DIAGONAL = {"convert_element_type", "copy", "neg", "transpose"}
@@ -94,7 +88,7 @@ class _Signs(dataflow.Analysis[Facts]):
         self.equations: dict[int, JaxprEqn] = {}
         self.shown: set[int] = set()
         self.table = {
-            **{name: functools.partial(self._step, step) for name, step in _STEPS.items()},
+            **dict.fromkeys(_CARRIERS, self._carried),
             **dataflow.table({"eigh svd": self._factorised, "cond scan while": self.default}),
         }
         # The `id` of the equation of each group of signs. An equation in a program that is called
@@ -122,9 +116,9 @@ class _Signs(dataflow.Analysis[Facts]):
         self.show(dataflow.follow_inside(self, eqn))
         return self._made(eqn, ins, frozenset())
 
-    def _step(self, step: Step, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
-        """The facts of a result by a step of `_STEPS`; the default if the step returns None."""
-        signs = step(eqn, ins) if any(f.signs for f in ins) else Signs()
+    def _carried(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
+        """The facts of a result that may have the signs of its operands; else the default."""
+        signs = _signs_of(eqn, ins) if any(f.signs for f in ins) else Signs()
         return self.default(eqn, ins) if signs is None else self._made(eqn, ins, signs)
 
     def _factorised(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
@@ -187,90 +181,55 @@ def _makes_diagonal(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
 # --- equations ------------------------------------------------------------------------------
 
 
-def _moved(signs: Signs, place: Callable[[int], int | None]) -> Signs | None:
-    """Move the axes of signs."""
-    found = set()
-    for group, axes in signs:
-        places = [at for at in map(place, axes) if at is not None]
-        if len(places) < len(axes):
-            return None
-        found.add((group, tuple(places)))
-    return frozenset(found)
-
-
-def _in_place(step: Step) -> Step:
-    """Make a step return None if a sign lies along an axis that the primitive broadcasts."""
-
-    @functools.wraps(step)
-    def checked(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-        out = shape_of(eqn.outvars[0])
-        for atom, fact in zip(eqn.invars, ins, strict=True):
-            shape = shape_of(atom)
-            for axis in (a for _, axes in fact.signs for a in axes):
-                if len(shape) != len(out) or str(shape[axis]) != str(out[axis]):
-                    return None
-        return step(eqn, ins)
-
-    return checked
-
-
-def _keep(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    """The signs of the operand, if the result is inexact: a conversion to integers exposes them."""
-    return ins[0].signs if jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.inexact) else None
-
-
-def _transpose(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    order = tuple(eqn.params["permutation"])
-    return _moved(ins[0].signs, order.index)
-
-
-def _broadcast(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    places = eqn.params["broadcast_dimensions"]
-
-    def place(axis: int) -> int | None:
-        return places[axis] if str(before[axis]) == str(after[places[axis]]) else None
-
-    return _moved(ins[0].signs, place)
-
-
-def _squeeze(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    gone = {d % len(shape_of(eqn.invars[0])) for d in eqn.params["dimensions"]}
-    return _moved(ins[0].signs, functools.partial(_without, gone))
-
-
-def _reduce_sum(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    return _moved(ins[0].signs, functools.partial(_without, set(eqn.params["axes"])))
-
-
-def _without(gone: set[int], axis: int) -> int | None:
-    """Where an axis is after the axes ``gone`` are removed; None if it is one of them."""
-    return None if axis in gone else axis - sum(g < axis for g in gone)
-
-
-def _reshape(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    """The signs after a reshape that only adds or drops axes of size 1; None for any other."""
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    if list(map(str, without_ones(before))) != list(map(str, without_ones(after))):
+def _moved(signs: Signs, places: Mapping[int, int]) -> Signs | None:
+    """Move the axes of signs; None if one lies along an axis that is not in the result."""
+    if not all(axis in places for _, axes in signs for axis in axes):
         return None
-    places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
-    olds = [i for i, d in enumerate(before) if is_symbolic(d) or d != 1]
-    return _moved(ins[0].signs, dict(zip(olds, places, strict=True)).get)
+    return frozenset((group, tuple(places[axis] for axis in axes)) for group, axes in signs)
 
 
-@_in_place
-def _mul(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    """The signs of both factors together; None if they share a sign."""
-    left, right = ins[0].signs, ins[1].signs
-    # A shared sign would cancel, but elementwise: that does not hide a rotation, as the module
-    # docstring explains.
-    return None if left & right else left | right
+def _places(eqn: JaxprEqn, operand: int) -> dict[int, int]:
+    """The axis of the result for each axis of an operand that has one of its own."""
+    before, after = (list(map(str, shape_of(v))) for v in (eqn.invars[operand], eqn.outvars[0]))
+    name, params, olds = name_of(eqn), eqn.params, range(len(before))
+    if name == "transpose":
+        return {axis: place for place, axis in enumerate(params["permutation"])}
+    if name in ("squeeze", "reduce_sum"):
+        gone = {d % len(before) for d in params["dimensions" if name == "squeeze" else "axes"]}
+        return {axis: place for place, axis in enumerate(sorted({*olds} - gone))}
+    if name == "reshape":  # it may only add or drop axes of size 1
+        kept, places = ([i for i, d in enumerate(s) if d != "1"] for s in (before, after))
+        same = [before[i] for i in kept] == [after[i] for i in places]
+        return dict(zip(kept, places, strict=True)) if same else {}
+    if name == "broadcast_in_dim":
+        pairs = enumerate(params["broadcast_dimensions"])
+    else:
+        pairs = ((i, i) for i in olds if len(before) == len(after))
+    return {axis: place for axis, place in pairs if before[axis] == after[place]}
 
 
-@_in_place
-def _div(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    """The signs of the numerator; None if the denominator has signs."""
-    return None if ins[1].signs else ins[0].signs
+def _signs_of(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
+    """From the facts of the operands to the signs of the result; None if the signs show."""
+    name = name_of(eqn)
+    if name == "dot_general":
+        return _dot_general(eqn, ins)
+    if not jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.inexact):  # a conversion to integers
+        return None
+    moved = [_moved(f.signs, _places(eqn, i)) for i, f in enumerate(ins)]
+    facts = [f._replace(signs=m) for f, m in zip(ins, moved, strict=True) if m is not None]
+    if len(facts) < len(ins):
+        return None
+    first, rest = facts[0].signs, facts[1:]
+    if name == "select_n":
+        return None if first else _alike(rest)
+    if name in ("add", "add_any", "sub"):
+        return _alike(facts)
+    other = rest[0].signs if rest else Signs()
+    # In a product a shared sign would cancel, but elementwise: that does not hide a rotation, as
+    # the module docstring explains.
+    if (other and name == "div") or first & other:
+        return None
+    return first | other
 
 
 def _alike(ins: Sequence[Facts]) -> Signs | None:
@@ -285,16 +244,6 @@ def _alike(ins: Sequence[Facts]) -> Signs | None:
     twice = all(len(axes) == 1 and (group, (1 - axes[0],)) in signs for group, axes in signs)
     same = (f.signs == signs or (twice and f.diagonal and not f.signs) for f in terms)
     return signs if all(same) else None
-
-
-@_in_place
-def _add(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    return _alike(ins)
-
-
-@_in_place
-def _select(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
-    return None if ins[0].signs else _alike(ins[1:])
 
 
 def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
@@ -318,33 +267,22 @@ def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
                 signs[0].discard((group, axes))
                 signs[1].discard(there)
     # The remaining signs, along the axes of the result: batch, free left axes, free right axes.
-    found: list[frozenset[Factor]] = []
-    start = len(batch[0])
-    for side in (0, 1):
-        used = (*contract[side], *batch[side])
-        free = [i for i in range(len(shape_of(eqn.invars[side]))) if i not in used]
-        places = {a: i for i, a in enumerate(batch[side])}
-        places |= {a: start + i for i, a in enumerate(free)}
-        start += len(free)
-        moved = _moved(frozenset(signs[side]), places.get)
-        if moved is None:
-            return None
-        found.append(moved)
-    return None if found[0] & found[1] else found[0] | found[1]
+    start, ranks = len(batch[0]), [len(shape_of(v)) for v in eqn.invars[:2]]
+    free = [[i for i in range(ranks[k]) if i not in (*contract[k], *batch[k])] for k in (0, 1)]
+    starts = (start, start + len(free[0]))
+    left, right = (
+        _moved(
+            frozenset(signs[k]),
+            {a: i for i, a in enumerate(batch[k])}
+            | {a: starts[k] + i for i, a in enumerate(free[k])},
+        )
+        for k in (0, 1)
+    )
+    return None if left is None or right is None or left & right else left | right
 
 
-_STEPS: Mapping[str, Step] = dataflow.table(
-    {
-        "neg copy convert_element_type reduce_precision": _keep,
-        "transpose": _transpose,
-        "broadcast_in_dim": _broadcast,
-        "squeeze": _squeeze,
-        "reshape": _reshape,
-        "reduce_sum": _reduce_sum,
-        "mul": _mul,
-        "div": _div,
-        "add add_any sub": _add,
-        "select_n": _select,
-        "dot_general": _dot_general,
-    }
+_CARRIERS = (
+    *("neg", "copy", "convert_element_type", "reduce_precision", "transpose", "broadcast_in_dim"),
+    *("squeeze", "reshape", "reduce_sum", "mul", "div", "add", "add_any", "sub", "select_n"),
+    "dot_general",
 )

@@ -1,4 +1,4 @@
-"""Fit an expression of the dimension variables to its values at some sizes.
+"""Fit an expression of sizes to its values at some sizes, and a bucket to the sizes of a call.
 
 The expression is a guess. Its user compares its value with the right one at every size that it is
 used for, so a wrong guess costs another program, never a wrong result.
@@ -7,7 +7,9 @@ used for, so a wrong guess costs another program, never a wrong result.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from bucketjit._sizes.expressions import evaluate_text
 
@@ -91,3 +93,21 @@ def _written(terms: Sequence[tuple[int, str]], constant: int) -> str:
     if constant:
         text += f" {'+' if constant > 0 else '-'} {abs(constant)}"
     return text
+
+
+# --- holding ------------------------------------------------------------------------------------
+
+# Which buckets hold the sizes of a call, and which of these is the smallest.
+
+B = TypeVar("B", bound=Mapping[str, int])
+
+
+def holds(bucket: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    """Whether a bucket is at least as large as a call along every variable of the call."""
+    return all(bucket[v] >= n for v, n in sizes.items())
+
+
+def smallest_holding(buckets: Iterable[B], sizes: Mapping[str, int]) -> B | None:
+    """The bucket with the smallest product of its sizes, among those that hold a call."""
+    fitting = (bucket for bucket in buckets if holds(bucket, sizes))
+    return min(fitting, key=lambda bucket: math.prod(bucket.values()), default=None)

@@ -95,10 +95,18 @@ def parse_constraint(text: str) -> Guard:
     return Guard(found[1], found[2], found[3])
 
 
-def _plus(text: str, n: int) -> str:
-    if not variables_of(text):
-        return str(evaluate_text(text, {}) + n)
-    return f"{text} {'+' if n > 0 else '-'} {abs(n)}"
+def _side(left: str, right: str, shift: int, sizes: Mapping[str, int]) -> Guard:
+    """On which side of ``right + shift`` an expression is at these sizes.
+
+    A guard has no strict comparison: for whole numbers ``a > b`` is ``a >= b + 1``.
+    """
+    is_at_least = evaluate_text(left, sizes) >= evaluate_text(right, sizes) + shift
+    n = shift if is_at_least else shift - 1
+    if n and not variables_of(right):
+        right = str(evaluate_text(right, {}) + n)
+    elif n:
+        right = f"{right} {'+' if n > 0 else '-'} {abs(n)}"
+    return Guard(left, ">=" if is_at_least else "<=", right)
 
 
 def decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
@@ -106,17 +114,7 @@ def decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
     message = str(error)
     if found := _COMPARISON.search(message):
         left, op, right = found.groups()
-        a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
-        # A guard has no strict comparison: for whole numbers ``a > b`` is ``a >= b + 1``.
-        match op, {">=": a >= b, "<=": a <= b, ">": a > b, "<": a < b}[op]:
-            case (">=", True) | ("<", False):
-                return Guard(left, ">=", right)
-            case (">=", False) | ("<", True):
-                return Guard(left, "<=", _plus(right, -1))
-            case (">", True) | ("<=", False):
-                return Guard(left, ">=", _plus(right, 1))
-            case _:
-                return Guard(left, "<=", right)
+        return _side(left, right, int(op in (">", "<=")), sizes)
     if (found := _DIVISION.search(message)) and evaluate_text(found[1], sizes) == 0:
         return Guard(found[1], "==", "0")
     if (found := _DIVISOR.search(message)) and evaluate_text(found[1], sizes) >= 1:
@@ -155,13 +153,9 @@ def decide_slice(message: str, sizes: Mapping[str, int], known: Sequence[Guard])
     if found is None:
         return None
     try:
-        there, taken = evaluate_text(found[1], sizes), evaluate_text(found[2], sizes)
+        guard = _side(found[1], found[2], 0, sizes)
     except (SyntaxError, KeyError, ValueError):
         return None  # not expressions of sizes
-    if there >= taken:
-        guard = Guard(found[1], ">=", found[2])
-    else:
-        guard = Guard(found[1], "<=", _plus(found[2], -1))
     return guard if guard not in known and guard.variables else None
 
 

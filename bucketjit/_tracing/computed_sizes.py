@@ -33,9 +33,9 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._sizes.bounds import is_never_negative
 from bucketjit._sizes.expressions import Shape, is_symbolic, variables_in, variables_of
 from bucketjit._sizes.guards import Guard, shapes_in
-from bucketjit._sizes.order import is_never_negative
 from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
 from bucketjit.errors import MaskingError
 

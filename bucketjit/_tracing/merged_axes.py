@@ -37,8 +37,7 @@ from bucketjit._jax.jaxprs import (
     without_dead_code,
 )
 from bucketjit._jax.primitives import called_jaxpr, name_of
-from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._sizes.reshape_groups import groups, without_ones
+from bucketjit._sizes.expressions import groups, is_symbolic, without_ones
 from bucketjit._tracing.split_axes import FOLLOW, Form, SplitAxis, SplitEquation
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.size_constant import size_constant_p
-from bucketjit._ir.size_params import SIZE_PARAMS
+from bucketjit._ir.primitive_facts import SIZE_PARAMS
+from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.jaxprs import (
     equation,
     is_jaxpr,

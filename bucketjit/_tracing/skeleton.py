@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._ir.size_params import SIZE_PARAMS
+from bucketjit._ir.primitive_facts import SIZE_PARAMS
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, is_shaped, open_jaxpr
 from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
 from bucketjit._jax.user_code import source_line

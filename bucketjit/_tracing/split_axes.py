@@ -17,8 +17,7 @@ from jax.extend.core import JaxprEqn
 
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.jaxprs import Atom, shape_of
-from bucketjit._sizes.expressions import Shape, is_symbolic
-from bucketjit._sizes.reshape_groups import groups, without_ones
+from bucketjit._sizes.expressions import Shape, groups, is_symbolic, without_ones
 
 
 class SplitAxis(NamedTuple):

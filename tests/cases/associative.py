@@ -54,11 +54,6 @@ def scaled(x: Any, rng: np.random.Generator) -> Any:
     return (x / np.sqrt(max(1, x.shape[-1]))).astype(x.dtype)
 
 
-def second_order(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    inner = jax.grad(lambda x: jnp.sum(jnp.sin(fn(x))))
-    return jax.grad(lambda x: jnp.sum(inner(x) ** 2))
-
-
 def place(x: Any) -> Any:
     """A position among three, of floats."""
     return (10 * jnp.abs(x[..., 0])).astype(int) % 3
@@ -137,29 +132,8 @@ CASES = [
         grad=True,
     ),
     _case(
-        "second_order",
-        second_order(scan(lax.mul)),
-        Arg("s", make=near_one),
-        buckets={"s": 4},
-        sizes=FEW,
-    ),
-    _case(
-        "third_order",
-        second_order(jax.grad(lambda x: jnp.sum(jnp.cumprod(x) ** 2))),
-        Arg("s", make=near_one),
-        buckets={"s": 3},
-        sizes=({"s": 2},),
-    ),
-    _case(
         "hessian",
         jax.hessian(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
-        Arg("s", make=near_one),
-        buckets={"s": 4},
-        sizes=FEW,
-    ),
-    _case(
-        "reverse_over_reverse",
-        lambda x: jax.jacrev(jax.jacrev(lambda x: jnp.sum(jnp.sin(scan(lax.mul)(x)))))(x),
         Arg("s", make=near_one),
         buckets={"s": 4},
         sizes=FEW,

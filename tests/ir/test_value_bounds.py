@@ -22,8 +22,8 @@ from bucketjit._ir.ranges import (
     times,
 )
 from bucketjit._ir.value_bounds import Bounds
+from bucketjit._sizes.bounds import is_never_negative
 from bucketjit._sizes.expressions import evaluate
-from bucketjit._sizes.order import is_never_negative
 
 
 def whole(x: Any) -> Any:

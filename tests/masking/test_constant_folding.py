@@ -14,7 +14,7 @@ from jax import lax
 
 from bucketjit import BucketedExec, Check
 from bucketjit._masking.constant_folding import folded, known_int
-from bucketjit._masking.rules._regions import saturate, wrapped
+from bucketjit._masking.rules.indexing import saturate, wrapped
 from tests.comparison import assert_like_jit, ramp
 from tests.harness import scalar_of
 from tests.masked import masked_jaxpr

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Check
-from bucketjit._masking.filled_values import FilledValues
+from bucketjit._masking.padding import Padding
 from tests.comparison import assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 
@@ -92,10 +92,10 @@ def test_one_array_that_is_two_values() -> None:
 def test_a_value_of_another_shape_is_another_value() -> None:
     array, filled = np.ones(4), np.zeros(4)
     (eqn,) = jax.make_jaxpr(jnp.exp)(array).jaxpr.eqns
-    stand_ins = FilledValues()
-    stand_ins.note(array, (3,), filled)
+    stand_ins = Padding()
+    stand_ins.note_filled(array, (3,), filled)
     assert stand_ins.operands(eqn, [array])[0] is array
-    stand_ins.note(array, (4,), filled)
+    stand_ins.note_filled(array, (4,), filled)
     assert stand_ins.operands(eqn, [array])[0] is filled
 
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from bucketjit._sizes.bounds import LARGE, is_never_negative, magnitude
 from bucketjit._sizes.expressions import evaluate_text, variables_of
-from bucketjit._sizes.order import LARGE, is_never_negative, magnitude
 
 NEVER_NEGATIVE = [
     "0",

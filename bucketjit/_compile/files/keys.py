@@ -13,8 +13,7 @@ import jax
 
 from bucketjit._ir.associative_scan import Combine, associative_scan_p
 from bucketjit._ir.shard_reductions import COMBINED
-from bucketjit._ir.size_constant import size_constant_p
-from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
 from bucketjit._jax.devices import default_device, device_name
 from bucketjit._persistence.fingerprint import Digest, NoDigest, Own
 from bucketjit._signature.parameters import PLAIN_STATICS

@@ -15,21 +15,17 @@ from jax import Array, lax
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.associative_scan import (
-    CURVATURE,
     PRIMAL,
-    PULLBACK,
     TANGENT,
     Combine,
     associative_scan_p,
-    first_half,
     operands_of,
-    pullback_of_pairs,
 )
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.loops import has_loop
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules._sliding import along
+from bucketjit._masking.rules.convolution import along
 
 Arrays = Sequence[Any]
 
@@ -145,16 +141,6 @@ def associative_scan(ctx: RuleContext, *operands: Array) -> Arrays:
     """Padding comes after all that is real, and in a pullback it is kept from what is real."""
     combine, mode = ctx.params["combine"], ctx.params["mode"]
     logical = ctx.logical(ctx.in_shapes[combine.num_consts][combine.axis])
-    if mode == CURVATURE:
-        pairs = pullback_of_pairs(combine, operands)
-        return first_half(combine, _evaluate(ctx, combine.dual, PULLBACK, pairs, logical))
-    return _evaluate(ctx, combine, mode, operands, logical)
-
-
-def _evaluate(
-    ctx: RuleContext, combine: Combine, mode: str, operands: Arrays, logical: Array
-) -> Arrays:
-    """Run the scan, its tangent or its pullback; ``mode`` names which."""
     consts, elems, linear = operands_of(combine, operands)
     if mode == PRIMAL:
         return _Scan(ctx, combine, consts).forward(elems, logical)

@@ -1,14 +1,19 @@
-"""Elementwise primitives: a real position depends on real positions only, so just run them."""
+"""Primitives that run as they stand, and sizes: an input, a computed one, a size as a value.
+
+A real position of an elementwise result depends on real positions only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import Array, lax
 
 from bucketjit._ir.primitive_facts import ELEMENTWISE
-from bucketjit._jax.primitives import primitives
+from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
+from bucketjit._jax.arrays import with_type
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._sizes.expressions import Shape, is_symbolic
@@ -51,10 +56,65 @@ def size_as_value(ctx: RuleContext) -> Any:
     return lax.convert_element_type(ctx.logical(dim), ctx.out_avals[0].dtype)
 
 
-_UNCHANGED = ("bitcast_convert_type", "optimization_barrier")
+# --- annotations --------------------------------------------------------------------------------
+
+# Primitives that say something about an array without changing it: names, placement, metadata.
+
+
+def annotation(ctx: RuleContext, *operands: Array) -> Any:
+    """The padded array is named, placed or kept like the logical one."""
+    return ctx.bind(*operands)
+
+
+# --- paired -------------------------------------------------------------------------------------
+
+# What a program of concrete traces takes from the trace at the logical sizes.
+#
+# Such a program comes from traces at several concrete sizes. A constant that differs between the
+# traces is a size constant: an input of the executable, taken from a trace at the logical sizes of
+# the call. See `bucketjit._tracing.concrete`.
+
+
+def size_constant(ctx: RuleContext) -> Any:
+    """An input of the executable, padded like any other."""
+    aval = ctx.out_avals[0]
+    value = ctx.size_constant(ctx.params["index"])
+    return with_type(value, aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+# --- sized --------------------------------------------------------------------------------------
+
+# Sizes that the program computes; see `bucketjit._ir.sized`.
+
+
+def sized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:
+    """The rows from the computed size on become padding, and later equations mask them."""
+    params = ctx.symbolic_params
+    if not params["defines"]:
+        return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
+    rows = jnp.clip(n, 0, ctx.logical(params["bound"])) if params["is_checked"] else n
+    ctx.define(params["variable"], rows + 1)
+    return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
+
+
+def unsized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:
+    """The rows from the computed size on are zeros, up to the size that it was chosen from."""
+    rows = ctx.padded(ctx.symbolic_params["bound"])
+    shapes = ctx.in_shapes[1:]
+    return [
+        crop(ctx.fill(array, axes=(0,), value=0, shape=shape), 0, rows)
+        for array, shape in zip(arrays, shapes, strict=True)
+    ]
+
 
 TABLE: dict[Any, Rule] = {
-    **dict.fromkeys(primitives(*ELEMENTWISE), elementwise),
-    **dict.fromkeys(primitives(*_UNCHANGED), unchanged),
-    **dict.fromkeys(primitives("dim_as_value"), size_as_value),
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(("bitcast_convert_type", "optimization_barrier"), unchanged),
+    "dim_as_value": size_as_value,
+    **dict.fromkeys(("name", "tie", "dce_sink", "device_put", "reshard"), annotation),
+    **dict.fromkeys(("with_memory_space_constraint", "sharding_constraint"), annotation),
+    **dict.fromkeys(("layout_constraint", "inspect_sharding", "xla_metadata_value"), annotation),
+    size_constant_p: size_constant,
+    sized_p: sized,
+    unsized_p: unsized,
 }

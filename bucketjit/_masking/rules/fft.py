@@ -15,11 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from bucketjit._jax.primitives import fft_name, primitives
-from bucketjit._masking.array_ops import crop, kept_in_memory, select, take
+from bucketjit._jax.primitives import fft_name
+from bucketjit._masking.array_ops import (
+    crop,
+    kept_in_memory,
+    scaled,
+    select,
+    take,
+    without_overflow,
+)
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._masking.rules._scaling import scaled, without_overflow
-from bucketjit._masking.rules._sliding import along
+from bucketjit._masking.rules.convolution import along
 from bucketjit._sizes.expressions import Dim, is_symbolic
 
 CHIRP_LIMIT = 46340  # positions; `_chirp` squares them, and the next square exceeds int32
@@ -127,4 +133,4 @@ def _to_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
     return jnp.real(_transform(ctx, full, axis, length, inverse=True))
 
 
-TABLE: dict[Any, Rule] = dict.fromkeys(primitives("fft"), fft)
+TABLE: dict[Any, Rule] = {"fft": fft}

@@ -14,11 +14,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from bucketjit._jax.primitives import primitive
-from bucketjit._masking.array_ops import crop, shift_left
+from bucketjit._masking.array_ops import crop, shift_left, without_overflow
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules._scaling import without_overflow
-from bucketjit._masking.rules._sliding import fit
+from bucketjit._masking.rules.convolution import fit
 from bucketjit._sizes.expressions import is_symbolic
 
 #: From a context, an operand and its position to the operand with its padding filled.
@@ -282,7 +280,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
     return [fit(ctx, out, i) for i, out in enumerate(outs)]
 
 
-_RULES: dict[str, Rule] = {
+TABLE: dict[Any, Rule] = {
     "cholesky": extended(identity),
     "cholesky_update": extended(identity, zero),
     "triangular_solve": triangular_solve,
@@ -301,8 +299,4 @@ _RULES: dict[str, Rule] = {
     "svd": svd,
     "eig": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
     "schur": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
-}
-
-TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -1,9 +1,4 @@
-"""Sorting and selection: padding sorts after everything real and loses every tie.
-
-Along the sorted axis, padding comes after all real data. It holds a value that nothing sorts after.
-In a stable order it therefore loses every tie by its position, even against a real NaN or infinity.
-The number of operands does not change, so the fast sorts of the backends still apply.
-"""
+"""Sorts, the largest elements, and cumulative operations: padding comes after all that is real."""
 
 from __future__ import annotations
 
@@ -15,10 +10,9 @@ import numpy as np
 from jax import Array, dtypes, lax
 
 from bucketjit._jax.devices import by_platform
-from bucketjit._jax.primitives import primitive
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules._monoids import last, lowest, only_nan
+from bucketjit._masking.rules.reductions import Identity, highest, last, lowest, one, only_nan, zero
 from bucketjit._sizes.expressions import is_symbolic
 
 # XLA orders these dtypes as wider floats, in which the NaN with all bits set is positive.
@@ -103,8 +97,44 @@ def approx_top_k(ctx: RuleContext, operand: Array) -> list[Any]:
     return [crop(x, axis, k) for x in pair]
 
 
-_RULES: dict[str, Rule] = {"sort": sort, "top_k": top_k, "approx_top_k": approx_top_k}
+# --- cumulative ---------------------------------------------------------------------------------
+
+# Cumulative operations: forward, padding comes after all that is real and is never seen.
+#
+# In reverse they start in the padding, which then holds the neutral element.
+
+
+def cumulative(identity: Identity, ordered: bool = False) -> Rule:
+    """The rule of a cumulative operation with this neutral element."""
+
+    def rule(ctx: RuleContext, operand: Array) -> Any:
+        """In reverse, padding holds the neutral element."""
+        axis = ctx.params["axis"]
+        if not is_symbolic(ctx.in_shapes[0][axis]):
+            return ctx.bind(operand)
+        if ordered and jnp.issubdtype(operand.dtype, np.complexfloating):
+            ctx.refuse(
+                "complex numbers have no order next to a NaN, so padding would change the result"
+            )
+        if not ctx.params["reverse"]:
+            return ctx.bind(operand)
+        return ctx.bind(ctx.fill(operand, axes=(axis,), value=identity(operand.dtype)))
+
+    return rule
+
+
+def _log_of_zero(dtype: np.dtype[Any]) -> Any:
+    """The neutral element of logsumexp: -inf, without an imaginary part, which is an angle."""
+    return np.array(-np.inf).astype(dtype)
+
 
 TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
+    "sort": sort,
+    "top_k": top_k,
+    "approx_top_k": approx_top_k,
+    "cumsum": cumulative(zero),
+    "cumprod": cumulative(one),
+    "cummax": cumulative(lowest, ordered=True),
+    "cummin": cumulative(highest, ordered=True),
+    "cumlogsumexp": cumulative(_log_of_zero),
 }

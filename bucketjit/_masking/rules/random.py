@@ -17,7 +17,6 @@ from jax import Array, lax
 from jax.extend.random import threefry2x32_p
 
 from bucketjit._jax.arrays import key_generator, key_impl, key_shape
-from bucketjit._jax.primitives import primitives
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._raised import is_of_machine
 from bucketjit._sizes.expressions import symbolic_axes
@@ -211,17 +210,12 @@ def _total_split(ctx: RuleContext, key: Array, shape: Sequence[Any]) -> Any:
     return _word(key, index, _total(ctx, shape, 64))
 
 
-def _table() -> dict[Any, Rule]:
-    rules: dict[str, Rule] = {
-        **dict.fromkeys(("random_seed", "random_wrap", "random_unwrap", "random_clone"), natural),
-        **dict.fromkeys(("threefry2x32", "threefry4x32", "philox2x32", "philox4x32"), natural),
-        "random_fold_in": random_fold_in,
-        "random_bits": random_bits,
-        "random_split": random_split,
-        "random_gamma": random_gamma,
-        "iota_2x32_shape": iota_2x32_shape,
-    }
-    return {p: rule for name, rule in rules.items() for p in primitives(name)}
-
-
-TABLE: dict[Any, Rule] = _table()
+TABLE: dict[Any, Rule] = {
+    **dict.fromkeys(("random_seed", "random_wrap", "random_unwrap", "random_clone"), natural),
+    **dict.fromkeys(("threefry2x32", "threefry4x32", "philox2x32", "philox4x32"), natural),
+    "random_fold_in": random_fold_in,
+    "random_bits": random_bits,
+    "random_split": random_split,
+    "random_gamma": random_gamma,
+    "iota_2x32_shape": iota_2x32_shape,
+}

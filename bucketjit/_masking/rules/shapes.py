@@ -1,21 +1,18 @@
-"""Primitives that move whole axes, join and cut: broadcasts, transposes, concatenations.
-
-Most keep the invariant by themselves: an axis that is carried over as a whole keeps its real data
-at the front. Primitives that join or cut along a symbolic axis do so at logical offsets.
-"""
+"""Axes are added, moved, joined, cut, merged and split by their logical sizes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from bucketjit._jax.primitives import primitive, primitives
-from bucketjit._masking.array_ops import crop, take, window
+from bucketjit._masking.array_ops import crop, select, take, window
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._sizes.expressions import Dim, is_symbolic
+from bucketjit._masking.rules.indexing import INT32_MAX, read_window, saturate, write_window
+from bucketjit._sizes.expressions import Dim, Shape, groups, is_symbolic, without_ones
 
 
 def carry(ctx: RuleContext, *operands: Array) -> Any:
@@ -77,11 +74,176 @@ def tile(ctx: RuleContext, operand: Array) -> Any:
     return out
 
 
-_CARRIED = ("broadcast_in_dim", "transpose", "squeeze", "iota", "empty", "stack", "unstack")
+# --- reshape ------------------------------------------------------------------------------------
 
-TABLE: dict[Any, Rule] = dict.fromkeys(primitives(*_CARRIED), carry)
-TABLE |= {
-    p: rule
-    for name, rule in {"concatenate": concatenate, "split": split, "tile": tile}.items()
-    if (p := primitive(name)) is not None
+# Reshape: axes are merged and split by their logical sizes.
+#
+#     b:f32[m] = reshape a:f32[n,3]    a is padded to [8,3], real rows at the front: plain reshape
+#     b:f32[m] = reshape a:f32[3,n]    a is padded to [3,8], real data in 3 pieces: taken by index
+#
+# Both shapes are cut into groups of axes of equal product. A group is reshaped plainly if its only
+# symbolic axis is its first one, both before and after. Its real data is then at the front of the
+# flattened group at any padded size. In any other group, real data is scattered over the padded
+# group. There each position of the result computes the place of its element from the logical
+# strides.
+
+
+def reshape(ctx: RuleContext, operand: Array) -> Any:
+    """Each group of axes is reshaped by itself, plainly or by computed index."""
+    sharding = ctx.params.get("sharding")  # inside ``shard_map`` one that cuts nothing
+    if sharding is not None and any(n is not None for n in getattr(sharding, "spec", (sharding,))):
+        ctx.refuse(
+            "a reshape with an explicit sharding",
+            "reshape first and reshard the result, or leave the axis static (None or _)",
+        )
+    shape = ctx.in_shapes[0]
+    if (order := ctx.params.get("dimensions")) is not None:
+        operand, shape = lax.transpose(operand, order), tuple(shape[a] for a in order)
+    before, after = without_ones(shape), without_ones(ctx.out_shapes[0])
+    out = lax.reshape(operand, ctx.padded_shape(before))
+    axis = 0
+    for old, new in groups(before, after):
+        out = _regroup(ctx, out, axis, old, new)
+        axis += len(new)
+    return lax.reshape(out, ctx.padded_shape(ctx.out_shapes[0]))
+
+
+def _regroup(ctx: RuleContext, array: Array, axis: int, old: Shape, new: Shape) -> Any:
+    """Reshape the axes from ``axis`` on, of logical sizes ``old``, to ``new``."""
+    if old == new:
+        return array
+    head, tail = array.shape[:axis], array.shape[axis + len(old) :]
+    flat = lax.reshape(array, (*head, math.prod(ctx.padded_shape(old)), *tail))
+    target = ctx.padded_shape(new)
+    if flat.shape[axis] == 0 or not any(map(is_symbolic, (*old[1:], *new[1:]))):
+        return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
+    if max(flat.shape[axis], math.prod(target)) > INT32_MAX:
+        ctx.refuse("it has more positions than int32 holds in this bucket", in_bucket=True)
+    position = _ravel(target, _strides([ctx.logical(d) for d in new]))
+    source = _unravel(position, [ctx.logical(d) for d in old], ctx.padded_shape(old))
+    return jnp.take(flat, source, axis=axis, mode="clip")
+
+
+def _strides(sizes: Sequence[Any]) -> list[Any]:
+    """Row-major strides of an array of these sizes, ints or run-time scalars."""
+    strides: list[Any] = [1]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
+
+
+def _ravel(shape: Sequence[int], strides: Sequence[Any]) -> Any:
+    """Number of each position of ``shape`` under these strides."""
+    total = jnp.zeros((), jnp.int32)
+    for axis, stride in enumerate(strides):
+        total = total + lax.broadcasted_iota(jnp.int32, shape, axis) * stride
+    return total
+
+
+def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
+    """Where the elements of these numbers stand in the flattened padded array.
+
+    An array with a logical size of 0 has no real element to find. The size counts as 1, to keep the
+    division defined.
+    """
+    source = jnp.zeros((), jnp.int32)
+    for axis, stride in enumerate(_strides(padded)):
+        step = _strides(sizes)[axis]
+        source = source + position // jnp.maximum(step, 1) * stride
+        position = position % jnp.maximum(step, 1)
+    return source
+
+
+# --- slicing ------------------------------------------------------------------------------------
+
+# Slices, pads and reversals: what is cut out or added starts and ends at logical sizes.
+
+
+def slice_(ctx: RuleContext, operand: Array) -> Any:
+    """Read from the logical start; what lies beyond the logical limit is padding."""
+    params = ctx.symbolic_params
+    strides = params["strides"] or (1,) * operand.ndim
+    out = operand
+    for axis, (start, stride) in enumerate(zip(params["start_indices"], strides, strict=True)):
+        size = ctx.padded(ctx.out_shapes[0][axis])
+        if is_symbolic(stride):
+            positions = ctx.logical(start) + lax.iota(jnp.int32, size) * ctx.logical(stride)
+            out = take(out, positions, axis)
+            continue
+        span = max(size - 1, 0) * stride + 1 if size else 0
+        out = window(out, axis, ctx.logical(start), span, last=ctx.padded(start))
+        if stride != 1 and size:
+            out = lax.slice_in_dim(out, 0, span, stride, axis)
+    return out
+
+
+def rev(ctx: RuleContext, operand: Array) -> Any:
+    """The reversal puts padding in front: read from where the real data begins."""
+    out = ctx.bind(operand)
+    for axis in ctx.params["dimensions"]:
+        dim = ctx.in_shapes[0][axis]
+        if is_symbolic(dim):
+            size = ctx.padded(dim)
+            out = window(out, axis, size - ctx.logical(dim), size, last=size)
+    return out
+
+
+def pad(ctx: RuleContext, operand: Array, value: Array) -> Any:
+    """The operand's padding becomes the padding value, which then reaches to the end.
+
+    The data is followed by the padding value whatever ``high`` is, so the end is extended or cut to
+    the padded size of the result.
+    """
+    config = ctx.symbolic_params["padding_config"]
+    # Only along these axes may a logical position of the result read the padding of the operand.
+    followed = [i for i, (_, high, _) in enumerate(config) if is_symbolic(high) or high > 0]
+    out = ctx.fill(operand, axes=followed, value=value)
+    for axis, (low, _, interior) in enumerate(config):
+        size = ctx.padded(ctx.out_shapes[0][axis])
+        if is_symbolic(low) or is_symbolic(interior):
+            out = _spread(ctx, out, axis, value)
+            continue
+        length = out.shape[axis] + max(out.shape[axis] - 1, 0) * interior
+        edges = (int(low), int(size - low - length), int(interior))
+        if edges != (0, 0, 0):
+            out = lax.pad(out, value, [edges if i == axis else (0, 0, 0) for i in range(out.ndim)])
+    return out
+
+
+def _spread(ctx: RuleContext, array: Array, axis: int, value: Array) -> Any:
+    """Pad one axis by amounts known at run time: each position computes what stands there."""
+    low, _, interior = ctx.symbolic_params["padding_config"][axis]
+    count = ctx.in_shapes[0][axis]
+    step = ctx.logical(interior) + 1
+    place = lax.iota(jnp.int32, ctx.padded(ctx.out_shapes[0][axis])) - ctx.logical(low)
+    source = place // step
+    real = (place >= 0) & (place % step == 0) & (source < ctx.logical(count))
+    real = lax.expand_dims(real, [i for i in range(array.ndim) if i != axis])
+    return select(real, take(crop(array, axis, max(array.shape[axis], 1)), source, axis), value)
+
+
+def dynamic_slice(ctx: RuleContext, operand: Array, *starts: Array) -> Any:
+    """Starts are clamped by the logical sizes."""
+    sizes = ctx.symbolic_params["slice_sizes"]
+    return read_window(ctx, operand, ctx.in_shapes[0], [*map(saturate, starts)], sizes)
+
+
+def dynamic_update_slice(ctx: RuleContext, operand: Array, update: Array, *starts: Array) -> Any:
+    """Starts are clamped by the logical sizes; the padding of the update is not written."""
+    shape, sizes = ctx.in_shapes[:2]
+    return write_window(ctx, operand, shape, update, sizes, [*map(saturate, starts)])
+
+
+TABLE: dict[Any, Rule] = {
+    **dict.fromkeys(("broadcast_in_dim", "transpose", "squeeze", "iota"), carry),
+    **dict.fromkeys(("empty", "stack", "unstack"), carry),
+    "concatenate": concatenate,
+    "split": split,
+    "tile": tile,
+    "reshape": reshape,
+    "slice": slice_,
+    "rev": rev,
+    "pad": pad,
+    "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice,
 }

@@ -19,11 +19,11 @@ from jax import Array, lax
 from jax.extend.core import Jaxpr
 
 from bucketjit._jax.jaxprs import open_jaxpr
-from bucketjit._jax.primitives import name_of, primitive
+from bucketjit._jax.primitives import name_of
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._masking.rules._monoids import Identity, all_ones, highest, lowest, one, zero
-from bucketjit._masking.rules._regions import INT32_MAX
-from bucketjit._masking.rules._sliding import Slide, fit
+from bucketjit._masking.rules.convolution import Slide, fit
+from bucketjit._masking.rules.indexing import INT32_MAX
+from bucketjit._masking.rules.reductions import Identity, all_ones, highest, lowest, one, zero
 from bucketjit._sizes.expressions import Shape, is_symbolic
 
 Arrays = Sequence[Any]
@@ -264,7 +264,7 @@ def select_and_scatter(ctx: RuleContext, operand: Array, source: Array, init: Ar
     return ctx.bind(operand, source, init)
 
 
-_RULES: dict[str, Rule] = {
+TABLE: dict[Any, Rule] = {
     "reduce_window": reduce_window,
     "reduce_window_sum": reduction(zero),
     "reduce_window_max": reduction(lowest),
@@ -272,8 +272,4 @@ _RULES: dict[str, Rule] = {
     "select_and_gather_add": select_and_gather_add,
     "select_and_scatter_add": select_and_scatter_add,
     "select_and_scatter": select_and_scatter,
-}
-
-TABLE: dict[Any, Rule] = {
-    p: rule for name, rule in _RULES.items() if (p := primitive(name)) is not None
 }

@@ -1,0 +1,375 @@
+"""What the padding of values is known to hold, to spare filling it again.
+
+    x:f32[n]                   arguments are padded with zeros    the padding of x holds 0
+    y:f32[n] = mul x x         table: 0 times 0 is exactly 0      the padding of y holds 0
+    s:f32[] = reduce_sum y     its rule asks for a fill with 0    the fill returns y unchanged
+    z:f32[n] = exp y           not in the table                   nothing is known of z
+
+The interpreter follows this from equation to equation while it evaluates a program. It stages
+branches and loops, so there is nothing to join. Masking rules do not know of it: they call
+`RuleContext.fill`. A value is looked up by its `id`, as ``==`` of tracers would trace a comparison.
+The logical shape is compared too: it determines what is padding, and one array may stand for two
+values of different logical shapes (``x`` and ``x[:-1]``). Three facts are followed.
+
+A *constant* in the padding, along every axis. XLA may round differently from NumPy: on CPU it
+computes ``a * b + c`` with a single rounding, flushes subnormal numbers to zero, and turns ``x * a
+* b`` into ``x * (a * b)``. So floats are followed only where they are small multiples of 1/16,
+which no order of operations rounds, and 0 only while the product of its factors stays finite.
+
+A *softmax*, whose exponentials need no second fill:
+
+    b = select (iota < n) a -inf      the rule of the maximum fills the scores a; its readers use b
+    m = reduce_max b
+    e = exp (sub b m)                 in the padding exp(-inf - m): 0
+    s = reduce_sum e                  asks for a fill with 0, which is spared
+    p = div e s                       in the padding 0 / s: 0
+    y = dot_general p v               asks for a fill of p with 0, which is spared
+
+Where the maximum is -inf or NaN, and where a score is +inf or NaN, the padding of e or p may be
+NaN. Then all real values of p along the axis are NaN, and a real value of e is. A sum, or a
+contraction with zeros in the padding of its other operand, is NaN there in any case, so these two
+readers need no fill. All others get theirs. An axis that may have no real value is not followed.
+(XLA's CPU backend does not fuse a select into its library's reductions and contractions, so the two
+selects took a quarter of the time of an attention.)
+
+A *filled version*, which elementwise equations read in place of the value: padding is arbitrary,
+and then nothing may read the original any more. A tracer of one program must not be used in another
+one, so the trace of JAX is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from bucketjit._ir import dataflow
+from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._ir.ranges import is_at_most
+from bucketjit._jax.jaxprs import dtype_of, shape_of
+from bucketjit._jax.primitives import name_of
+from bucketjit._jax.transformations import current_trace
+from bucketjit._sizes.expressions import Shape, is_symbolic
+
+_MOST_EXPONENT = 2048  # from 2**2048 on, no float holds a power of 2
+_PARTS = 16  # floats are followed if they are multiples of 1/16
+_READERS = frozenset(ELEMENTWISE)
+
+
+class _Constant(NamedTuple):
+    """The constant in the padding of a value.
+
+    Attributes:
+        value: The value, which keeps its `id` from being used again.
+        shape: Its logical shape, as text.
+        constant: The constant.
+        exponent: A product of some of the factors of the value is less than 2 to the power of it.
+    """
+
+    value: Any
+    shape: str
+    constant: np.ndarray
+    exponent: int
+
+
+class _Softmax(NamedTuple):
+    """A value of a softmax along some axes.
+
+    Attributes:
+        value: The value, which keeps its `id` from being used again.
+        shape: Its logical shape, as text.
+        axes: The axes that the softmax runs along.
+        what: ``"scores"`` (-inf in the padding), ``"shifted"`` (without their maximum), ``"zeros"``
+            (0 in the padding), or ``"reduced"``, the maximum or the sum of such a value.
+        of: The value that was reduced.
+        places: The axis of the reduced value for each axis of the result; None for one of size 1.
+    """
+
+    value: Any
+    shape: str
+    axes: frozenset[int]
+    what: str
+    of: Any = None
+    places: tuple[int | None, ...] = ()
+
+
+class Padding:
+    """What is known of the padding of the values of a program."""
+
+    def __init__(self, constants: dict[int, _Constant] | None = None) -> None:
+        self._constants = {} if constants is None else constants
+        self._softmax: dict[int, _Softmax] = {}
+        self._maximum: tuple[JaxprEqn, Any] | None = None  # the latest, and what its rule filled
+        self._filled: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
+
+    def at_other_sizes(self) -> Padding:
+        """For a program inside, where the same values have other padding: only constants stay."""
+        return Padding(self._constants)
+
+    def note(self, value: Any, shape: Shape, constant: Any, exponent: int = 0) -> None:
+        """Remember that the padding of a value holds a constant, if that is followed.
+
+        The first constant that is noted for a value stays.
+        """
+        dtype = value.dtype
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or dtype == jax.dtypes.float0:
+            return
+        exact = np.asarray(constant)
+        with np.errstate(all="ignore"):
+            kept = exact.astype(dtype)
+        is_exact = np.isfinite(exact).all() and (kept == exact).all()
+        if is_exact and _is_simple(kept) and exponent < _limit(dtype):
+            self._constants.setdefault(id(value), _Constant(value, str(shape), kept, exponent))
+
+    def constant_of(self, value: object, shape: Shape) -> np.ndarray | None:
+        """The constant in the padding of a value of this logical shape, or None."""
+        known = self._constants.get(id(value))
+        return known.constant if known is not None and known.shape == str(shape) else None
+
+    def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
+        """Whether the padding of a value is known to hold a given constant."""
+        kept = self.constant_of(value, shape)
+        if kept is None or isinstance(constant, jax.Array) or np.ndim(constant):
+            return False
+        return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
+
+    def reads_zeros(self, eqn: JaxprEqn, value: Any, shape: Shape, axes: Sequence[int]) -> bool:
+        """Whether an equation reads a value of a softmax as if its padding were filled with 0."""
+        known = self._softmax.get(id(value))
+        return (
+            known is not None
+            and (known.what, known.shape) == ("zeros", str(shape))
+            and name_of(eqn) in ("reduce_sum", "dot_general")
+            and known.axes.issuperset(a for a in axes if is_symbolic(shape[a]))
+        )
+
+    def note_filled(self, value: object, shape: Shape, filled: object) -> None:
+        """Remember the filled version of a value."""
+        self._filled[id(value), current_trace()] = value, str(shape), filled
+
+    def note_scores(
+        self, eqn: JaxprEqn, filled: Any, shape: Shape, axes: Iterable[int], value: Any
+    ) -> None:
+        """Remember the operand of a maximum, which was filled with -inf."""
+        is_maximum = name_of(eqn) == "reduce_max" and jnp.issubdtype(filled.dtype, jnp.floating)
+        has_some = all(is_at_most(1, shape[axis]) for axis in axes)
+        if is_maximum and has_some and _is_lowest(value):
+            scores = _Softmax(filled, str(shape), frozenset(axes), "scores")
+            self._softmax[id(filled)], self._maximum = scores, (eqn, filled)
+
+    def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
+        """Replace operands of an elementwise equation by their filled versions."""
+        if not self._filled or name_of(eqn) not in _READERS:
+            return values
+        found = []
+        for value, atom in zip(values, eqn.invars, strict=True):
+            _, shape, filled = self._filled.get((id(value), current_trace()), (None, None, None))
+            found.append(filled if shape == str(shape_of(atom)) else value)
+        return found
+
+    def follow(
+        self, eqn: JaxprEqn, operands: Sequence[Any], outs: Sequence[Any], *, is_plain: bool
+    ) -> None:
+        """Note what is known of an output; if plain, it is what the primitive itself computes."""
+        if is_plain and name_of(eqn) in _TABLE and hasattr(outs[0], "dtype"):
+            self._follow_constant(eqn, operands, outs[0])
+        if self._softmax and name_of(eqn) in _OF_A_SOFTMAX:
+            found = self._softmax_of(eqn, operands, outs[0])
+            if found is not None:
+                shape = str(shape_of(eqn.outvars[0]))
+                self._softmax[id(outs[0])] = found._replace(value=outs[0], shape=shape)
+
+    # --- constants ---
+
+    def _follow_constant(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> None:
+        constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
+        if any(c is None for c in constants):
+            return
+        constant = _TABLE[name_of(eqn)](eqn, constants)
+        if constant is None:
+            return
+        exponents = [self._exponent(x, c) for x, c in zip(operands, constants, strict=True)]
+        if name_of(eqn) in ("square", "integer_pow"):
+            exponents *= min(eqn.params.get("y", 2), _MOST_EXPONENT)
+        is_product = name_of(eqn) in ("mul", "square", "integer_pow")
+        exponent = sum(exponents) if is_product else max(exponents)
+        self.note(out, shape_of(eqn.outvars[0]), constant, exponent)
+
+    def _constant(self, var: Any, operand: Any) -> Any:
+        """The constant in the padding of an operand; a scalar constant is its own padding."""
+        if isinstance(operand, jax.core.Tracer):
+            return self.constant_of(operand, shape_of(var))
+        if isinstance(operand, jax.Array) or np.ndim(operand):
+            return None
+        return np.asarray(operand, dtype_of(var))
+
+    def _exponent(self, operand: object, constant: np.ndarray) -> int:
+        known = self._constants.get(id(operand))
+        if known is not None:
+            return known.exponent
+        is_float = jnp.issubdtype(constant.dtype, jnp.inexact)
+        return max(0, int(np.frexp(float(np.abs(constant)))[1])) if is_float else 0
+
+    # --- softmaxes ---
+
+    def _softmax_of(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> _Softmax | None:
+        name = name_of(eqn)
+        one, two = [*(self._softmax.get(id(x)) for x in operands), None][:2]
+        what, other = (None if x is None else x.what for x in (one, two))
+        if name == "reduce_max":
+            latest, filled = self._maximum or (None, None)
+            return _reduced(eqn, filled) if latest is eqn else None
+        if name == "max":  # of a value and -inf, which `jax.nn.softmax` takes
+            if other == "reduced" and _is_lowest(operands[0]):
+                return two
+            return one if what == "reduced" and _is_lowest(operands[1]) else None
+        if one is None:
+            return None
+        if name == "reduce_sum":
+            is_whole = what == "zeros" and one.axes == set(eqn.params["axes"])
+            return _reduced(eqn, operands[0]) if is_whole else None
+        if name == "exp":
+            return one._replace(what="zeros") if what == "shifted" else None
+        if name in ("sub", "div"):
+            before, after = ("scores", "shifted") if name == "sub" else ("zeros", "zeros")
+            is_own = what == before and other == "reduced" and two is not None
+            is_own = is_own and two.axes == one.axes and _is_beside(two, operands[0], out.ndim)
+            return one._replace(what=after) if is_own else None
+        if what != "reduced":
+            return None
+        return _spread(eqn, one) if name == "broadcast_in_dim" else one
+
+
+_OF_A_SOFTMAX = {
+    *("reduce_max", "reduce_sum", "stop_gradient", "copy", "max", "broadcast_in_dim"),
+    *("sub", "exp", "div"),
+}
+
+
+def _is_lowest(value: Any) -> bool:
+    is_constant = not isinstance(value, jax.Array) and np.ndim(value) == 0
+    return is_constant and float(np.asarray(value)) == -np.inf
+
+
+def _reduced(eqn: JaxprEqn, of: Any) -> _Softmax:
+    axes = frozenset(eqn.params["axes"])
+    return _Softmax(
+        None, "", axes, "reduced", of, tuple(i for i in range(of.ndim) if i not in axes)
+    )
+
+
+def _spread(eqn: JaxprEqn, reduced: _Softmax) -> _Softmax | None:
+    """A maximum or a sum that is broadcast; None if an axis that counts something is repeated."""
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    places: list[int | None] = [None] * len(after)
+    for i, place in enumerate(eqn.params["broadcast_dimensions"]):
+        if str(before[i]) == str(after[place]):
+            places[place] = reduced.places[i]
+        elif reduced.places[i] is not None:
+            return None
+    return reduced._replace(places=tuple(places))
+
+
+def _is_beside(reduced: _Softmax, value: object, rank: int) -> bool:
+    """Whether each element meets those it was reduced from, in an operation with ``value``."""
+    meets = (p == i or (p is None and i in reduced.axes) for i, p in enumerate(reduced.places))
+    return reduced.of is value and len(reduced.places) == rank and all(meets)
+
+
+# --- constants ------------------------------------------------------------------------------
+
+
+def _limit(dtype: Any) -> float:
+    return int(jnp.finfo(dtype).maxexp) if jnp.issubdtype(dtype, jnp.inexact) else np.inf
+
+
+def _is_simple(constant: np.ndarray) -> bool:
+    """Whether a constant is no float, is 0, or is a small multiple of 1/16."""
+    if not jnp.issubdtype(constant.dtype, jnp.inexact) or not constant.any():
+        return True
+    if not jnp.issubdtype(constant.dtype, jnp.floating):
+        return False
+    parts = float(constant) * _PARTS
+    return parts.is_integer() and abs(parts) < 2.0 ** int(jnp.finfo(constant.dtype).nmant)
+
+
+def _broadcast(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The constant, unless a symbolic axis is added or an axis of size 1 becomes symbolic."""
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    places = eqn.params["broadcast_dimensions"]
+    is_new = (is_symbolic(d) and i not in places for i, d in enumerate(after))
+    is_spread = (str(d) != str(after[p]) for d, p in zip(before, places, strict=True))
+    return None if before and (any(is_new) or any(is_spread)) else constants[0]
+
+
+def _reduce(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The constant of a reduction over static axes."""
+    sizes = [shape_of(eqn.invars[0])[axis] for axis in eqn.params["axes"]]
+    if any(map(is_symbolic, sizes)):
+        return None
+    if name_of(eqn) == "reduce_sum":
+        return _zero(eqn, constants)
+    return constants[0] if all(sizes) else None  # an empty maximum is -inf, not the constant
+
+
+def _zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """0 if all bits of the operand's constant are 0 (those of -0.0 are not), else None."""
+    is_zero = not constants[0].tobytes().strip(b"\0")
+    return constants[0] if is_zero and eqn.params.get("y", 1) > 0 else None
+
+
+def _real_zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """0 if the operand is real and its constant is 0, else None."""
+    is_complex = jnp.issubdtype(constants[0].dtype, jnp.complexfloating)
+    return None if is_complex else _zero(eqn, constants)  # in XLA, the arc tangent of 0j is -0j
+
+
+def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
+    """The constant of an elementwise operation on operands of equal shape, or on scalars."""
+    out = str(shape_of(eqn.outvars[0]))
+    if any(shape and str(shape) != out for shape in map(shape_of, eqn.invars)):
+        return None
+    return of_two(name_of(eqn), *constants)
+
+
+def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
+    """The result of an operation on two constants; None if XLA might find another one."""
+    with np.errstate(all="ignore"):
+        found: np.ndarray = _OPERATIONS[name](a, b)
+    if name in ("max", "min", "and", "or"):  # one of the operands, or bits of both
+        # The maximum of 0.0 and -0.0 may be either one.
+        return None if not (a.any() or b.any()) and a.tobytes() != b.tobytes() else found
+    if not jnp.issubdtype(found.dtype, jnp.inexact):
+        return found  # integers wrap around in NumPy as in XLA
+    if jnp.issubdtype(found.dtype, jnp.complexfloating):
+        return found if not (a.any() or b.any()) else None
+    if name == "mul" and not (a.any() and b.any()):
+        return found if np.isfinite(found) else None
+    if not (_is_simple(a) and _is_simple(b)):
+        return None
+    exact = _OPERATIONS[name](a.astype(np.float64), b.astype(np.float64))
+    return found if float(found) == exact else None
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    **{"mul": np.multiply, "add": np.add, "add_any": np.add, "sub": np.subtract},
+    **{"max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or},
+}
+
+_TABLE: Mapping[str, Callable[[JaxprEqn, Sequence[np.ndarray]], np.ndarray | None]]
+_TABLE = dataflow.table(
+    {
+        "copy stop_gradient convert_element_type transpose squeeze": lambda eqn, ins: ins[0],
+        "broadcast_in_dim": _broadcast,
+        "reduce_sum reduce_max reduce_min reduce_and reduce_or": _reduce,
+        # These map 0 to exactly 0. Nothing is known of their results at other constants.
+        "abs square integer_pow": _zero,
+        "sign sqrt cbrt floor ceil round expm1 log1p erf": _real_zero,
+        "sin tan asin atan sinh tanh asinh atanh": _real_zero,
+        " ".join(_OPERATIONS): _two,
+    }
+)

@@ -1,0 +1,220 @@
+"""Collectives and ``shard_map``: what shards give to each other, by their logical sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bucketjit._ir.shard_reductions import shard_mean_p, shard_psum_p
+from bucketjit._ir.sized import makes_size
+from bucketjit._jax.jaxprs import all_equations, open_jaxpr, shape_of
+from bucketjit._jax.primitives import primitive
+from bucketjit._masking.loops import CASTS, WITHOUT_TYPES
+from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit._masking.rules.control import evaluate_strong_at
+from bucketjit._masking.rules.reductions import Identity, highest, lowest, zero
+from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
+from bucketjit._sizes.expressions import Dim, Shape, is_symbolic
+
+# --- collectives --------------------------------------------------------------------------------
+
+# Collectives, over axes that ``vmap`` has turned into axes of an array and over axes of a mesh.
+#
+# Under ``vmap(axis_name=...)``, a ``psum`` over the mapped axis becomes a sum over an axis given by
+# its position. Its transpose becomes a sum over no axis at all. These are reductions like any
+# other.
+#
+# Over an axis of a mesh, a collective of closed axes runs as it stands, and no rule is asked. One
+# of open axes combines positions of different shards. If the sizes are the same on all shards, as
+# in a ``shard_map``, so are the positions of the padding, and a sum by element is right. If they
+# differ (`RuleContext.uneven`), the exact program would combine arrays of different shapes.
+
+
+def fold(identity: Identity, name: str = "") -> Rule:
+    """The rule of a fold over axes given by position, or of a mesh."""
+
+    def rule(ctx: RuleContext, *operands: Array) -> Any:
+        """Padding holds the neutral element, so it cannot change the result."""
+        axes = ctx.params["axes"]
+        placed = tuple(a for a in axes if isinstance(a, int))
+        if _is_uneven(ctx, axes):
+            ctx.refuse(
+                "it combines an open axis whose size differs from shard to shard", REDUCE_FIRST
+            )
+        if not axes:
+            return operands if ctx.primitive.multiple_results else operands[0]
+        return _bind(
+            ctx, name, *(ctx.fill(x, axes=placed, value=identity(x.dtype)) for x in operands)
+        )
+
+    return rule
+
+
+def _is_uneven(ctx: RuleContext, axes: Iterable[Any]) -> bool:
+    """Whether open axes of shards whose sizes differ are combined."""
+    named = any(a in ctx.uneven for a in axes)
+    return named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes)
+
+
+def _bind(ctx: RuleContext, name: str, *operands: Array) -> Any:
+    """Run the primitive of the equation, or another one that takes groups of shards besides."""
+    other = primitive(name) if name else None
+    if other is None:
+        return ctx.bind(*operands)
+    return other.bind(*operands, **ctx.params, axis_index_groups=None)
+
+
+def gather(ctx: RuleContext, operand: Array) -> Any:
+    """Closed axes are gathered as they are."""
+    if any(map(is_symbolic, ctx.in_shapes[0])):
+        ctx.refuse(MOVED, REDUCE_FIRST)
+    return _bind(ctx, WITHOUT_TYPES[ctx.primitive.name], operand)
+
+
+def mean(ctx: RuleContext, operand: Array) -> Any:
+    """The rows of each shard weigh its value; half floats are summed in float32."""
+    axis, rows = ctx.symbolic_params["axis"], ctx.logical(ctx.symbolic_params["rows"])
+    if _is_uneven(ctx, (axis,)):
+        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    kind = jnp.promote_types(operand.dtype, jnp.float32)
+    weight = jnp.asarray(rows, jnp.finfo(kind).dtype)
+    total = jax.lax.psum(operand.astype(kind) * weight, axis)
+    return (total / jax.lax.psum(weight, axis)).astype(operand.dtype)
+
+
+def total(ctx: RuleContext, operand: Array) -> Any:
+    """The values of all shards are added as they are."""
+    axis = ctx.symbolic_params["axis"]
+    if _is_uneven(ctx, (axis,)):
+        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    return jax.lax.psum(operand, axis)
+
+
+def cast(ctx: RuleContext, operand: Array) -> Any:
+    """The value stays as it is: types of masked programs do not say over which axes it varies."""
+    return operand
+
+
+# --- shard map ----------------------------------------------------------------------------------
+
+# ``shard_map``: each shard has its part of the rows, not its part of the padded array.
+#
+#     x:f32[n, 3], n = 6, padded to 8, over two devices
+#
+#     rows                0 1 2 3 4 5 . .
+#     the padded halves   0 1 2 3 | 4 5 . .       not the shards of the exact run
+#     laid out anew       0 1 2 . | 3 4 5 .       shard i begins with its n / 2 rows
+#
+# So sharded open axes are gathered into the second layout before the ``shard_map``, its body is
+# evaluated with the sizes of a shard (``n // 2`` rows, padded to 4), and the results are gathered
+# back. All shards have the same sizes, as the mesh cuts the exact array into equal parts.
+
+
+def shard_map(ctx: RuleContext, *operands: Array) -> Any:
+    """Each shard begins with its own rows: sharded open axes are laid out anew, and back."""
+    given = ctx.symbolic_params
+    inner, _ = open_jaxpr(given["jaxpr"])
+    mesh, specs, out_specs = given["mesh"], given["in_specs"], given["out_specs"]
+    if ctx.uneven:
+        ctx.refuse("inside of a function of one shard there is no array of all shards to map over")
+    if any(map(makes_size, all_equations(inner))):
+        ctx.refuse("a size that is computed in it differs from shard to shard")
+    laid_out = [
+        _to_shards(ctx, mesh, x, spec, shape, shape_of(var))
+        for x, spec, shape, var in zip(operands, specs, ctx.in_shapes, inner.invars, strict=True)
+    ]
+
+    def body(sizes: Any, *shards: Array) -> tuple[Any, ...]:
+        return evaluate_strong_at(ctx, sizes, given["jaxpr"], *shards)
+
+    outs = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=(PartitionSpec(), *specs),
+        out_specs=tuple(out_specs),
+        axis_names=given["newly_manual_axes"],
+        check_vma=False,
+    )(ctx.run_time_sizes, *laid_out)
+    return [
+        _from_shards(ctx, mesh, x, spec, shape, shape_of(var))
+        for x, spec, shape, var in zip(outs, out_specs, ctx.out_shapes, inner.outvars, strict=True)
+    ]
+
+
+def _sharded(mesh: Any, spec: Any, shape: Shape) -> list[tuple[int, int]]:
+    """The open axes that are sharded, each with the number of its shards."""
+    return [(a, n) for a, n in _counts(mesh, spec) if n > 1 and is_symbolic(shape[a])]
+
+
+def _counts(mesh: Any, spec: Any) -> Iterator[tuple[int, int]]:
+    """The axes that a spec names, each with the number of its shards."""
+    for axis, names in enumerate(spec):
+        names = () if names is None else names if isinstance(names, tuple) else (names,)
+        yield axis, math.prod(mesh.shape[name] for name in names)
+
+
+def _to_shards(
+    ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape
+) -> Array:
+    """An operand whose shards begin with their own rows."""
+    whole: Any = None
+    for axis, count in _sharded(mesh, spec, shape):
+        whole = _replicated(mesh, x) if whole is None else whole
+        part, padded = ctx.logical(local[axis]), ctx.padded(local[axis])
+        shard, row = _places(count * padded, padded)
+        whole = jnp.take(whole, shard * part + row, axis=axis, mode="clip")
+    return x if whole is None else _placed(mesh, whole, spec)
+
+
+def _from_shards(
+    ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape
+) -> Array:
+    """A result whose rows are one after the other, with the padding at the end."""
+    whole: Any = None
+    for axis, count in _sharded(mesh, spec, shape):
+        whole = _replicated(mesh, x) if whole is None else whole
+        padded = x.shape[axis] // count
+        shard, row = _places(ctx.padded(shape[axis]), ctx.logical(local[axis]))
+        whole = jnp.take(whole, shard * padded + row, axis=axis, mode="clip")
+    return x if whole is None else _placed(mesh, whole, spec)
+
+
+def _places(length: int, part: Dim | Array) -> tuple[Any, Any]:
+    """The part and the place in it of each position, where all parts are equally long."""
+    positions = jnp.arange(length, dtype=jnp.int32)
+    shard = positions // jnp.maximum(part, 1)
+    return shard, positions - shard * part
+
+
+def _replicated(mesh: Any, x: Array) -> Any:
+    """``x``; where types say how arrays are sharded, a whole copy of it on each device."""
+    return _placed(mesh, x, PartitionSpec()) if AxisType.Explicit in mesh.axis_types else x
+
+
+def _placed(mesh: Any, x: Any, spec: Any) -> Any:
+    """``x``, sharded as a result of the ``shard_map`` is, if equal parts of it can be."""
+    if any(x.shape[axis] % count for axis, count in _counts(mesh, spec)):
+        return x
+    sharding = NamedSharding(mesh, spec)
+    if AxisType.Explicit in mesh.axis_types:
+        return jax.sharding.reshard(x, sharding)
+    return jax.lax.with_sharding_constraint(x, sharding) if isinstance(mesh, Mesh) else x
+
+
+TABLE: dict[Any, Rule] = {
+    "psum": fold(zero),
+    "pmax": fold(lowest),
+    "pmin": fold(highest),
+    "psum_invariant": fold(zero, WITHOUT_TYPES["psum_invariant"]),
+    "all_gather_invariant": gather,
+    shard_mean_p: mean,
+    shard_psum_p: total,
+    **dict.fromkeys(CASTS, cast),
+    "shard_map": shard_map,
+}
