@@ -50,10 +50,10 @@ STAMP := $(VENV)/.installed
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
-	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadgroup -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # What each release of JAX is tested with: programs, how they are traced and masked, and the door.
 LANE := tests/test_cases.py tests/masking tests/tracing tests/ir tests/jax_door

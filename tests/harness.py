@@ -197,9 +197,7 @@ def poison_equations(poison: Mapping[str, Any]) -> Callable[[], Hook]:
         value = poison.get(str(out.dtype))
         if value is None:
             value = poison["int32" if jnp.issubdtype(out.dtype, jnp.integer) else "float32"]
-        return jnp.where(
-            functools.reduce(jnp.logical_and, real), out, value.astype(out.dtype)
-        )
+        return jnp.where(functools.reduce(jnp.logical_and, real), out, value.astype(out.dtype))
 
     def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
         return [

@@ -142,6 +142,7 @@ def test_each_row_is_as_alone(name: str) -> None:
     assert stats.rows == len(examples) and not stats.rows_alone and not stats.fallback_calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "sort", "fori", "while by data"])
 def test_every_length(name: str) -> None:
     fn = PROGRAMS[name]
