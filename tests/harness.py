@@ -71,6 +71,7 @@ class Case:
         domains: Value domains of float inputs, see `DOMAINS`.
         rtol, atol: Tolerance for floats. Integers and booleans are compared exactly.
         constraints: Given to the tracer, such as ``("s >= 3",)``.
+        slow: It runs in the sweeps alone, since it takes seconds.
         eager: The plain run is without ``jit``, which cannot trace what computes sizes.
     """
 
@@ -86,6 +87,7 @@ class Case:
     atol: float = 2e-5
     constraints: tuple[str, ...] = ()
     eager: bool = False
+    slow: bool = False
 
     @property
     def arguments(self) -> list[Arg]:

@@ -82,10 +82,11 @@ NOTHING: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", NOTHING)
 def test_an_axis_that_has_nothing(name: str) -> None:
     fn = NOTHING[name]
+    exact = fn if name == "a selection" else jax.jit(fn)
     executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2(min=8)
-    for n in (1, 2, 5):
+    for n in (1, 5):
         x = RANDOM.standard_normal((n, 4)).astype(np.float32)
-        want = fn(jnp.asarray(x))
+        want = exact(jnp.asarray(x))
         np.testing.assert_allclose(executor(x), want, rtol=2e-5, atol=1e-6)
         if name != "a selection":  # its examples run one by one
             np.testing.assert_allclose(executor.map([x, x])[1], want, rtol=2e-5, atol=1e-6)
