@@ -11,7 +11,7 @@
 #                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
 #   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, how each is
-#                                 served, and the recipes of docs/frameworks.md (two models of each
+#                                 served, and the recipes of docs/frameworks.md (one model of each
 #                                 library with PYTEST_ARGS='-m "not slow"')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make accelerator              on a machine with a GPU, what a CPU cannot show, and short benchmarks,
@@ -50,10 +50,10 @@ STAMP := $(VENV)/.installed
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) --dist loadgroup -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
-	$(PYTEST) -n $(JOBS) --dist loadgroup -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # What each release of JAX is tested with: programs, how they are traced and masked, and the door.
 LANE := tests/test_cases.py tests/masking tests/tracing tests/ir tests/jax_door

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
 import os
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 
-# Programs of tests run once: LLVM does not optimise them, which saves a quarter of the time, and the
-# emitters of fusions by MLIR, where a release can do without, make way for those that compile in half
-# of it. What XLA itself does to a program stays as it is. Read when JAX starts its backend.
-FLAGS = ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-    FLAGS.append("--xla_cpu_use_fusion_emitters=false")
-os.environ.setdefault("XLA_FLAGS", " ".join(FLAGS))
+# Programs of tests run once: LLVM does not optimise them, and what emits fusions by MLIR makes way, in
+# the releases that can do without, for what does it in half the time of a test. What XLA itself does
+# to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
+)
 
 import jax
 import pytest

@@ -31,7 +31,6 @@ def outcomes(kind: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.xdist_group("mesh")
 @pytest.mark.parametrize("kind", ["explicit", "auto"])
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_calls(name: str, kind: str) -> None:

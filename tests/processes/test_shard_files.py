@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import pytest
 from jax import lax
 
 from tests.processes.launch import run_processes
@@ -21,8 +20,6 @@ from tests.processes.test_shards import (
     step,
     step_alone,
 )
-
-pytestmark = pytest.mark.xdist_group("shards")
 
 
 def counts(fn: Any) -> list[int]:

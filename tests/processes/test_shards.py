@@ -22,8 +22,6 @@ from bucketjit import BucketedExec
 from bucketjit.errors import AgreementError, ArgumentError, BucketJitError, FallbackError, SpecError
 from tests.processes.launch import run_processes
 
-pytestmark = pytest.mark.xdist_group("shards")
-
 WEIGHTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
