@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
-# Programs of tests run once: LLVM does not optimise them, and what emits fusions by MLIR makes way, in
-# the releases that can do without, for what does it in half the time of a test. What XLA itself does
-# to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.
+# Programs of tests run once, so LLVM does not optimise them. Releases that can do without MLIR emit
+# fusions in another way, which takes half the time of a test. What XLA itself does to a program
+# stays as it is. Read when JAX starts its backend; set it to say otherwise.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
