@@ -1,7 +1,6 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     every test but the long sweeps, in 12 minutes on two idle cores; also
-#                                 as `make test PYTEST_ARGS='-k cache -x'`
+#   make test                     every test but the long sweeps; also as `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, the two type checkers, and ruff's fixes
 #   make test-slow                the long sweeps
 #   make test-jax                 what depends on JAX (LANE), with another release of it in an
@@ -50,10 +49,10 @@ STAMP := $(VENV)/.installed
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) --dist loadfile -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
-	$(PYTEST) -n $(JOBS) --dist loadfile -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # What each release of JAX is tested with: programs, how they are traced and masked, and the door.
 LANE := tests/test_cases.py tests/masking tests/tracing tests/ir tests/jax_door
