@@ -1,6 +1,7 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     every test but the long sweeps; also as `make test PYTEST_ARGS='-k cache -x'`
+#   make test                     every test but the long sweeps; also as
+#                                 `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, the two type checkers, and ruff's fixes
 #   make test-slow                the long sweeps
 #   make test-jax                 what depends on JAX (LANE), with another release of it in an
