@@ -282,7 +282,7 @@ def test_one_executable_for_each_bucket(name: str) -> None:
     fn = PROGRAMS[name]
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
     rng = np.random.default_rng(2)
-    for size in (3, 8, 5, 9, 16, 12, 30, 7):
+    for size in (3, 9, 30, 7):
         for shift in (-2, 0, 2):
             x = (rng.standard_normal(size) + shift).astype(np.float32)
             checked(executor, fn, x)

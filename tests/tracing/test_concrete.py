@@ -22,7 +22,7 @@ from bucketjit._tracing.skeleton import decompose
 from bucketjit.errors import FallbackError, FallbackWarning
 from tests.comparison import assert_like_jit, assert_same, ramp
 
-SIZES = (5, 7, 3, 8, 6, 4, 5, 9, 16)
+SIZES = (5, 7, 3, 5, 9)
 
 
 def _executor(fn: Callable[..., Any], axes: Any = "n") -> BucketedExec:
@@ -135,7 +135,7 @@ def test_what_is_one_at_some_sizes_broadcasts_there(floor: int) -> None:
             for n, m in shapes:
                 assert_like_jit(executor, fn, ramp(n) / 3, ramp(m))
         executor = BucketedExec(spread, dynamic_axes="n").with_pow2(min=floor)
-        for n in (5, 7, 4, 6, 9, 8, 3, 5, 2, 1):
+        for n in (5, 7, 4, 5, 2, 1):
             assert_like_jit(executor, spread, ramp(n))
 
 
