@@ -1,23 +1,18 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
-#   make test                     a quarter of the tests: of each file every fourth one, of the masking
-#                                 cases every 12th, and of tests with many sets of parameters every
-#                                 third set (all of them with PART=1/1 EVERY=1); also as
-#                                 `make test PART=1/1 PYTEST_ARGS='-k cache -x'`
+#   make test                     every test but the long sweeps; also as
+#                                 `make test PYTEST_ARGS='-k cache -x'`
 #   make lint types format        ruff, the two type checkers, and ruff's fixes
 #   make test-slow                the long sweeps
-#   make test-312                 another quarter, with Python 3.12; of the masking cases every 64th, of
-#                                 sets of parameters every 16th (all of them with EVERY_LANE=1
-#                                 PART_312=1/1)
-#   make test-jax                 another quarter, with another release of JAX in an environment of its
-#                                 own: `make test-jax JAX=0.11.2 PYTHON=python3.12 PART_JAX=3/4`; the
-#                                 newest release without JAX=
+#   make test-jax                 what depends on JAX (LANE), with another release of it in an
+#                                 environment of its own: `make test-jax JAX=0.11.2 PYTHON=python3.12`;
+#                                 the newest release without JAX=
 #   make test-wheel               build the wheel, install it without extras into an environment of
 #                                 its own, and run what must work there
 #   make conformance              JAX's own primitive cases with open axes (ARGS='--part a --sample 50')
 #   make ecosystem                models of Flax, Equinox, Haiku, Keras and others, how each is
-#                                 served, and the recipes of docs/frameworks.md (a third of the
-#                                 models with PYTEST_ARGS='--every 3')
+#                                 served, and the recipes of docs/frameworks.md (one model of each
+#                                 library with PYTEST_ARGS='-m "not slow"')
 #   make fuzz                     random programs by the thousand (ARGS='--examples 500 --seed 1')
 #   make accelerator              on a machine with a GPU, what a CPU cannot show, and short benchmarks,
 #                                 in at most five minutes; by ACCELERATOR_PYTHON (python3), whose JAX
@@ -35,11 +30,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-EVERY ?= 12
-EVERY_LANE ?= 64
-PART ?= 1/4
-PART_312 ?= 2/4
-PART_JAX ?= 3/4
+TESTS ?=
 ARGS ?=
 PYTEST_ARGS ?=
 ACCELERATOR_PYTHON ?= python3
@@ -52,21 +43,20 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: accelerator test test-slow test-312 test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
+.PHONY: accelerator test test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) -m "not slow" --every $(EVERY) --part $(PART) --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
-	$(PYTEST) -n $(JOBS) -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
-# What knows nothing of JAX is not run twice.
-ONCE := --ignore=tests/strategies --ignore=tests/cli --ignore=tests/test_benchmarks.py \
-    --ignore=tests/test_layers.py --ignore=tests/examples
+# What each release of JAX is tested with: programs, how they are traced and masked, and the door.
+LANE := tests/test_cases.py tests/masking tests/tracing tests/ir tests/jax_door
 
 # with_python PYTHON, JAX, ARGUMENTS: make ARGUMENTS with that interpreter, or say that there is none.
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
@@ -80,11 +70,8 @@ define with_python
 	echo "lane $(notdir $(1))/jax $(2): skipped, no interpreter"
 endef
 
-test-312:
-	$(call with_python,python3.12,0.12,test VENV=.venv312 EVERY=$(EVERY_LANE) PART=$(PART_312) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
-
 test-jax:
-	$(call with_python,$(PYTHON),$(or $(JAX),newest),test VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)) EVERY=$(EVERY_LANE) PART=$(PART_JAX) PYTEST_ARGS="$(ONCE) $(PYTEST_ARGS)")
+	$(call with_python,$(PYTHON),$(or $(JAX),newest),test VENV=.venv-jax$(or $(JAX),-newest)-$(notdir $(PYTHON)) TESTS="$(LANE)")
 
 test-wheel: $(STAMP)-venv
 	$(BIN)/python -m tests.wheel $(ARGS)
@@ -153,7 +140,7 @@ format: $(STAMP)-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv312 .venv-peers .venv-jax*
+	rm -rf .venv .venv-peers .venv-jax*
 
 $(STAMP)-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

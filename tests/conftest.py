@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import sys
-import zlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from importlib.metadata import version
 
-# Nearly all the time of the suite goes into LLVM, for programs that run once. What XLA itself
-# does to a program stays as it is. Read when JAX starts its backend; set it to say otherwise.
+# Programs of tests run once, so LLVM does not optimise them. Releases that can do without MLIR emit
+# fusions in another way, which takes half the time of a test. What XLA itself does to a program
+# stays as it is. Read when JAX starts its backend; set it to say otherwise.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
 )
 
 import jax
@@ -26,85 +24,7 @@ import pytest
 # expects a fallback says so with `pytest.warns(FallbackWarning)`.
 FILTERS = ("error::bucketjit.errors.FallbackWarning",)
 
-ROOT = Path(__file__).parent.parent
-
-MANY = 12  # sets of parameters of one test, beyond which --every leaves some out
-WHOLE = ("test_layers.py", "test_docs.py")  # a set of parameters is a file here: none is left out
-
-# What one lane alone runs (ONCE in the Makefile), it runs whole.
-ONCE = ("strategies", "cli", "examples", "test_benchmarks.py")
-
 _backend_compiles: list[str] = []
-
-
-def _part(text: str) -> tuple[int, int]:
-    which, parts = map(int, text.split("/"))
-    if not 1 <= which <= parts:
-        raise ValueError(text)
-    return which, parts
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--every",
-        type=int,
-        default=1,
-        metavar="N",
-        help="run every Nth of the masking cases and models, and every (N/4)th set of parameters "
-        f"of tests that have more than {MANY}",
-    )
-    parser.addoption(
-        "--part",
-        type=_part,
-        default=(1, 1),
-        metavar="K/N",
-        help="run part K of N: of each file every Nth test; a test with its sets of parameters is "
-        "one",
-    )
-
-
-def _test_of(item: pytest.Item) -> tuple[Path, str]:
-    """The test of an item, without its parameters."""
-    return item.path, getattr(item, "originalname", item.name)
-
-
-def _tests_by_file(items: list[pytest.Item]) -> Iterable[dict[tuple[Path, str], None]]:
-    """The tests of each file, in order and once each."""
-    found: defaultdict[Path, dict[tuple[Path, str], None]] = defaultdict(dict)
-    for item in items:
-        found[item.path][_test_of(item)] = None
-    return found.values()
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    every, count = config.getoption("every"), itertools.count()
-    sets = Counter(map(_test_of, items))
-    seen: defaultdict[Any, Iterator[int]] = defaultdict(itertools.count)
-
-    # Who names tests (-k) wants all of them.
-    which, parts = (1, 1) if config.getoption("keyword") else config.getoption("part")
-    kept: set[tuple[Path, str]] = set()
-    for each in map(list, _tests_by_file(items)):
-        # The first test of a file is often the longest: it is in another part for each file.
-        first = zlib.crc32(each[0][0].relative_to(ROOT).as_posix().encode()) % parts
-        kept.update(each[(first + which - 1) % parts :: parts])
-
-    def is_dropped(item: pytest.Item) -> bool:
-        is_parted = set(item.path.relative_to(ROOT).parts).isdisjoint((*WHOLE, *ONCE))
-        if is_parted and _test_of(item) not in kept:
-            return True
-        if item.path.name in ("test_cases.py", "test_models.py"):
-            return bool(next(count) % every)
-        test = _test_of(item)
-        if sets[test] <= MANY or item.path.name in WHOLE:
-            return False
-        return bool(next(seen[test]) % max(1, every // 4))
-
-    dropped = list(filter(is_dropped, items))
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        left_out = set(dropped)
-        items[:] = [i for i in items if i not in left_out]
 
 
 def pytest_configure(config: pytest.Config) -> None:

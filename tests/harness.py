@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,7 @@ class Case:
         domains: Value domains of float inputs, see `DOMAINS`.
         rtol, atol: Tolerance for floats. Integers and booleans are compared exactly.
         constraints: Given to the tracer, such as ``("s >= 3",)``.
+        slow: It runs in the sweeps alone, since it takes seconds.
         eager: The plain run is without ``jit``, which cannot trace what computes sizes.
     """
 
@@ -86,6 +87,7 @@ class Case:
     atol: float = 2e-5
     constraints: tuple[str, ...] = ()
     eager: bool = False
+    slow: bool = False
 
     @property
     def arguments(self) -> list[Arg]:
@@ -117,6 +119,10 @@ class Case:
 DOMAINS = ("mixed", "negative", "positive", "special")
 # The last one is an index that is good, beside a NaN: what a padded row scatters shows.
 POISONS = ("nan", "inf", "zero", "lowest", "index")
+USUAL = (
+    *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64"),
+)
 
 
 def _contents(
@@ -172,30 +178,34 @@ def poison_padding(x: Any, padded: tuple[int, ...], kind: str) -> Any:
     return wide
 
 
-def poison_equations(values: Mapping[Any, Any], which: Any) -> Callable[[], Hook]:
-    """Makes a hook that overwrites the padding of every equation's outputs."""
+@functools.cache
+def poison_of(kind: str) -> dict[str, Any]:
+    """The poison of this kind for the usual dtypes, by their names."""
+    dtypes = map(jnp.dtype, USUAL)
+    return {str(d): np.asarray(poison_value(d, kind)).astype(d) for d in dtypes}
+
+
+def poison_equations(poison: Mapping[str, Any]) -> Callable[[], Hook]:
+    """Makes a hook that overwrites the padding of every equation's outputs (see `poison_of`)."""
+
+    def poisoned(out: Any, shape: Any, sizes: BucketSizes) -> Any:
+        symbolic = [i for i, d in enumerate(shape) if is_symbolic(d)]
+        if not symbolic or jax.dtypes.issubdtype(out.dtype, jax.dtypes.extended):
+            return out
+        real = [
+            lax.broadcasted_iota(jnp.int32, out.shape, i) < sizes.logical(shape[i])
+            for i in symbolic
+        ]
+        value = poison.get(str(out.dtype))
+        if value is None:
+            value = poison["int32" if jnp.issubdtype(out.dtype, jnp.integer) else "float32"]
+        return jnp.where(functools.reduce(jnp.logical_and, real), out, value.astype(out.dtype))
 
     def after(eqn: Any, outs: list[Any], sizes: BucketSizes) -> list[Any]:
-        poisoned = []
-        for var, out in zip(eqn.outvars, outs, strict=True):
-            shape = getattr(var.aval, "shape", ())
-            if any(map(is_symbolic, shape)) and not jax.dtypes.issubdtype(
-                out.dtype, jax.dtypes.extended
-            ):
-                table = jnp.stack(
-                    [jnp.asarray(poison_value(out.dtype, k), out.dtype) for k in POISONS]
-                )
-                real = functools.reduce(
-                    jnp.logical_and,
-                    [
-                        lax.broadcasted_iota(jnp.int32, out.shape, i) < sizes.logical(d)
-                        for i, d in enumerate(shape)
-                        if is_symbolic(d)
-                    ],
-                )
-                out = jnp.where(real, out, table[which])
-            poisoned.append(out)
-        return poisoned
+        return [
+            poisoned(out, getattr(var.aval, "shape", ()), sizes)
+            for var, out in zip(eqn.outvars, outs, strict=True)
+        ]
 
     return lambda: after
 
@@ -268,7 +278,7 @@ class Masked:
         key = (id(program), tuple(bucket.items()))
         if key not in self._compiled:
 
-            def run(values: Any, constants: Any, which: Any, *padded: Any) -> Any:
+            def run(values: Any, constants: Any, poison: Any, *padded: Any) -> Any:
                 padded_sizes = program.padded_sizes(bucket)
                 at = BucketSizes(padded_sizes, program.lower, values, constants)
                 return interpret(
@@ -278,7 +288,7 @@ class Masked:
                     at,
                     self.rules,
                     after=hooks(
-                        poison_equations(values, which) if self.poisoned else None,
+                        poison_equations(poison) if self.poisoned else None,
                         workarounds(program.jaxpr, program.consts).after(),
                     ),
                     padding=None if self.poisoned else 0,
@@ -303,7 +313,7 @@ class Masked:
         constants = [
             poison_padding(x, s, poison) for x, s in zip(size_constants.values, shapes, strict=True)
         ]
-        outs = self._compiled[key](values, constants, POISONS.index(poison), *padded)
+        outs = self._compiled[key](values, constants, poison_of(poison), *padded)
         cut = []
         for out, shape in zip(outs, program.out_shapes, strict=True):
             dims = tuple(evaluate(d, known) for d in shape)
@@ -319,16 +329,18 @@ def _symbol(program: Any, text: str, axis: int, arg: Arg) -> list[Any]:
     return list(export.symbolic_shape(text))
 
 
-def primitives_of(jaxpr: Any) -> set[str]:
-    """Names of all primitives in a jaxpr, sub-programs included."""
-
-    found = set()
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, those of sub-programs included."""
     for eqn in jaxpr.eqns:
-        found.add(eqn.primitive.name)
+        yield eqn
         for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
             if is_jaxpr(value):
-                found |= primitives_of(open_jaxpr(value)[0])
-    return found
+                yield from _equations(open_jaxpr(value)[0])
+
+
+def primitives_of(jaxpr: Any) -> set[str]:
+    """Names of all primitives in a jaxpr, sub-programs included."""
+    return {eqn.primitive.name for eqn in _equations(jaxpr)}
 
 
 def scalar_of(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -353,13 +365,22 @@ def scalar_of(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gradient_of(case: Case) -> Callable[..., Any]:
-    """The gradient of `scalar_of` with respect to every float argument."""
+    """The outputs, and the gradient of `scalar_of` with respect to every float argument."""
     wrt = tuple(
         i
         for i, a in enumerate(case.arguments)
         if a.dtype != "key" and jnp.issubdtype(jnp.dtype(a.dtype), jnp.floating)
     )
-    return jax.grad(scalar_of(case.fn), argnums=wrt)
+
+    def both(*args: Any) -> Any:
+        def scalar(*args: Any) -> Any:
+            outs = case.fn(*args)
+            return scalar_of(lambda: outs)(), outs
+
+        (_, outs), gradient = jax.value_and_grad(scalar, wrt, has_aux=True)(*args)
+        return outs, gradient
+
+    return both
 
 
 def _compare(case: Case, got: Any, want: Any, context: str) -> None:
@@ -389,7 +410,8 @@ def check(
     poisons: Sequence[str] = POISONS,
     poisoned: bool = True,
     paired: bool = False,
-) -> None:
+    whole: bool = False,
+) -> set[str]:
     """Run a case at its logical sizes, domains and poisons; raise on the first difference.
 
     Args:
@@ -399,6 +421,10 @@ def check(
         poisons: Which poisons.
         poisoned: Whether padding is poisoned at all.
         paired: Make its programs of concrete traces even where it can be traced symbolically.
+        whole: Run at every size of the case; by default its third one, the edge, is left out.
+
+    Returns:
+        The names of all primitives of its programs.
 
     Raises:
         AssertionError: Padded and exact differ.
@@ -407,22 +433,28 @@ def check(
     fn = case.fn if fn is None else fn
     masked = Masked(case, fn, rules, poisoned, paired)
     poisons = poisons if poisoned else ("zero",)
-    exact = (lambda *xs: fn(*map(jnp.asarray, xs))) if case.eager else jax.jit(fn)
+    every = case.logical_sizes if whole else case.logical_sizes[:2] + case.logical_sizes[3:]
+
+    def plain(several: Sequence[Sequence[Any]]) -> list[Any]:
+        return [fn(*map(jnp.asarray, args)) for args in several]
+
+    exact = plain if case.eager else jax.jit(plain)
     seed = zlib.crc32(case.name.encode())
-    for sizes in case.logical_sizes:
-        for domain in case.domains:
+    for domain in case.domains:
+        several = []
+        for sizes in every:
             rng = np.random.default_rng([seed, *sizes.values(), DOMAINS.index(domain)])
-            args = []
-            for arg in case.arguments:
-                shape = tuple(evaluate_text(t, sizes) for t in arg.sizes)
-                args.append(_contents(arg, shape, sizes, domain, rng))
-            want = exact(*args)
+            shapes = [tuple(evaluate_text(t, sizes) for t in a.sizes) for a in case.arguments]
+            given = zip(case.arguments, shapes, strict=True)
+            several.append([_contents(a, shape, sizes, domain, rng) for a, shape in given])
+        for sizes, args, want in zip(every, several, exact(several), strict=True):
             if paired and not masked.serves(sizes):
                 continue
             for poison in poisons:
                 got = masked(args, sizes, poison)
                 _compare(case, got, want, f"{case.name} at {sizes}, {domain}, {poison}")
+    found = set(itertools.chain(*(primitives_of(p.jaxpr) for p in masked._programs)))
     if fn is case.fn and not paired:
-        found = set(itertools.chain(*(primitives_of(p.jaxpr) for p in masked._programs)))
         missing = set(case.covers) - found
         assert not missing, f"{case.name}: claims to cover {missing}, program has {found}"
+    return found

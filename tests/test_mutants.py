@@ -22,6 +22,7 @@ from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
 from bucketjit.rules import RuleContext
 from tests.harness import Arg, Case, check, gradient_of
+from tests.test_cases import CASES
 
 pytestmark = pytest.mark.mutants
 
@@ -500,6 +501,23 @@ def test_the_harness_catches(mutant: Mutant) -> None:
     primitive = primitives.primitive(mutant.primitive)
     assert primitive in default_rules(), f"there is no rule for {mutant.primitive} to break"
     _caught(mutant.case, mutant.gradient, {**default_rules(), primitive: mutant.rule})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_a_daily_case_catches_it_too(mutant: Mutant) -> None:
+    """What is left out of the daily form of cases catches nothing alone."""
+    primitive = primitives.primitive(mutant.primitive)
+    broken = {**default_rules(), primitive: mutant.rule}
+    for case in CASES:
+        if mutant.primitive in case.covers and not case.slow:
+            try:
+                check(case, fn=gradient_of(case) if case.grad else None, rules=broken)
+            except AssertionError:
+                return
+            except Exception:  # a mutant that cannot run a case is none of it
+                continue
+    pytest.fail("no case of tests/cases catches it")
 
 
 # --- mistakes in what all rules share ----------------------------------------------------------

@@ -26,6 +26,7 @@ def test_arrays_and_resources(check: Check) -> None:
     _passes(check)
 
 
+@pytest.mark.slow  # on a CPU, tests/test_cases.py shows more
 @pytest.mark.parametrize(
     "check", [c for c in CHECKS if c.name.startswith(OF_RULES)], ids=lambda check: check.name
 )

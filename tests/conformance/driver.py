@@ -45,7 +45,7 @@ from tests.conformance.outcome import (
     WRONG,
     Outcome,
 )
-from tests.harness import POISONS, poison_equations, poison_padding, scalar_of
+from tests.harness import POISONS, poison_equations, poison_of, poison_padding, scalar_of
 
 ROWS = 3
 BUCKET = 4
@@ -199,10 +199,10 @@ class Poisoned:
         self.bucket = _bucket(self.program, sizes)
         self._run = jax.jit(self._masked)
 
-    def _masked(self, values: Any, which: Any, *padded: Any) -> list[Any]:
+    def _masked(self, values: Any, poison: Any, *padded: Any) -> list[Any]:
         at = BucketSizes(self.bucket, self.program.lower, values)
         needed = workarounds(self.program.jaxpr, self.program.consts)
-        after = hooks(poison_equations(values, which), needed.after())
+        after = hooks(poison_equations(poison), needed.after())
         return interpret(
             self.program.jaxpr, self.program.consts, padded, at, default_rules(), after=after
         )
@@ -221,7 +221,7 @@ class Poisoned:
             for i, x in enumerate(args)
         ]
         values = {v: np.int32(n) for v, n in sizes.items()}
-        outs = self._run(values, np.int32(POISONS.index(poison)), *padded)
+        outs = self._run(values, poison_of(poison), *padded)
         return [
             np.asarray(out)[tuple(slice(0, evaluate(d, sizes)) for d in shape)]
             for out, shape in zip(outs, self.program.out_shapes, strict=True)

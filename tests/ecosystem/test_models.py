@@ -10,6 +10,7 @@ from tests.ecosystem.model import WAYS, Model
 from tests.ecosystem.runner import libraries, run
 
 LEAST_SHARE = 0.99  # of the models, masked or paired
+DAILY = 1  # models of each library that run in every change
 
 
 def cases() -> list[Any]:
@@ -17,8 +18,9 @@ def cases() -> list[Any]:
     for library, models, skipped in libraries():
         if skipped:
             found.append(pytest.param(None, id=library, marks=pytest.mark.skip(reason=skipped)))
-        for model in models:
+        for i, model in enumerate(models):
             marks = [pytest.mark.xfail(reason=model.defect, strict=True)] if model.defect else []
+            marks += [] if i < DAILY else [pytest.mark.slow]
             name = f"{library}: {model.name} ({', '.join(model.axes())})"
             found.append(pytest.param(model, id=name, marks=marks))
     return found

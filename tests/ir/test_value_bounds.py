@@ -183,9 +183,10 @@ def test_bounds_are_found_and_hold(name: str) -> None:
     (bounds,) = found
     assert (str(bounds.low), str(bounds.high)) == (low, high)
     rng = np.random.default_rng(0)
-    for size in (2, 3, 8):
+    real = jax.jit(fn)
+    for size in (2, 8):
         for scale in (0.1, 1, 10):
-            values = np.asarray(fn(jnp.asarray(rng.standard_normal(size) * scale, jnp.float32)))
+            values = np.asarray(real(jnp.asarray(rng.standard_normal(size) * scale, jnp.float32)))
             if bounds.low is not None:
                 assert values.min() >= evaluate(bounds.low, {"n": size})
             if bounds.high is not None:

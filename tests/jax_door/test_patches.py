@@ -19,16 +19,12 @@ def held(patch: Patch) -> Any:
     return names.get(patch.name)
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: str(patch.name))
-def test_a_patch_says_why_and_until_when(patch: Patch) -> None:
-    assert patch.why.endswith(".") and patch.delete_when
-    assert re.search(r", 0\.\d+", patch.since)
-
-
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: str(patch.name))
-def test_a_patch_replaces_something(patch: Patch) -> None:
-    # The builtin `len` is found in no module; the name of a module goes before it.
-    assert callable(held(patch)) or patch.name in ("len", "operator", "core")
+def test_a_patch_replaces_something_and_says_why_and_until_when() -> None:
+    for patch in PATCHES:
+        # The builtin `len` is found in no module; the name of a module goes before it.
+        assert callable(held(patch)) or patch.name in ("len", "operator", "core"), patch
+        assert patch.why.endswith(".") and patch.delete_when, patch
+        assert re.search(r", 0\.\d+", patch.since), patch
 
 
 @pytest.mark.parametrize("replacing", [lenient_jax, forgetful_jax, selecting_jax])

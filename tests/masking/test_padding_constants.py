@@ -70,7 +70,7 @@ def test_kept(name: str) -> None:
 def test_the_same_numbers(name: str) -> None:
     fn = {**DROPPED, **KEPT}[name]
     executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
-    for n in (5, 7, 8, 3, 2):
+    for n in (5, 3):
         x = ramp(n, 3) + 1
         for value in (x, jnp.asarray(x), -x):
             assert_like_jit(executor, fn, value)

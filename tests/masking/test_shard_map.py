@@ -199,9 +199,6 @@ def outcomes() -> dict[str, str]:
     return found
 
 
-pytestmark = pytest.mark.xdist_group("shard_map")
-
-
 @pytest.mark.parametrize("name", [*PROGRAMS, "poisoned", "explicit", "uneven"])
 def test_equal_to_jit(name: str) -> None:
     assert outcomes()[name] == "ok", outcomes()[name]

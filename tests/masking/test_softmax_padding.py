@@ -55,24 +55,19 @@ SPECIAL: dict[str, Callable[[np.ndarray], None]] = {
 }
 
 
-@pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("name", SOFTMAXES)
-def test_results(name: str, special: str) -> None:
+def test_results(name: str) -> None:
     fn = SOFTMAXES[name]
     spec = "n, _" if name in ("attention", "gradient") else "n, m"
     executor = BucketedExec(fn, dynamic_axes=spec).with_pow2(min=8)
-    for n, m in [(3, 5), (8, 5), (1, 1), (5, 8)]:
-        x = RANDOM.standard_normal((n, 5 if spec == "n, _" else m)).astype(np.float32)
-        SPECIAL[special](x)
-        want = jax.jit(fn)(x)
-        np.testing.assert_allclose(executor(x), want, rtol=2e-5, atol=1e-6)
+    exact = jax.jit(fn)
+    for n, m in [(3, 5), (1, 1), (5, 8)]:
+        for special in SPECIAL.values():
+            x = RANDOM.standard_normal((n, 5 if spec == "n, _" else m)).astype(np.float32)
+            special(x)
+            np.testing.assert_allclose(executor(x), exact(x), rtol=2e-5, atol=1e-6)
     assert executor.stats().fallback_calls == 0
-
-
-@pytest.mark.parametrize("name", SOFTMAXES)
-def test_poison(name: str) -> None:
-    executor = BucketedExec(SOFTMAXES[name], dynamic_axes="n, _", check=Check.POISON)
-    executor.with_pow2(min=8)(RANDOM.standard_normal((3, 5)).astype(np.float32))
+    BucketedExec(fn, dynamic_axes="n, _", check=Check.POISON).with_pow2(min=8)(x)
 
 
 NOTHING: dict[str, Callable[..., Any]] = {
@@ -87,10 +82,11 @@ NOTHING: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", NOTHING)
 def test_an_axis_that_has_nothing(name: str) -> None:
     fn = NOTHING[name]
+    exact = fn if name == "a selection" else jax.jit(fn)
     executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2(min=8)
-    for n in (1, 2, 5):
+    for n in (1, 5):
         x = RANDOM.standard_normal((n, 4)).astype(np.float32)
-        want = fn(jnp.asarray(x))
+        want = exact(jnp.asarray(x))
         np.testing.assert_allclose(executor(x), want, rtol=2e-5, atol=1e-6)
         if name != "a selection":  # its examples run one by one
             np.testing.assert_allclose(executor.map([x, x])[1], want, rtol=2e-5, atol=1e-6)

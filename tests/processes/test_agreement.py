@@ -18,8 +18,6 @@ from bucketjit._processes.job import ROOT, this_job
 from bucketjit.errors import AgreementError, ArgumentError, SpecError
 from tests.processes.launch import run_processes
 
-pytestmark = pytest.mark.xdist_group("agreement")
-
 
 def ones(*shape: int) -> np.ndarray:
     return np.ones(shape, np.float32)

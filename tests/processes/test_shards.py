@@ -22,8 +22,6 @@ from bucketjit import BucketedExec
 from bucketjit.errors import AgreementError, ArgumentError, BucketJitError, FallbackError, SpecError
 from tests.processes.launch import run_processes
 
-pytestmark = pytest.mark.xdist_group("shards")
-
 WEIGHTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
@@ -376,6 +374,23 @@ def refused(rank: int, sizes: Any) -> None:
     close(good(WEIGHTS, mine), every.sum(), 1e-4)
 
 
+@case
+def lengths_differ(rank: int, sizes: Any) -> None:
+    """Each process pads its sentences to a length of its own."""
+    shapes = [(n, s) for n, s in zip(sizes, (5, 11), strict=True)]
+    n, s = shapes[rank]
+    fn = bucketed(masked_sum, dynamic_axes=(None, "b, s", "b"))
+    tokens, lengths = rows(n, rank, s), np.arange(n) % s + 1
+    total, length, soft = fn(WEIGHTS, tokens, lengths)
+    close(soft, jax.nn.softmax(tokens, 1))
+    want = 0.0
+    for other, (n, s) in enumerate(shapes):
+        real = np.arange(s)[None] < (np.arange(n) % s + 1)[:, None]
+        want += float(np.where(real, rows(n, other, s), 0).sum() * WEIGHTS[0, 0])
+    np.testing.assert_allclose(total, want, rtol=1e-4)
+    assert float(length) == 16
+
+
 def told(run: Callable[..., None], *args: Any) -> str:
     try:
         run(*args)
@@ -385,12 +400,13 @@ def told(run: Callable[..., None], *args: Any) -> str:
 
 
 def outcomes_there(rank: int, sizes: list[int], names: list[str]) -> dict[str, str]:
-    return {name: told(CASES[name], rank, sizes) for name in names}
+    alone = {name: told(globals()[name]) for name in OF_ONE} if len(sizes) == 1 else {}
+    return {name: told(CASES[name], rank, sizes) for name in names} | alone
 
 
 # How many rows each process has, how many devices, and what is run there.
 JOBS: dict[str, tuple[list[int], int, list[str]]] = {
-    "one process": ([5], 2, [*CASES]),
+    "one process": ([5], 2, ["losses_and_gradients", "forms_of_results", "refused"]),
     "two processes": ([5, 9], 1, [*CASES]),
     "both": ([7, 5], 2, ["sums_and_rows", "training"]),
 }
@@ -417,10 +433,6 @@ OF_ONE = (
     *("sentences", "several_axes", "too_few_rows", "no_rows_first", "misuse", "guards"),
     *("ahead_of_calls", "placements", "other_types", "one_device"),
 )
-
-
-def single(rank: int) -> dict[str, str]:
-    return {name: told(globals()[name]) for name in OF_ONE}
 
 
 def sentences() -> None:
@@ -566,33 +578,7 @@ def one_device() -> None:
     assert product.devices() == {jax.devices()[1]} and int(count) == 5
 
 
-@functools.cache
-def told_by_one() -> dict[str, str]:
-    (outcome,) = run_processes(single, 1, devices=2, timeout=240)
-    found: dict[str, str] = outcome.result
-    return found
-
-
 @pytest.mark.parametrize("name", OF_ONE)
 def test_one_process(name: str) -> None:
-    assert told_by_one()[name] == "ok", told_by_one()[name]
-
-
-def lengths_differ(rank: int) -> list[float]:
-    """Each process pads its sentences to a length of its own."""
-    n, s = ((3, 5), (6, 11))[rank]
-    tokens, lengths = rows(n, rank, s), np.arange(n) % s + 1
-    fn = bucketed(masked_sum, dynamic_axes=(None, "b, s", "b"))
-    total, length, soft = fn(WEIGHTS, tokens, lengths)
-    close(soft, jax.nn.softmax(tokens, 1))
-    return [float(total), float(length)]
-
-
-def test_lengths_differ_from_process_to_process() -> None:
-    first, second = (x.result for x in run_processes(lengths_differ, 2, timeout=120))
-    want = 0.0
-    for rank, (n, s) in enumerate(((3, 5), (6, 11))):
-        real = np.arange(s)[None] < (np.arange(n) % s + 1)[:, None]
-        want += float(np.where(real, rows(n, rank, s), 0).sum() * WEIGHTS[0, 0])
-    assert first == second and first[1] == 16
-    np.testing.assert_allclose(first[0], want, rtol=1e-4)
+    (found,) = outcomes("one process")
+    assert found[name] == "ok", found[name]

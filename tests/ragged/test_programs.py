@@ -119,6 +119,8 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "slice by data": lambda x: x[: jnp.argmax(x[:, 0]) + 1].sum(0),
 }
 
+COMPUTED = {n for n in PROGRAMS if n.startswith(("selection", "unique", "slice by data"))}
+
 
 def close(got: Any, want: Any) -> None:
     assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
@@ -132,16 +134,18 @@ def close(got: Any, want: Any) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_row_is_as_alone(name: str) -> None:
     fn = PROGRAMS[name]
-    examples = rows([max(n, 2) for n in LENGTHS])
+    exact = fn if name in COMPUTED else jax.jit(fn)
+    examples = rows([5, 17, 2, 8, 5])
     executor = BucketedExec(fn, dynamic_axes="s, _", check=Check.POISON).with_pow2(min=8)
     got = executor.map(examples)
     assert len(got) == len(examples)
     for example, result in zip(examples, got, strict=True):
-        close(result, fn(jnp.asarray(example)))
+        close(result, exact(jnp.asarray(example)))
     stats = executor.stats()
     assert stats.rows == len(examples) and not stats.rows_alone and not stats.fallback_calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "sort", "fori", "while by data"])
 def test_every_length(name: str) -> None:
     fn = PROGRAMS[name]

@@ -33,6 +33,12 @@ def arrays(size: int) -> Iterator[np.ndarray]:
     yield from (-plain, one, half, plain, special)
 
 
+def few_arrays() -> Iterator[np.ndarray]:
+    """One of each kind, at the edges of the buckets."""
+    for kind, size in enumerate((7, 1, 9, 8, 7)):
+        yield [*arrays(size)][kind]
+
+
 def equal(got: Any, want: Any) -> None:
     assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
     for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
@@ -114,9 +120,8 @@ def checked(executor: Any, fn: Callable[..., Any], x: np.ndarray) -> None:
 def test_results_are_those_of_the_eager_function(name: str) -> None:
     fn = PROGRAMS[name]
     executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
-    for size in EDGES:
-        for x in arrays(size):
-            checked(executor, fn, x)
+    for x in few_arrays():
+        checked(executor, fn, x)
 
 
 def of_selected(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +163,7 @@ ONE_SELECTION: dict[str, Callable[..., Any]] = {
 def test_one_selection_is_masked_whatever_is_made_of_it(name: str) -> None:
     fn = ONE_SELECTION[name]
     executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=8)
-    for size in (5, 1, 8):
+    for size in (5, 8):
         for x in arrays(size):
             checked(executor, fn, x)
     halves = np.where(np.arange(8) % 2, 1.5, -0.5).astype(np.float32)
@@ -228,7 +233,7 @@ def test_a_decision_has_a_program_for_each_bucket(first: int) -> None:
         return jnp.median(y) if y.shape[0] > 2 else x.mean()
 
     executor = BucketedExec(typical, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
-    for size in (first, *EDGES, 2, 3, 4):
+    for size in (first, 1, 9, 4):
         for x in arrays(size):
             checked(executor, typical, x)
     report = executor.warmup(np.ones(5, np.float32), sizes={"n": [2, 8, 16]}, progress=False)

@@ -13,7 +13,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit.errors import FallbackError, FallbackWarning
-from tests.runtime.test_computed_sizes import EDGES, arrays, checked
+from tests.runtime.test_computed_sizes import EDGES, arrays, checked, few_arrays
 
 
 def count(x: Any) -> Any:
@@ -202,9 +202,8 @@ PROGRAMS = {
 def test_results_are_those_of_the_eager_function(name: str) -> None:
     fn = PROGRAMS[name]
     executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
-    for size in EDGES:
-        for x in arrays(size):
-            checked(executor, fn, x)
+    for x in few_arrays():
+        checked(executor, fn, x)
     assert executor.stats().fallback_calls == 0
 
 
@@ -283,7 +282,7 @@ def test_one_executable_for_each_bucket(name: str) -> None:
     fn = PROGRAMS[name]
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
     rng = np.random.default_rng(2)
-    for size in (3, 8, 5, 9, 16, 12, 30, 7):
+    for size in (3, 9, 30, 7):
         for shift in (-2, 0, 2):
             x = (rng.standard_normal(size) + shift).astype(np.float32)
             checked(executor, fn, x)
@@ -353,9 +352,8 @@ def test_parts_of_an_axis_make_it_whole(name: str) -> None:
     fn = PARTS[name]
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
     executor = executor.with_pow2(min=16)
-    for size in EDGES:
-        for x in arrays(size):
-            checked(executor, fn, x)
+    for x in few_arrays():
+        checked(executor, fn, x)
     assert executor.stats().compiles == 1
     assert not any("presumed" in told for told in executor.explain(x).computed)
 

@@ -76,7 +76,9 @@ def test_forms(form: str) -> None:
     assert buckets(executor) in ([bucket, bucket], [bucket])
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", ["string", "expression", "dict with both kinds", "tuple of names", "list of two axes"]
+)
 def test_forms_by_the_builder_and_by_name(form: str) -> None:
     spec, shape, bucket = FORMS[form]
     for given in ({"x": spec}, [spec]):

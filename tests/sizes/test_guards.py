@@ -134,32 +134,36 @@ def _caught(decide: Callable[[], bool]) -> bool:
         return False
 
 
+def assert_takes(executor: Any, test: Callable[..., Any], *sizes: int) -> None:
+    """A call takes the branch that the numbers decide."""
+    arrays = [*map(ramp, sizes)]
+    want = arrays[0] * 2 if test(*sizes) else arrays[0] + 100
+    np.testing.assert_array_equal(executor(*arrays)[0], want)
+
+
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branches(name: str) -> None:
-    fn = _branch(BRANCHES[name])
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(_branch(BRANCHES[name])).with_pow2()
     for n in SIZES:
-        assert_like_jit(executor, fn, ramp(n))
+        assert_takes(executor, BRANCHES[name], n)
     assert executor.stats().fallback_calls == 0
 
 
 @pytest.mark.parametrize("name", UNDECIDABLE)
 def test_what_sizes_raise_is_not_caught_in_silence(name: str) -> None:
-    fn = _branch(UNDECIDABLE[name])
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(_branch(UNDECIDABLE[name])).with_pow2()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         for n in SIZES:
-            assert_like_jit(executor, fn, ramp(n))
+            assert_takes(executor, UNDECIDABLE[name], n)
 
 
-@pytest.mark.parametrize("first", [1, 3, 4, 8])
+@pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize("name", ["==", "in a set", "dict.get", "truth of a remainder", "chain"])
 def test_branches_whatever_comes_first(name: str, first: int) -> None:
-    fn = _branch(BRANCHES[name])
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(_branch(BRANCHES[name])).with_pow2()
     for n in (first, 2, 3, 5, 8, 4, 7, 1):
-        assert_like_jit(executor, fn, ramp(n))
+        assert_takes(executor, BRANCHES[name], n)
 
 
 TWO_SIZES: dict[str, Callable[[Any, Any], Any]] = {
@@ -183,7 +187,7 @@ def test_branches_on_two_sizes(name: str) -> None:
 
     executor = BucketedExec(fn, dynamic_axes=("a", "b")).with_pow2()
     for a, b in ((3, 3), (3, 5), (4, 2), (4, 4), (6, 3), (1, 1), (2, 3), (5, 5), (3, 3)):
-        assert_like_jit(executor, fn, ramp(a), ramp(b))
+        assert_takes(executor, test, a, b)
 
 
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -39,13 +40,13 @@ def rebuilt(x: Any) -> Any:
     ],
     ids=["fft", "rfft", "ifft", "eigvalsh", "svd", "singular values"],
 )
-@pytest.mark.parametrize("scale", [1e37, 3e37, 7e37, np.inf])
-def test_huge_numbers(fn: Callable[..., Any], axes: str, make: Any, scale: float) -> None:
+def test_huge_numbers(fn: Callable[..., Any], axes: str, make: Any) -> None:
     bucketed = BucketedExec(fn, dynamic_axes=axes, fallback=Fallback.ERROR).with_pow2()
-    for n in (5, 8):
+    exact = jax.jit(fn)
+    for n, scale in itertools.product((5, 8), (1e37, 3e37, 7e37, np.inf)):
         with np.errstate(invalid="ignore"):
             x = np.asarray(make(n) * scale, np.float32)
-        expected, found = np.asarray(jax.jit(fn)(x)), np.asarray(bucketed(x))
+        expected, found = np.asarray(exact(x)), np.asarray(bucketed(x))
         if scale == np.inf:
             assert not np.isfinite(expected).any() and not np.isfinite(found).any()
         else:
