@@ -56,7 +56,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         engines: list[Engine] = []
         shared: SharedState[Engine] | None = None
         for function in functions:
-            engines.append(function.engine(function.config(**self._changes), shared))
+            engines.append(function.engine(shared, **self._changes))
             shared = engines[0].shared
         self._engines = engines
         self._engine = engines[0]
@@ -115,12 +115,12 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
     @property
     def path(self) -> str:
         """The file."""
-        return str(self._functions[0].source.archive.path)
+        return str(self._functions[0].source.path)
 
     @property
     def platforms(self) -> tuple[str, ...]:
         """The platforms that it can be compiled for."""
-        return self._functions[0].source.archive.manifest.platforms
+        return self._functions[0].source.manifest.platforms
 
     @property
     def buckets(self) -> tuple[dict[str, int], ...]:
@@ -259,8 +259,10 @@ def load(
             f"{jax.__version__} reads {least} to {most}; load it with a JAX of about the same age"
         )
     source = Source(archive, trust_executables)
+    if not (manifest.functions and manifest.platforms):
+        raise ArtifactError(f"{path}: it has no function, or is for no platform; it was altered")
     functions = tuple(LoadedFunction(source, record) for record in manifest.functions)
-    source.read_all()
+    archive.close()
     if not isinstance(compile_budget, CompileBudget):
         compile_budget = CompileBudget(compile_budget)
     return Loaded(functions, {"budget": compile_budget})

@@ -44,18 +44,21 @@ def write_archive(
     path: Path, manifest: Manifest, contents: Mapping[str, Contents], key: bytes | None
 ) -> None:
     """Write a file; it replaces an old one only when it is complete."""
-    raw = manifest.encoded()
-
-    def fill(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            _add(archive, file, manifests.NAME, raw)
-            if key is not None:
-                _add(archive, file, SIGNATURE, _signature(raw, key).encode())
-            for name in sorted(contents):
-                _add(archive, file, name, contents[name]())
-
     remove_unfinished(path.parent)
-    write_with(path, fill, is_private=False)
+    write_with(path, lambda file: pack(file, manifest, contents, key), is_private=False)
+
+
+def pack(
+    file: BinaryIO, manifest: Manifest, contents: Mapping[str, Contents], key: bytes | None = None
+) -> None:
+    """Write an archive into an open file."""
+    raw = manifest.encoded()
+    with zipfile.ZipFile(file, "w") as archive:
+        _add(archive, file, manifests.NAME, raw)
+        if key is not None:
+            _add(archive, file, SIGNATURE, _signature(raw, key).encode())
+        for name in sorted(contents):
+            _add(archive, file, name, contents[name]())
 
 
 def checked_path(path: object, what: str) -> Path:

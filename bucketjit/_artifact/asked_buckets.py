@@ -56,7 +56,7 @@ def buckets_of(
     for one in sizes:
         at = at_sizes(signed, tokens, one)
         call = engine.resolve(at)
-        match engine.decide(at, call):
+        match engine.chosen(at, call):
             case Masked(program=Program() as program, bucket=bucket):
                 _add(found, program, (dict(bucket), at, call))
             case Exact(Because.EMPTY):
@@ -135,7 +135,7 @@ def _add_programs(
         try:
             at = at_sizes(signed, tokens, {**empty, **sizes})
             call = engine.resolve(at)
-            decision = engine.decide(at, call)
+            decision = engine.chosen(at, call)
         except Exception as error:  # of the function, which does not take these sizes
             if is_of_machine(error):
                 raise
@@ -175,7 +175,7 @@ def _add_for(engine: Engine, one: BucketCall, computed: Mapping[str, int], found
     try:
         with engine.lock:
             other = at.signature.resolve_again(call, at.shapes, computed)
-        decision = engine.decide(at, other)
+        decision = engine.chosen(at, other)
         if not isinstance(decision, Masked) or not isinstance(decision.program, Program):
             return
         wanted = bucket if decision.program.fits(bucket) else decision.bucket

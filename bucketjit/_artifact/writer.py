@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,11 @@ import numpy as np
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import (
     CONSTANTS,
+    Archive,
     Contents,
     checked_key,
     member_of,
+    pack,
     write_archive,
 )
 from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, unmasked
@@ -170,9 +173,12 @@ def save(
         constants=tuple(members.constants),
         functions=tuple(one.record for one in written),
     )
+    manifest = replace(manifest, members=members.known)
     if options.executables:
-        manifest = with_executables(path, manifest, members.contents, members.add)
-    manifest = replace(manifest, members=dict(sorted(members.known.items())))
+        file = io.BytesIO()
+        pack(file, manifest, members.contents)
+        manifest = with_executables(Archive(path, data=file.getvalue()), members.add)
+        manifest = replace(manifest, members=members.known)
     write_archive(path, manifest, members.contents, key)
 
 

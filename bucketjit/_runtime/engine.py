@@ -246,6 +246,13 @@ class Engine:
         """Decide what a call does; see `Decisions.decide`."""
         return self.decisions.decide(signed, call)
 
+    def chosen(self, signed: SignedCall, call: ResolvedCall) -> Masked | Exact:
+        """The decision on a call that is not run; raises what the call would raise."""
+        decision = self.decide(signed, call)
+        if isinstance(decision, Refused):
+            raise decision.error
+        return decision
+
     def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
         """Note that a compile request failed because its program cannot be masked."""
         if isinstance(request.key[0], Interface):

@@ -14,7 +14,7 @@ from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config
-from bucketjit._runtime.buckets import Buckets
+from bucketjit._runtime.buckets import Buckets, ChoosesBuckets
 from bucketjit._signature.signer import Signer
 
 MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable]], Requests]
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
 
     signer: Callable[[Config], Signer] = Signer
     requests: MakeRequests = Requests
-    buckets: Callable[[Config, AbstractContextManager[Any]], Buckets] = Buckets
+    buckets: Callable[[Config, AbstractContextManager[Any]], ChoosesBuckets] = Buckets
 
 
 TRACED = Parts()

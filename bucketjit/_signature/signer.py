@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 import jax
 import numpy as np
@@ -69,6 +69,19 @@ class SignedCall:
         return dataclasses.replace(self, leaves=leaves)
 
 
+class MadeFor(Protocol):
+    """The only arguments that calls may have, where a function is not traced."""
+
+    def signature(self, key: Key) -> Signature | None:
+        """The signature of a call; None if it has other arguments."""
+
+    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise an error that names the arguments that do not fit, if there are any."""
+
+    def opened(self, count: int, keywords: Sequence[str]) -> tuple[set[int], set[str]]:
+        """The arguments that have open axes, or are sizes."""
+
+
 class Signer:
     """Finds or makes the signature of each call of a bucketed function. Safe to use from threads.
 
@@ -77,8 +90,8 @@ class Signer:
         parameters: The parameters of the function.
     """
 
-    def __init__(self, config: Config) -> None:
-        self._config, self.fn = config, config.fn
+    def __init__(self, config: Config, made_for: MadeFor | None = None) -> None:
+        self._config, self.fn, self._made_for = config, config.fn, made_for
         self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
@@ -108,7 +121,7 @@ class Signer:
         try:
             types, shapes = self._types(leaves, positions, positional, keywords)
         except ArgumentError:  # a misspelt name is told first
-            self._parameters.check_call(args, kwargs)
+            (self._made_for or self._parameters).check_call(args, kwargs)
             raise
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
@@ -117,15 +130,29 @@ class Signer:
             with self._lock:
                 signature = self._signatures.get(key)
                 if signature is None:
-                    signature = self._new_signature(key, positions, positional, keywords)
+                    if self._made_for is None:
+                        signature = self._new_signature(key, positions, positional, keywords)
+                    else:
+                        signature = self._made_for.signature(key)
+                    if signature is None:
+                        self._refuse(key, args, kwargs)
                     self._signatures[key] = signature
         shapes = [
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, signature.types, strict=True)
         ]
+        if self._made_for is not None:  # compiled for sizes that are ints of Python
+            typed = zip(leaves, signature.types, strict=True)
+            leaves = [int(x) if t.dtype is None else x for x, t in typed]
         donated = self._parameters.donated
         donate = [new for new, old in enumerate(positions) if old in donated]
         return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
+
+    def _refuse(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
+        assert self._made_for is not None
+        self._made_for.check_call(args, kwargs)
+        kinds = ", ".join(str(t.dtype) for t in key.types)
+        raise ArgumentError(f"{self.fn.__name__}: saved for other arguments than {key.tree} of {kinds}")
 
     def name(self, position: int) -> str:
         """How errors name a positional argument."""
@@ -140,6 +167,8 @@ class Signer:
         self, count: int, keywords: Sequence[str]
     ) -> tuple[set[int], set[str]] | None:
         """The arguments whose entry in ``dynamic_axes`` opens an axis, or names a size."""
+        if self._made_for is not None:
+            return self._made_for.opened(count, keywords)
         spec = self._config.dynamic_axes
         if spec is None:
             return None

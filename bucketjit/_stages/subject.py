@@ -127,7 +127,7 @@ def subject_of(
         call = ResolvedCall(signature.declared_tokens(shapes), sizes, None)
         return Subject(engine, inside, signed, call, dict(sizes), True, epoch)
     call = engine.resolve(signed)
-    match engine.decide(signed, call):
+    match engine.chosen(signed, call):
         case Masked(_, bucket):
             return Subject(engine, inside, signed, call, dict(bucket), False, epoch)
         case Exact(because, why):
