@@ -134,7 +134,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
     @property
     def signature(self) -> dict[str, str]:
         """The type of each argument by its path, such as ``{"x": "float32[b, 8]"}``."""
-        return {leaf.path: str(leaf) for leaf in self._functions[0].facts.leaves}
+        return {leaf.path: str(leaf) for leaf in self._functions[0].arguments.facts.leaves}
 
     @boundary
     def explain(self, *args: object, **kwargs: object) -> Explanation:

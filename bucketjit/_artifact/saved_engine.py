@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from bucketjit._artifact.dtypes import dtype_of
-from bucketjit._artifact.manifest import Leaf, SavedFunction
+from bucketjit._artifact.manifest import SavedFunction
 from bucketjit._artifact.saved_executables import SavedBodies
 from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_program, shape_at
 from bucketjit._compile.requests import Requests
@@ -25,21 +25,18 @@ from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.argument_facts import facts_made_for, facts_of_call
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import without_empty
-from bucketjit._signature.changes import Key
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.mismatches import ArgumentFacts, in_words, mismatches
+from bucketjit._signature.made_for import MadeFor
 from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import Signer
-from bucketjit._signature.structs import array_like
 from bucketjit._signature.traced_programs import TracedPrograms
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import ArgumentError, ArtifactError, BucketOverflowError
+from bucketjit.errors import ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
 
 
@@ -52,7 +49,8 @@ class LoadedFunction:
         tree: Tree of ``(args, kwargs)`` without static arguments.
         programs: Its programs.
         types: Type of each leaf of the arguments.
-        facts: The arguments in the form that errors are made from.
+        arguments: The arguments that calls may have.
+        tokens: A token per axis of each leaf.
     """
 
     def __init__(self, source: Source, record: SavedFunction) -> None:
@@ -68,12 +66,15 @@ class LoadedFunction:
                 else LeafType(dtype_of(leaf.dtype, place), leaf.weak_type, len(leaf.axes))
                 for leaf in record.leaves
             )
-            self.facts: ArgumentFacts = facts_made_for(
+            positional, keyword = ({k: _Text(v) for k, v in of.items()} for of in record.statics)
+            self.arguments = MadeFor(
+                "saved for",
                 self.tree,
                 self.types,
                 [leaf.axes for leaf in record.leaves],
                 self.name_of,
-                *({name: _Text(text) for name, text in of.items()} for of in record.statics),
+                (positional, keyword),
+                remark=self._remark,
             )
             self.tokens = tuple(
                 tuple(STATIC if isinstance(axis, int) else axis for axis in leaf.axes)
@@ -133,16 +134,32 @@ class LoadedFunction:
     def like(self, sizes: Mapping[str, int]) -> Any:
         """The positional and the keyword arguments of a call of some sizes, as types."""
         every = {**dict.fromkeys(self.variables, 0), **sizes}
-        return self.of_shapes([shape_at(leaf.axes, every) for leaf in self.record.leaves])
-
-    def of_shapes(self, shapes: Shapes) -> Any:
-        """The positional and the keyword arguments of a call, as types; sizes as numbers."""
+        shapes = [shape_at(leaf.axes, every) for leaf in self.record.leaves]
         return self.tree.unflatten(
             shape[0]
             if kind.dtype is None
             else jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
             for shape, kind in zip(shapes, self.types, strict=True)
         )
+
+    def signature(self, fn: Callable[..., Any]) -> Signature:
+        """The one signature of its calls, whose programs are those of the file."""
+        given = fn, self.tree, self.types, [leaf.path for leaf in self.record.leaves]
+        traced = TracedPrograms(*given, (), instead=functools.partial(_no_program, self))
+        zeros = dict.fromkeys(self.variables, 0)
+        shapes = [shape_at(leaf.axes, zeros) for leaf in self.record.leaves]
+        for program in self.programs:
+            traced.add(program, traced.at(self.tokens_of(program), shapes))
+        specs = [", ".join(row) or None for row in self.tokens]
+        return Signature(*given, specs, (), traced=traced)
+
+    def _remark(self) -> str:
+        """What to do if arguments differ because 64-bit types were on when the file was saved."""
+        name = "jax_enable_x64"
+        saved = self.source.manifest.config.get(name)
+        if saved in (None, str(jax.config.values.get(name))):
+            return ""
+        return f"; the file was saved with {name}={saved}, and here it is {saved == 'False'}"
 
     def engine(self, shared: SharedState[Engine] | None = None, **changes: Any) -> Engine:
         """An engine that serves its calls, by the options that the user has changed."""
@@ -157,7 +174,7 @@ class LoadedFunction:
             },
         }
         parts = Parts(
-            lambda config: Signer(config, SavedArguments(self, config)),
+            lambda config: Signer(config, self.arguments, lambda _: self.signature(config.fn)),
             functools.partial(Requests, bodies=SavedBodies),
             lambda config, lock: SavedBuckets(),
         )
@@ -171,86 +188,39 @@ class _Text(str):
         return str(self)
 
 
-class SavedArguments:
-    """The arguments that a function was saved for; a `Signer` takes no others."""
-
-    def __init__(self, function: LoadedFunction, config: Config) -> None:
-        self._function, self._config = function, config
-
-    def signature(self, key: Key) -> Signature | None:
-        """The signature of a call; None if it has other arguments."""
-        function = self._function
-        if key.tree != function.tree or not all(
-            own == given or (own.dtype is None and _is_int(given))
-            for own, given in zip(function.types, key.types, strict=True)
-        ):
-            return None
-        paths = [leaf.path for leaf in function.record.leaves]
-        given = self._config.fn, key.tree, function.types, paths
-        traced = TracedPrograms(*given, (), instead=self._refuse_sizes)
-        zeros = dict.fromkeys(function.variables, 0)
-        shapes = [shape_at(leaf.axes, zeros) for leaf in function.record.leaves]
-        for program in function.programs:
-            traced.add(program, traced.at(function.tokens_of(program), shapes))
-        specs = [", ".join(row) or None for row in function.tokens]
-        return Signature(*given, specs, (), traced=traced)
-
-    def opened(self, count: int, keywords: Sequence[str]) -> tuple[set[int], set[str]]:
-        """The arguments that had open axes, or were sizes, when the function was saved."""
-        args, kwargs = self._function.tree.unflatten(self._function.record.leaves)
-
-        def is_open(argument: Any) -> bool:
-            leaves: list[Leaf] = jax.tree_util.tree_leaves(argument)
-            return any(x.dtype is None or any(isinstance(a, str) for a in x.axes) for x in leaves)
-
-        return (
-            {i for i, argument in enumerate(args[:count]) if is_open(argument)},
-            {name for name in keywords if name in kwargs and is_open(kwargs[name])},
-        )
-
-    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise an error that names the arguments that do not fit, if there are any."""
-        function, name = self._function, "jax_enable_x64"
-        called = facts_of_call(args, kwargs, function.name_of)
-        if not (lines := mismatches(function.facts, called, "saved for")):
-            return
-        saved, told = function.source.manifest.config.get(name), ""
-        if saved not in (None, str(jax.config.values.get(name))):
-            told = f"; the file was saved with {name}={saved}, and here it is {saved == 'False'}"
-        raise ArgumentError(f"{function.record.name}: {in_words(lines)}{told}")
-
-    def _refuse_sizes(
-        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
-    ) -> ResolvedCall:
-        """Say why no program serves the sizes of a call, or those that it computes."""
-        programs, every = self._function.programs, variables_in(self._function.tokens)
-        self.check_call(*array_like(self._function.of_shapes(shapes)))  # static sizes, too
-        if presumed:
-            told = "; ".join(" and ".join(map(str, p.presumed)) for p in programs if p.presumed)
-            raise ArtifactError(
-                f"the function decides by sizes that it computes, and the call computes "
-                f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
-                f"program that was not saved: the file has programs for {told}. If the function "
-                "does not raise there, call the bucketed function so before the function is saved"
-            )
-        unsaved = f"shapes {[tuple(s) for s in shapes]} take a program that was not saved"
-        if empty := [v for v in every if v not in variables_in(tokens)]:
-            raise ArtifactError(
-                f"{unsaved}, as {' and '.join(f'{v} is 0' for v in empty)}: save the function with "
-                f"such sizes, as in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
-            )
-        held = "; ".join(
-            ", ".join([*map(str, p.guards), *(f"{v} == 0" for v in every if v not in p.record.variables)])
-            or "sizes whose constants were tabulated"
-            for p in programs
-        )
+def _no_program(
+    function: LoadedFunction, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
+) -> ResolvedCall:
+    """Say why no program serves the sizes of a call, or those that it computes."""
+    programs, every = function.programs, variables_in(function.tokens)
+    if presumed:
+        told = "; ".join(" and ".join(map(str, p.presumed)) for p in programs if p.presumed)
         raise ArtifactError(
-            f"{unsaved}: the file has programs for {held}; save the function with such sizes"
+            f"the function decides by sizes that it computes, and the call computes "
+            f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
+            f"program that was not saved: the file has programs for {told}. If the function "
+            "does not raise there, call the bucketed function so before the function is saved"
         )
-
-
-def _is_int(kind: LeafType) -> bool:
-    return kind.rank == 0 and bool(jax.numpy.issubdtype(kind.dtype, jax.numpy.integer))
+    unsaved = f"shapes {[tuple(s) for s in shapes]} take a program that was not saved"
+    empty = [v for v in every if v not in variables_in(tokens)]
+    if len(empty) == len(every):
+        raise ArtifactError(
+            f"shapes {[tuple(s) for s in shapes]}: a saved function takes no call in which all "
+            "open axes are of size 0; call it with at least one element"
+        )
+    if empty:
+        raise ArtifactError(
+            f"{unsaved}, as {' and '.join(f'{v} is 0' for v in empty)}: save the function with "
+            f"such sizes, as in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
+        )
+    zeros = [[f"{v} == 0" for v in every if v not in p.record.variables] for p in programs]
+    held = "; ".join(
+        ", ".join([*map(str, p.guards), *more]) or "sizes whose constants were tabulated"
+        for p, more in zip(programs, zeros, strict=True)
+    )
+    raise ArtifactError(
+        f"{unsaved}: the file has programs for {held}; save the function with such sizes"
+    )
 
 
 class SavedBuckets:

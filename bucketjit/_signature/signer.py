@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +20,7 @@ from bucketjit._signature.changes import Key, nearest, why_new
 from bucketjit._signature.default_rule import default_entries
 from bucketjit._signature.foreign_values import remedy_for
 from bucketjit._signature.leaf_types import LeafType, leaf_type
+from bucketjit._signature.made_for import MadeFor
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.traced_programs import TracedPrograms
@@ -69,19 +70,6 @@ class SignedCall:
         return dataclasses.replace(self, leaves=leaves)
 
 
-class MadeFor(Protocol):
-    """The only arguments that calls may have, where a function is not traced."""
-
-    def signature(self, key: Key) -> Signature | None:
-        """The signature of a call; None if it has other arguments."""
-
-    def check_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise an error that names the arguments that do not fit, if there are any."""
-
-    def opened(self, count: int, keywords: Sequence[str]) -> tuple[set[int], set[str]]:
-        """The arguments that have open axes, or are sizes."""
-
-
 class Signer:
     """Finds or makes the signature of each call of a bucketed function. Safe to use from threads.
 
@@ -90,8 +78,14 @@ class Signer:
         parameters: The parameters of the function.
     """
 
-    def __init__(self, config: Config, made_for: MadeFor | None = None) -> None:
-        self._config, self.fn, self._made_for = config, config.fn, made_for
+    def __init__(
+        self,
+        config: Config,
+        made_for: MadeFor | None = None,
+        make: Callable[[Key], Signature] | None = None,
+    ) -> None:
+        self._config, self.fn = config, config.fn
+        self._made_for, self._make = made_for, make
         self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
@@ -130,29 +124,17 @@ class Signer:
             with self._lock:
                 signature = self._signatures.get(key)
                 if signature is None:
-                    if self._made_for is None:
-                        signature = self._new_signature(key, positions, positional, keywords)
-                    else:
-                        signature = self._made_for.signature(key)
-                    if signature is None:
-                        self._refuse(key, args, kwargs)
+                    signature = self._found(key, positions, positional, keywords)
                     self._signatures[key] = signature
+        if self._made_for is not None:
+            leaves = self._made_for.checked(leaves, shapes)
         shapes = [
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, signature.types, strict=True)
         ]
-        if self._made_for is not None:  # compiled for sizes that are ints of Python
-            typed = zip(leaves, signature.types, strict=True)
-            leaves = [int(x) if t.dtype is None else x for x, t in typed]
         donated = self._parameters.donated
         donate = [new for new, old in enumerate(positions) if old in donated]
         return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
-
-    def _refuse(self, key: Key, args: Sequence[Any], kwargs: Mapping[str, Any]) -> NoReturn:
-        assert self._made_for is not None
-        self._made_for.check_call(args, kwargs)
-        kinds = ", ".join(str(t.dtype) for t in key.types)
-        raise ArgumentError(f"{self.fn.__name__}: saved for other arguments than {key.tree} of {kinds}")
 
     def name(self, position: int) -> str:
         """How errors name a positional argument."""
@@ -229,6 +211,18 @@ class Signer:
             for name, value in named
             for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
         ]
+
+    def _found(
+        self,
+        key: Key,
+        positions: Sequence[int],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Signature:
+        if self._made_for is None or self._make is None:
+            return self._new_signature(key, positions, args, kwargs)
+        self._made_for.check_types(key, args, kwargs)
+        return self._make(key)
 
     def _new_signature(
         self,
