@@ -11,7 +11,6 @@ import jax.export  # an attribute of jax only after this import
 
 from bucketjit._api.batching import Batching
 from bucketjit._api.cache_control import CacheControl
-from bucketjit._api.call_path import CallPath
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
@@ -25,6 +24,7 @@ from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._precompile.report import WarmupReport, report_of
 from bucketjit._precompile.warmup import check_options, warm_up
+from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like, sign_like

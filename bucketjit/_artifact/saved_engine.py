@@ -28,11 +28,10 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import without_empty
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.made_for import MadeFor
+from bucketjit._signature.made_for import MadeFor, fixed_signature
 from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import Signer
-from bucketjit._signature.traced_programs import TracedPrograms
 from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.holding import smallest_holding
 from bucketjit._tracing.interface import Interface
@@ -144,14 +143,10 @@ class LoadedFunction:
 
     def signature(self, fn: Callable[..., Any]) -> Signature:
         """The one signature of its calls, whose programs are those of the file."""
-        given = fn, self.tree, self.types, [leaf.path for leaf in self.record.leaves]
-        traced = TracedPrograms(*given, (), instead=functools.partial(_no_program, self))
-        zeros = dict.fromkeys(self.variables, 0)
-        shapes = [shape_at(leaf.axes, zeros) for leaf in self.record.leaves]
-        for program in self.programs:
-            traced.add(program, traced.at(self.tokens_of(program), shapes))
-        specs = [", ".join(row) or None for row in self.tokens]
-        return Signature(*given, specs, (), traced=traced)
+        paths, every = [leaf.path for leaf in self.record.leaves], frozenset(self.variables)
+        programs = [(p, every.difference(p.record.variables)) for p in self.programs]
+        instead = functools.partial(_no_program, self)
+        return fixed_signature(fn, self.arguments, paths, (), programs, instead)
 
     def _remark(self) -> str:
         """What to do if arguments differ because 64-bit types were on when the file was saved."""

@@ -71,7 +71,9 @@ class SavedBodies:
             def run(
                 vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: object = None
             ) -> list[Any]:
-                return _called(program, record.module, list(shared), vector, list(constants), arrays)
+                return _called(
+                    program, record.module, list(shared), vector, list(constants), arrays
+                )
 
             return run
 

@@ -16,7 +16,7 @@ from bucketjit._artifact import modules
 from bucketjit._artifact.archive import EXECUTABLES, Archive
 from bucketjit._artifact.dtypes import dtype_of, from_bytes
 from bucketjit._artifact.expressions import sides_of
-from bucketjit._artifact.manifest import Axes, Bucket, SavedFunction, SavedProgram, SizeTable
+from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable
 from bucketjit._inspect.explain import MaskedEquation
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.jax_patches import lenient_jax
@@ -185,7 +185,10 @@ def _check_module(program: LoadedProgram, bucket: Bucket) -> None:
     takes = [tuple(a.shape) for a in module.in_avals]
     before = [*(tuple(x.shape) for x in program.constants), (names,)]
     first = len(before) + by_size
-    dtypes = [*(dtype for dtype, _ in program.out_types), *[np.dtype(np.int32)] * len(record.counts)]
+    dtypes = [
+        *(dtype for dtype, _ in program.out_types),
+        *[np.dtype(np.int32)] * len(record.counts),
+    ]
     returns = list(zip(bucket.results, dtypes, strict=True))
     ranks = [len(shape) for shape in (*program.in_shapes, *program.out_shapes)]
     told = [len(shape) for shape in (*bucket.arguments, *bucket.results[: len(record.outputs)])]

@@ -7,7 +7,6 @@ for the calls that it does not know. A call that was served here is then remembe
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -86,7 +85,7 @@ class Engine:
         self.counters = self.shared.counters
         self.recompiles = Recompiles(config, self.name, self.signer.name)
         self.requests = parts.requests(config, self.name, self.cache)
-        self.lock = threading.RLock()
+        self.lock = parts.lock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock)

@@ -62,8 +62,8 @@ class SharedState(Generic[E]):
         engines: The engine of the function, and those of its derivatives.
     """
 
-    def __init__(self, config: Config, name: str) -> None:
-        self.counters = Counters()
+    def __init__(self, config: Config, name: str, counters: Counters | None = None) -> None:
+        self.counters = counters or Counters()
         self.engines: Engines[E] = Engines()
         self.cache, self.provider = make_cache(config, name, self.counters, self.engines)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from bucketjit._signature.argument_facts import Shape, facts_made_for, facts_of_call
+from bucketjit._signature.binding import without_empty
 from bucketjit._signature.changes import Key
 from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.mismatches import in_words, mismatches
+from bucketjit._signature.signature import Signature
+from bucketjit._signature.traced_programs import Instead, TracedPrograms
+from bucketjit._sizes.dynamic_axes import STATIC
+from bucketjit._tracing.interface import Interface
 from bucketjit.errors import ArgumentError
 
 
@@ -85,6 +90,32 @@ class MadeFor:
             {i for i, argument in enumerate(args[:count]) if is_open(argument)},
             {name for name in keywords if name in kwargs and is_open(kwargs[name])},
         )
+
+
+def fixed_signature(
+    fn: Callable[..., Any],
+    made_for: MadeFor,
+    paths: Sequence[str],
+    constraints: Sequence[str],
+    programs: Iterable[tuple[Interface, frozenset[str]]],
+    instead: Instead,
+) -> Signature:
+    """The one signature of such calls; it has these programs, and traces none.
+
+    Each program has the variables that are 0 in its calls.
+    """
+    given = fn, made_for.tree, made_for.types, paths
+    traced = TracedPrograms(*given, constraints, instead=instead)
+    tokens = [[STATIC if type(n) is int else str(n) for n in shape] for shape in made_for.shapes]
+    signature = Signature(
+        *given, [", ".join(row) or None for row in tokens], constraints, traced=traced
+    )
+    # Static sizes tell programs apart; those of open axes do not matter here.
+    shapes = [tuple(n if type(n) is int else 0 for n in shape) for shape in made_for.shapes]
+    opened = signature.declared_tokens(shapes)
+    for program, empty in programs:
+        traced.add(program, traced.at(without_empty(opened, empty), shapes))
+    return signature
 
 
 def _size_like(like: Any, size: int) -> Any:

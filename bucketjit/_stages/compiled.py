@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.tree_util import PyTreeDef
 
-from bucketjit._arrays.padded import Padded
-from bucketjit._arrays.padding import copied, plain
-from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.computed_results import SizesDiffer
-from bucketjit._compile.executable import Executable, SignatureChanged
-from bucketjit._config import Check
-from bucketjit._jax.arrays import NotPlaced
+from bucketjit._compile.executable import Executable
 from bucketjit._jax.compiler import as_stage
-from bucketjit._jax.config import jit_disabled
-from bucketjit._jax.tracebacks import boundary, shortened
-from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.map import map_examples
 from bucketjit._ragged.options import options_of
-from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.fast_path.dispatch import CallArguments
-from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.runs import counted, counter_of, exact_finisher
-from bucketjit._signature.signer import SignedCall
-from bucketjit._stages.arguments import Arguments
+from bucketjit._runtime.call_path import CallPath
+from bucketjit._stages.one_bucket import OneBucket, engine_of
 from bucketjit._stages.stage import Stage, StageTypes
 from bucketjit._stages.subject import Subject
 
-_THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
-
-class Compiled(Stage):
+class Compiled(CallPath[..., Any], Stage):
     """An executable that serves every logical size of one bucket; see ``jax.stages.Compiled``.
 
     ``Lowered.compile`` makes it. Call it like the bucketed function, without static arguments: they
@@ -54,25 +39,15 @@ class Compiled(Stage):
         types: StageTypes,
         entry: Executable,
         lowered: jax.stages.Lowered,
-        key: Any,
+        copies: bool = False,
     ) -> None:
-        super().__init__(subject, types)
-        engine = subject.engine
-        self._entry = entry
-        self._key = key
+        Stage.__init__(self, subject, types)
         self._stage = as_stage(entry.compiled, lowered)
-        self._arguments = Arguments(subject)
-        self._copies = engine.config.copy_inputs
-        # A cache of its own, so that the executable stays when it leaves that of the bucketed
-        # function.
-        cache: ExecutableCache[Any, Executable] = ExecutableCache(None)
-        cache.get_or_compile(key, lambda: entry)
-        self._memory = RememberedCalls(cache, engine.counters, threading.RLock())
-        self._fast_path = self._memory.fast_path
-        with engine.lock:
-            engine.memories_apart.add(self._memory)
-
-    # --- the call path, as in `BucketedExec` ---
+        self._one = OneBucket(subject)
+        self._engine = engine_of(self._one, entry)
+        self._fast_path = self._engine.memory.fast_path
+        # It copies the arguments, and has an empty fast path, so that all its calls do so.
+        self._of_copies = Compiled(subject, types, entry, lowered) if copies else None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the function.
@@ -103,29 +78,7 @@ class Compiled(Stage):
                 ...
             bucketjit.errors.ArgumentError: a: compiled for float32[n] with n at most 8, called ...
         """
-        try:
-            if _THREAD_TRACE.value not in _NO_TRACE:
-                return self._inside(args, kwargs)
-            if self._copies:
-                args, kwargs = jax.tree_util.tree_map(copied, (args, kwargs))
-            failed = None
-            table = self._fast_path.latest
-            while table is not None and failed is None:
-                handler = table.by_key.get(table.key(args, kwargs))
-                while handler is not None:
-                    try:
-                        return handler.serve(args, kwargs)
-                    # Nothing has run, or its results are dropped: try the next handler.
-                    except (SignatureChanged, NotPlaced, SizesDiffer):
-                        handler = handler.next
-                    except Exception as error:
-                        failed, handler = error, None
-                table = table.next
-            return self._serve(args, kwargs, failed)
-        except Exception as error:
-            failed = None  # its traceback may refer to this frame
-            shortened(error)
-            raise
+        return super().__call__(*args, **kwargs)
 
     @boundary
     def map(self, *args: Any, in_axes: Any = None, reduce: str | None = None, **kwargs: Any) -> Any:
@@ -152,82 +105,22 @@ class Compiled(Stage):
             >>> [float(x) for x in compiled.map([np.ones(n, np.float32) for n in (1, 3, 8)])]
             [1.0, 3.0, 8.0]
         """
-        engine = self._subject.engine
-        signer, statics = engine.signer, self._subject.signed.statics
-        if isinstance(in_axes, tuple | list):
-            rest = iter(in_axes)
-            count = len(in_axes) + len(statics.positional)
-            in_axes = [None if i in statics.positional else next(rest) for i in range(count)]
-        options = options_of(engine.config.out, reduce, None, None)
-        examples = examples_of(signer, *self._arguments.with_statics(args, kwargs), in_axes)
-
-        def call(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            own = [x for i, x in enumerate(given) if i not in statics.positional]
-            return self(*own, **{k: v for k, v in named.items() if k not in statics.keyword})
-
-        return map_examples(engine, examples, options, call)
+        options = options_of(self._engine.config.out, reduce, None, None)
+        examples = examples_of(self._engine.signer, args, kwargs, in_axes)
+        return map_examples(self._engine, examples, options, lambda own, named: self(*own, **named))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: checked here, made by the bucketed function."""
-        signed = self._arguments.sign(args, kwargs)
+        signed = self._engine.signer.sign(args, kwargs)
         is_known = all(type(n) is int for shape in signed.shapes for n in shape)
         if not self.exact and is_known:  # `jax.export` has symbolic sizes
-            self._arguments.sizes(signed)
-        return self._subject.inside(*self._arguments.with_statics(args, kwargs))
-
-    def _serve(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], failed: Exception | None
-    ) -> Any:
-        """The slow path: check the arguments, run, and remember the call for the fast path.
-
-        Of wrong arguments the check says more than the handler that has ``failed``. A `Padded`
-        argument may fail in a handler and be served here.
-        """
-        if jit_disabled() and failed is None:
-            return self._inside(args, kwargs)
-        signed = self._arguments.sign(args, kwargs)
-        if failed is not None and not any(isinstance(x, Padded) for x in signed.leaves):
-            try:
-                raise failed
-            finally:
-                failed = None  # its traceback refers to this frame
-        given = CallArguments(args, kwargs)
-        try:
-            if self.exact:
-                return self._run_exact(signed, given)
-            return self._run_masked(signed, given)
-        except SignatureChanged:
-            raise self._arguments.changed_otherwise() from None
-        except SizesDiffer as differ:
-            raise self._arguments.other_computed_sizes(differ.computed) from None
-
-    def _run_masked(self, signed: SignedCall, given: CallArguments) -> Any:
-        engine, entry = self._subject.engine, self._entry
-        out = engine.config.out
-        call = self._arguments.resolve(signed)
-        sizes = entry.sizes_for(call)
-        line = counter_of(entry, call, signed)
-        served = ServedCall(self._key, sizes, entry.finisher(call, out, engine.counters), line)
-        result = engine.run(entry, signed, call, served, out)
-        if engine.config.check is Check.OFF:
-            self._memory.add_masked(signed, given, call, served)
-        return result
-
-    def _run_exact(self, signed: SignedCall, given: CallArguments) -> Any:
-        engine, entry = self._subject.engine, self._entry
-        args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        program = self._subject.call.program
-        finish = exact_finisher(entry, signed, program, engine.config.out)
-        line = CallCounter(self.bucket, key=signed.shape_key)
-        with counted(engine.counters, line, False):
-            result = entry.run(None, args, kwargs)
-            result = result if finish is None else finish(result)
-        if engine.config.check is Check.OFF:
-            specs = signed.signature.specs
-            # Without open axes, the shape of the first leaf is what calls are found by.
-            opened = [i for i, spec in enumerate(specs) if spec is not None] or [0][: len(specs)]
-            self._memory.add(signed, given, opened, ServedCall(self._key, None, finish, line))
-        return result
+            self._one.check(signed.signature.open_axes(self._subject.call, signed.shapes)[1])
+        statics, rest = self._subject.signed.statics, iter(args)
+        count = len(args) + len(statics.positional)
+        merged = tuple(
+            statics.positional[i] if i in statics.positional else next(rest) for i in range(count)
+        )
+        return self._subject.inside(merged, {**kwargs, **statics.keyword})
 
     # --- what JAX tells of it ---
 

@@ -70,7 +70,7 @@ class Lowered(Stage):
         except MaskingError as error:
             engine.refuse(request, error)
             raise
-        return Compiled(subject, self._types, entry, self._lowered, request.key)
+        return Compiled(subject, self._types, entry, self._lowered, engine.config.copy_inputs)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """The module as text, to read.
