@@ -16,7 +16,7 @@ import mmap
 import os
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,20 +37,16 @@ _LOCAL_HEADER = 30  # bytes; the lengths of the name and of the extra field are 
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest of the zip format: equal contents make equal files
 _PADDING_FIELD = 0xB1C7  # an extra field of a header that aligns the data behind it
 
-Contents = Callable[[], bytes | memoryview]
+Contents = Mapping[str, bytes | memoryview]
 
 
-def write_archive(
-    path: Path, manifest: Manifest, contents: Mapping[str, Contents], key: bytes | None
-) -> None:
+def write_archive(path: Path, manifest: Manifest, contents: Contents, key: bytes | None) -> None:
     """Write a file; it replaces an old one only when it is complete."""
     remove_unfinished(path.parent)
     write_with(path, lambda file: pack(file, manifest, contents, key), is_private=False)
 
 
-def pack(
-    file: BinaryIO, manifest: Manifest, contents: Mapping[str, Contents], key: bytes | None = None
-) -> None:
+def pack(file: BinaryIO, manifest: Manifest, contents: Contents, key: bytes | None = None) -> None:
     """Write an archive into an open file."""
     raw = manifest.encoded()
     with zipfile.ZipFile(file, "w") as archive:
@@ -58,7 +54,7 @@ def pack(
         if key is not None:
             _add(archive, file, SIGNATURE, _signature(raw, key).encode())
         for name in sorted(contents):
-            _add(archive, file, name, contents[name]())
+            _add(archive, file, name, contents[name])
 
 
 def checked_path(path: object, what: str) -> Path:

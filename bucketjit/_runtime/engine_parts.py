@@ -1,7 +1,7 @@
 """The parts of an engine that know where its programs come from.
 
 `bucketjit._runtime.engine` gets them from a traced function, `bucketjit._artifact.saved_engine`
-from a file, and `bucketjit._stages.one_bucket` from what was compiled ahead of calls.
+from a file, and `bucketjit._stages.compiled` from what was compiled ahead of calls.
 """
 
 from __future__ import annotations
