@@ -162,7 +162,7 @@ class Archive:
 
     def _open(self) -> None:
         try:
-            self._zip = zipfile.ZipFile(self._memory)  # type: ignore[arg-type]
+            self._zip = zipfile.ZipFile(self._memory)  # type: ignore[call-overload]
         except Exception as error:  # zipfile raises much else than BadZipFile for damaged files
             raise ArtifactError(
                 f"it is no .bkt file, or it is truncated ({in_one_line(error)}); save it again"

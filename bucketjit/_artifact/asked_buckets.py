@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +29,7 @@ from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecE
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]
 Decided = tuple[SignedCall, ResolvedCall, Masked | Exact]
+T = TypeVar("T")
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
@@ -173,7 +176,7 @@ class _Search:
                 for one in list(calls) if program.presumed else ():
                     for computed in _computed_sizes(program, one[2].sizes):
                         if len(self.found) < _MOST_PROGRAMS:
-                            _of_function(lambda one=one, at=computed: self._add_for(one, at))
+                            _of_function(functools.partial(self._add_for, one, computed))
 
     def _add_for(self, one: BucketCall, computed: Mapping[str, int]) -> None:
         """Add the bucket of a call to the program that serves it if it computes these sizes."""
@@ -187,7 +190,7 @@ class _Search:
             self._add(decision.program, wanted, at, other)
 
 
-def _of_function(run: Callable[[], Decided | None]) -> Decided | None:
+def _of_function(run: Callable[[], T]) -> T | None:
     """What is found at sizes that were not asked for; None if the function does not take them."""
     try:
         return run()

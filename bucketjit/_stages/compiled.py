@@ -49,8 +49,23 @@ class Compiled(CallPath[..., Any], Stage):
     ``jax.grad``, ``jax.jit``, ``jax.vmap`` and the like it does what the bucketed function does
     there, after the same check.
 
+    A call raises `ArgumentError` for an argument that differs from what was compiled for, and for a
+    size that is beyond the bucket or needs another program, one that the program computes included.
+
     Argument 0 of the module that was compiled is the int32 vector of the sizes, in the order of
     `variables`; see `Lowered`.
+
+    Examples:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from bucketjit import BucketedExec
+        >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
+        >>> compiled = mean.lower(np.ones(5, np.float32)).compile()
+        >>> [float(compiled(np.arange(n, dtype=np.float32))) for n in (1, 3, 8)]
+        [0.0, 1.0, 3.5]
+        >>> compiled(np.ones(9, np.float32))
+        Traceback (most recent call last):
+            ...
+        bucketjit.errors.ArgumentError: a: compiled for float32[n] with n at most 8, called ...
     """
 
     def __init__(
@@ -68,37 +83,6 @@ class Compiled(CallPath[..., Any], Stage):
         self._fast_path = self._engine.memory.fast_path
         # It copies the arguments, and has an empty fast path, so that all its calls do so.
         self._of_copies = Compiled(subject, types, entry, lowered) if copies else None
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the function.
-
-        Args:
-            *args: Its positional arguments, without static ones.
-            **kwargs: Its keyword arguments, likewise.
-
-        Returns:
-            What the bucketed function would return.
-
-        Raises:
-            ArgumentError: An argument differs from what was compiled for, or a size is beyond the
-                bucket or needs another program. The same for a size that the program computes.
-            SizeMismatchError: The sizes of the arguments contradict each other.
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-            MaskingError: ``check`` found that results differ.
-
-        Examples:
-            >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
-            >>> compiled = mean.lower(np.ones(5, np.float32)).compile()
-            >>> [float(compiled(np.arange(n, dtype=np.float32))) for n in (1, 3, 8)]
-            [0.0, 1.0, 3.5]
-            >>> compiled(np.ones(9, np.float32))
-            Traceback (most recent call last):
-                ...
-            bucketjit.errors.ArgumentError: a: compiled for float32[n] with n at most 8, called ...
-        """
-        return super().__call__(*args, **kwargs)
 
     @boundary
     def map(self, *args: Any, in_axes: Any = None, reduce: str | None = None, **kwargs: Any) -> Any:

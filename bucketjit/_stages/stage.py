@@ -88,7 +88,7 @@ class Subject:
         """The same call, lowered at its exact shape."""
         return dataclasses.replace(self, bucket=dict(self.call.sizes), exact=True)
 
-    def in_bucket(self, sizes: Mapping[str, int]) -> Subject:
+    def in_bucket(self, sizes: Any) -> Subject:
         """The same call, in another bucket."""
         known, wrong = self.call.sizes, ""
         if self.exact:
