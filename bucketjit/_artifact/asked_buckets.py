@@ -14,6 +14,7 @@ import numpy as np
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
+from bucketjit._precompile.warmup import asked
 from bucketjit._raised import frames_inside, is_of_machine
 from bucketjit._runtime.decisions import Because, Exact, Masked
 from bucketjit._runtime.engine import Engine
@@ -23,6 +24,7 @@ from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._sizes.holding import holds, smallest_holding
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
@@ -61,6 +63,28 @@ def buckets_of(
     search.look_below()
     search.look_at_computed()
     return search.found
+
+
+def sizes_of(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, sizes: object
+) -> list[Mapping[str, int]]:
+    """The logical sizes to save buckets for: those asked for, or those of the cache."""
+    axes = signed.signature.open_axes
+    if sizes is None:
+        compiled = [
+            axes(call, entry.origin.signed.shapes)[1]
+            for key, entry in engine.cache.items()
+            if isinstance(key[0], Interface)
+            and entry.origin is not None
+            and entry.origin.signed.signature is signed.signature
+        ]
+        if compiled:
+            return list(compiled)
+    own = axes(call, signed.shapes)[1]
+    _, _, wanted = asked(engine, signed, sizes)
+    if not wanted:
+        raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
+    return [{**own, **one} for one in wanted]
 
 
 def unmasked(why: MaskingError, at: str = "") -> ArtifactError:

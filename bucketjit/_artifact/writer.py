@@ -22,7 +22,7 @@ from bucketjit._artifact.archive import (
     pack,
     write_archive,
 )
-from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, unmasked
+from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, unmasked
 from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.executables import with_executables
 from bucketjit._artifact.manifest import (
@@ -48,7 +48,6 @@ from bucketjit._export.dynamic import check_platforms, refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
 from bucketjit._jax.names import Without, lacking
 from bucketjit._persistence.environment import versions
-from bucketjit._precompile.warmup import asked
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.binding import without_empty
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -56,7 +55,6 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._signature.structs import sign_like
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
-from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
@@ -149,7 +147,7 @@ def save(
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
-    sizes = _sizes(engine, signed, call, options.sizes)
+    sizes = sizes_of(engine, signed, call, options.sizes)
     filled = next((one for one in sizes if all(one.values())), None)
     if filled is not None:  # so that the derivatives, too, have all open axes
         signed = at_sizes(signed, signed.signature.open_axes(call, signed.shapes)[0], filled)
@@ -305,28 +303,6 @@ class _Writer:
         return self._members.add(f"{where}/dynamic.stablehlo", raw)
 
 
-def _sizes(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, sizes: object
-) -> list[Mapping[str, int]]:
-    """The logical sizes to save buckets for: those asked for, or those of the cache."""
-    axes = signed.signature.open_axes
-    if sizes is None:
-        compiled = [
-            axes(call, entry.origin.signed.shapes)[1]
-            for key, entry in engine.cache.items()
-            if isinstance(key[0], Interface)
-            and entry.origin is not None
-            and entry.origin.signed.signature is signed.signature
-        ]
-        if compiled:
-            return list(compiled)
-    own = axes(call, signed.shapes)[1]
-    _, _, wanted = asked(engine, signed, sizes)
-    if not wanted:
-        raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
-    return [{**own, **one} for one in wanted]
-
-
 def _refuse_placed(signed: SignedCall) -> None:
     for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
         if kind.sharding is not None or kind.partitions is not None:
@@ -377,18 +353,9 @@ def _pullback(
     Its arguments are those of the pullback of the order below, flat, then the cotangents of that
     one's float results. Its results are the cotangents of its float arguments.
     """
+    if (why := derivatives.refusal(signed, call)) is not None:
+        raise ArtifactError(f"its derivatives cannot be saved: {why}")
     assert call.program is not None
-    if call.program.counts:
-        raise ArtifactError(
-            "its derivatives cannot be saved: its results or decisions depend on computed sizes; "
-            "save a bucketed function of the gradient"
-        )
-    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
-        if kind.dtype is None:
-            raise ArtifactError(
-                f"{path}: derivatives of a function with an argument that is itself a size cannot "
-                "be saved; take the size from the shape of an array, or save with derivatives=0"
-            )
     values: list[Any] = [
         jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
         for shape, kind in zip(signed.shapes, signed.signature.types, strict=True)
@@ -407,10 +374,7 @@ def _pullback(
         inner = values
         values = [*values, *(_cotangent(outs[i]) for i in floats)]
         outs = [_cotangent(inner[i]) for i in wrt]
-    try:
-        made = derivatives.engine_at(signed, steps)
-    except MaskingError as error:
-        raise ArtifactError(f"its derivatives cannot be saved: {error}") from error
+    made = derivatives.engine_at(signed, steps)
     return made, sign_like(made.signer, tuple(values), {})
 
 
