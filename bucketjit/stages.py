@@ -4,8 +4,7 @@ As in ``jax.stages``: `Traced` is lowered, `Lowered` is compiled, and `Compiled`
 """
 
 from bucketjit._stages.compiled import Compiled
-from bucketjit._stages.lowered import Lowered
-from bucketjit._stages.traced import Traced
+from bucketjit._stages.lowered import Lowered, Traced
 
 __all__ = [
     "Compiled",

@@ -1,8 +1,8 @@
 """`BucketedExec`, the callable that users make from a function.
 
 Its ``with_...`` methods and its other methods are in the files beside this one, by topic, and the
-call path is in `bucketjit._api.call_path`. Here are its options, calls inside transformations, and
-`BucketedExec.explain`.
+call path is in `bucketjit._runtime.call_path`. Here are its options, calls inside of
+transformations, and `BucketedExec.explain`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from bucketjit._api.batching import Batching
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
-from bucketjit._api.call_path import CallPath
 from bucketjit._api.disabled import WHY, PlainJit
 from bucketjit._api.exporting import Exporting
 from bucketjit._api.options import Options, config_of
@@ -38,6 +37,7 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
+from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined

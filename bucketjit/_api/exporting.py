@@ -141,7 +141,7 @@ class Exporting:
 
     def _bounded(self, signed: SignedCall, call: ResolvedCall) -> bytes:
         engine = self._engine
-        match engine.decide(signed, call):
+        match engine.chosen(signed, call):
             case Masked(_, bucket):
                 constraints = signed.signature.constraints
                 try:

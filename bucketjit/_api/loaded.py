@@ -11,7 +11,6 @@ import jax.export  # an attribute of jax only after this import
 
 from bucketjit._api.batching import Batching
 from bucketjit._api.cache_control import CacheControl
-from bucketjit._api.call_path import CallPath
 from bucketjit._api.resource_builders import ResourceBuilders
 from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
@@ -24,6 +23,7 @@ from bucketjit._inspect.views import Views
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._precompile.warmup import WarmupReport, check_options, report_of, warm_up
+from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.structs import array_like, sign_like
@@ -55,7 +55,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         engines: list[Engine] = []
         shared: SharedState[Engine] | None = None
         for function in functions:
-            engines.append(function.engine(function.config(**self._changes), shared))
+            engines.append(function.engine(shared, **self._changes))
             shared = engines[0].shared
         self._engines = engines
         self._engine = engines[0]
@@ -114,12 +114,12 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
     @property
     def path(self) -> str:
         """The file."""
-        return str(self._functions[0].source.archive.path)
+        return str(self._functions[0].source.path)
 
     @property
     def platforms(self) -> tuple[str, ...]:
         """The platforms that it can be compiled for."""
-        return self._functions[0].source.archive.manifest.platforms
+        return self._functions[0].source.manifest.platforms
 
     @property
     def buckets(self) -> tuple[dict[str, int], ...]:
@@ -133,7 +133,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
     @property
     def signature(self) -> dict[str, str]:
         """The type of each argument by its path, such as ``{"x": "float32[b, 8]"}``."""
-        return {leaf.path: str(leaf) for leaf in self._functions[0].facts.leaves}
+        return {leaf.path: str(leaf) for leaf in self._functions[0].arguments.facts.leaves}
 
     @boundary
     def explain(self, *args: object, **kwargs: object) -> Explanation:
@@ -258,8 +258,10 @@ def load(
             f"{jax.__version__} reads {least} to {most}; load it with a JAX of about the same age"
         )
     source = Source(archive, trust_executables)
+    if not (manifest.functions and manifest.platforms):
+        raise ArtifactError(f"{path}: it has no function, or is for no platform; it was altered")
     functions = tuple(LoadedFunction(source, record) for record in manifest.functions)
-    source.read_all()
+    archive.close()
     if not isinstance(compile_budget, CompileBudget):
         compile_budget = CompileBudget(compile_budget)
     return Loaded(functions, {"budget": compile_budget})

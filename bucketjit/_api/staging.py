@@ -8,9 +8,8 @@ import jax
 
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
-from bucketjit._stages.lowered import Lowered, lower
-from bucketjit._stages.subject import Subject, subject_of
-from bucketjit._stages.traced import Traced, trace
+from bucketjit._stages.lowered import Lowered, Traced, lower, trace
+from bucketjit._stages.stage import Subject, subject_of
 
 
 class Staging:

@@ -12,15 +12,13 @@ import errno
 import hashlib
 import hmac
 import io
+import mmap
 import os
 import struct
 import zipfile
-import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import BinaryIO
 
 from bucketjit._artifact import manifest as manifests
 from bucketjit._artifact.manifest import Manifest, Member
@@ -34,32 +32,29 @@ CONSTANTS = "constants/"
 EXECUTABLES = "executables/"
 
 _ALIGNMENT = 64  # bytes: XLA on CPU takes an array at such an address without a copy
-_LARGEST_MANIFEST = 64 * 2**20  # bytes
 _LARGEST_DEFLATED = 512 * 2**20  # bytes of a member, decompressed
-_MOST_MEMBERS = 100_000
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_LOCAL_HEADER = 30  # bytes; the lengths of the name and of the extra field are the last four
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest of the zip format: equal contents make equal files
 _PADDING_FIELD = 0xB1C7  # an extra field of a header that aligns the data behind it
 
-Contents = Callable[[], bytes | memoryview]
+Contents = Mapping[str, bytes | memoryview]
 
 
-def write_archive(
-    path: Path, manifest: Manifest, contents: Mapping[str, Contents], key: bytes | None
-) -> None:
+def write_archive(path: Path, manifest: Manifest, contents: Contents, key: bytes | None) -> None:
     """Write a file; it replaces an old one only when it is complete."""
-    raw = manifest.encoded()
-
-    def fill(file: BinaryIO) -> None:
-        with zipfile.ZipFile(file, "w") as archive:
-            _add(archive, file, manifests.NAME, raw)
-            if key is not None:
-                _add(archive, file, SIGNATURE, _signature(raw, key).encode())
-            for name in sorted(contents):
-                _add(archive, file, name, contents[name]())
-
     remove_unfinished(path.parent)
-    write_with(path, fill, is_private=False)
+    write_with(path, lambda file: pack(file, manifest, contents, key), is_private=False)
+
+
+def pack(file: BinaryIO, manifest: Manifest, contents: Contents, key: bytes | None = None) -> None:
+    """Write an archive into an open file."""
+    raw = manifest.encoded()
+    with zipfile.ZipFile(file, "w") as archive:
+        _add(archive, file, manifests.NAME, raw)
+        if key is not None:
+            _add(archive, file, SIGNATURE, _signature(raw, key).encode())
+        for name in sorted(contents):
+            _add(archive, file, name, contents[name])
 
 
 def checked_path(path: object, what: str) -> Path:
@@ -105,12 +100,20 @@ def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, data: bytes | memo
     if name.startswith(CONSTANTS):
         info.compress_type = zipfile.ZIP_STORED
         # Four bytes of its own header, then as many as bring the data to the next multiple.
-        begin = file.tell() + _LOCAL_HEADER.size + len(name.encode()) + 4
+        begin = file.tell() + _LOCAL_HEADER + len(name.encode()) + 4
         info.extra = struct.pack("<HH", _PADDING_FIELD, -begin % _ALIGNMENT)
         info.extra += bytes(-begin % _ALIGNMENT)
     else:
         info.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(info, data)
+
+
+class _Memory(mmap.mmap):
+    """The bytes of a file, at the address of a page: JAX takes constants in it without a copy."""
+
+    def seekable(self) -> bool:
+        """What `zipfile` asks of a file; Python has the method from 3.13 on."""
+        return True
 
 
 class Archive:
@@ -119,6 +122,7 @@ class Archive:
     Attributes:
         path: The file.
         manifest: What it holds.
+        is_signed: Whether it has a signature. It was checked if a key was given.
     """
 
     def __init__(
@@ -127,11 +131,16 @@ class Archive:
         """Open a file, and check every member."""
         secret = checked_key(key)
         self.path = Path(path) if data is not None else checked_path(path, "load")
+        with open(self.path, "rb") if data is None else io.BytesIO(data) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            self._memory = _Memory(-1, size or 1)
+            with memoryview(self._memory) as view:
+                file.readinto(view[:size])
         try:
-            with open(self.path, "rb") if data is None else io.BytesIO(data) as file:
-                self._infos = _listed(file)
-                self._data = _aligned(file)
-            raw = self._read(manifests.NAME, _LARGEST_MANIFEST)
+            self._open()
+            raw = bytes(self._member(manifests.NAME))
+            self.is_signed = SIGNATURE in self._zip.NameToInfo
             if secret is not None:
                 self._check_signature(raw, secret)
             self.manifest = manifests.decoded(raw)
@@ -141,126 +150,61 @@ class Archive:
 
     def close(self) -> None:
         """Free the bytes of the file. No member can be read after that."""
-        self._data = memoryview(b"")
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether it has a signature. It was checked if a key was given."""
-        return SIGNATURE in self._infos
+        del self._zip, self._memory
 
     def read(self, name: str) -> bytes:
         """The bytes of a member."""
-        return self._read(name, self.manifest.members[name].size)
+        return bytes(self._member(name))
 
     def view(self, name: str) -> memoryview:
-        """The bytes of a constant, in place."""
-        return self._stored(self._infos[name])
+        """The bytes of a member; those of a constant in place."""
+        return memoryview(self._member(name))
 
-    def _read(self, name: str, most: int) -> bytes:
-        """The bytes of a member, at most ``most`` of them."""
-        info = self._infos[name]
-        if info.file_size > most:
+    def _open(self) -> None:
+        try:
+            self._zip = zipfile.ZipFile(self._memory)  # type: ignore[call-overload]
+        except Exception as error:  # zipfile raises much else than BadZipFile for damaged files
             raise ArtifactError(
-                f"{name} claims {info.file_size} bytes, and at most {most} are expected; the file "
-                "is damaged or was altered"
-            )
-        if info.compress_type == zipfile.ZIP_STORED:
-            return bytes(self._stored(info))
-        if info.compress_type != zipfile.ZIP_DEFLATED:
-            raise ArtifactError(f"{name} is compressed in a way that no .bkt file is")
-        expander = zlib.decompressobj(-zlib.MAX_WBITS)
-        try:
-            # One byte more than is allowed, to find out whether there is more.
-            data = expander.decompress(self._raw(info), info.file_size + 1)
-        except zlib.error as error:
-            raise ArtifactError(f"{name} is damaged ({error}); save the file again") from None
-        if len(data) != info.file_size or zlib.crc32(data) != info.CRC:
-            raise ArtifactError(f"{name} is damaged; save the file again")
-        return data
+                f"it is no .bkt file, or it is truncated ({in_one_line(error)}); save it again"
+            ) from None
+        for name in self._zip.namelist():
+            if {"", ".", ".."} & set(name.split("/")) or "\\" in name:
+                raise ArtifactError(f"the member {name!r} is no name of a member; it was altered")
+        if manifests.NAME not in self._zip.NameToInfo:
+            raise ArtifactError(f"there is no member {manifests.NAME}; it is no .bkt file")
 
-    def _stored(self, info: zipfile.ZipInfo) -> memoryview:
-        raw = self._raw(info)
-        if len(raw) != info.file_size or info.compress_type != zipfile.ZIP_STORED:
-            raise ArtifactError(f"{info.filename} is damaged; save the file again")
-        return raw
-
-    def _raw(self, info: zipfile.ZipInfo) -> memoryview:
-        """The bytes of a member as they are in the file."""
-        view, at = self._data, info.header_offset
+    def _member(self, name: str) -> bytes | memoryview:
+        """The bytes of a member, not compared with their digest."""
+        info = self._zip.getinfo(name)
         try:
-            header = _LOCAL_HEADER.unpack_from(view, at)
-        except struct.error:
-            raise ArtifactError(f"{info.filename} is not in the file; it is truncated") from None
-        begin = at + _LOCAL_HEADER.size + header[9] + header[10]
-        name = bytes(view[at + _LOCAL_HEADER.size :][: header[9]])
-        end = begin + info.compress_size
-        if header[0] != MAGIC or name != info.filename.encode() or end > len(view):
-            raise ArtifactError(f"{info.filename} is damaged; save the file again")
-        return view[begin:end]
+            if info.compress_type == zipfile.ZIP_STORED:
+                at = info.header_offset + _LOCAL_HEADER
+                begin = at + sum(struct.unpack_from("<2H", self._memory, at - 4))
+                return memoryview(self._memory)[begin : begin + info.file_size]
+            if info.file_size > _LARGEST_DEFLATED:
+                raise ValueError(f"it claims {info.file_size} bytes")
+            with self._zip.open(info) as file:
+                return file.read(info.file_size)
+        except Exception as error:
+            raise ArtifactError(
+                f"{name} is damaged ({in_one_line(error)}); save the file again"
+            ) from None
 
     def _check_signature(self, raw: bytes, key: bytes) -> None:
-        if SIGNATURE not in self._infos:
+        if not self.is_signed:
             raise ArtifactError(
                 f"it is not signed ({SIGNATURE} is missing), and a key was given; save it with "
                 "this key, or load it without one"
             )
-        found = self._read(SIGNATURE, 1024)
-        if not hmac.compare_digest(found, _signature(raw, key).encode()):
+        if not hmac.compare_digest(self._member(SIGNATURE), _signature(raw, key).encode()):
             raise ArtifactError(f"{SIGNATURE} is not of this key, or {manifests.NAME} was altered")
 
     def _check_members(self) -> None:
-        named = self.manifest.members
-        there = self._infos.keys() - {manifests.NAME, SIGNATURE}
-        if missing := sorted(named.keys() - there):
-            raise ArtifactError(f"the member {missing[0]} is missing; save the file again")
-        if added := sorted(there - named.keys()):
-            raise ArtifactError(
-                f"the member {added[0]} is not in {manifests.NAME}; the file was altered"
-            )
+        named, there = self.manifest.members, set(self._zip.namelist())
+        if added := there - named.keys() - {manifests.NAME, SIGNATURE}:
+            raise ArtifactError(f"{min(added)} is not in {manifests.NAME}; the file was altered")
+        if missing := named.keys() - there:
+            raise ArtifactError(f"the member {min(missing)} is missing; save the file again")
         for name, expected in named.items():
-            info = self._infos[name]
-            if info.file_size != expected.size:
-                raise ArtifactError(f"{name} is damaged: it has another size; save the file again")
-            data: bytes | memoryview
-            if name.startswith(CONSTANTS):
-                data = self._stored(info)
-            else:
-                data = self._read(name, _LARGEST_DEFLATED)
-            if hashlib.sha256(data).hexdigest() != expected.sha256:
+            if member_of(self._member(name)) != expected:
                 raise ArtifactError(f"{name} is damaged or was altered; save the file again")
-
-
-def _listed(file: BinaryIO) -> dict[str, zipfile.ZipInfo]:
-    """The entries of the archive by name."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-    except Exception as error:  # zipfile raises much else than BadZipFile for damaged files
-        raise ArtifactError(
-            f"it is no .bkt file, or it is truncated ({in_one_line(error)}); save it again"
-        ) from None
-    if len(infos) > _MOST_MEMBERS:
-        raise ArtifactError(f"it has {len(infos)} members; no .bkt file has so many")
-    found: dict[str, zipfile.ZipInfo] = {}
-    for info in infos:
-        name = info.filename
-        if name in found:
-            raise ArtifactError(f"the member {name!r} is there twice; the file was altered")
-        parts = name.split("/")
-        if name != info.orig_filename or {"", ".", ".."} & set(parts) or "\\" in name:
-            raise ArtifactError(f"the member {name!r} is no name of a member; it was altered")
-        if info.flag_bits & 1:
-            raise ArtifactError(f"the member {name!r} is encrypted; no .bkt file has that")
-        found[name] = info
-    if manifests.NAME not in found:
-        raise ArtifactError(f"there is no member {manifests.NAME}; it is no .bkt file")
-    return found
-
-
-def _aligned(file: Any) -> memoryview:
-    """The bytes of a file, at an address at which JAX takes its constants without a copy."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    data: Any = raw[-raw.ctypes.data % _ALIGNMENT :][:size]
-    return memoryview(data)[: file.readinto(data)]

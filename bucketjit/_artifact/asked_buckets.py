@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
+from bucketjit._precompile.warmup import asked
 from bucketjit._raised import frames_inside, is_of_machine
-from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Exact, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signer import SignedCall
@@ -21,12 +24,14 @@ from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.fit import holds, smallest_holding
 from bucketjit._sizes.guards import Guard
+from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]
-Unmasked = dict[Hashable, tuple[MaskingError, SignedCall, ResolvedCall]]
+Decided = tuple[SignedCall, ResolvedCall, Masked | Exact]
+T = TypeVar("T")
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
@@ -52,22 +57,34 @@ def buckets_of(
     Warns:
         FallbackWarning: The file will not serve some of these sizes.
     """
-    found: Found = {}
+    search = _Search(engine, signed, tokens)
     for one in sizes:
-        at = at_sizes(signed, tokens, one)
-        call = engine.resolve(at)
-        match engine.decide(at, call):
-            case Masked(program=Program() as program, bucket=bucket):
-                _add(found, program, (dict(bucket), at, call))
-            case Exact(Because.EMPTY):
-                raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
-            case Exact(_, why):
-                raise unmasked(why, f" at {shown(call.sizes)}")
-            case Refused(error):
-                raise error
-    _add_smaller(engine, signed, tokens, found)
-    _add_presumed(engine, found)
-    return found
+        search.ask(one)
+    search.look_below()
+    search.look_at_computed()
+    return search.found
+
+
+def sizes_of(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, sizes: object
+) -> list[Mapping[str, int]]:
+    """The logical sizes to save buckets for: those asked for, or those of the cache."""
+    axes = signed.signature.open_axes
+    if sizes is None:
+        compiled = [
+            axes(call, entry.origin.signed.shapes)[1]
+            for key, entry in engine.cache.items()
+            if isinstance(key[0], Interface)
+            and entry.origin is not None
+            and entry.origin.signed.signature is signed.signature
+        ]
+        if compiled:
+            return list(compiled)
+    own = axes(call, signed.shapes)[1]
+    _, _, wanted = asked(engine, signed, sizes)
+    if not wanted:
+        raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
+    return [{**own, **one} for one in wanted]
 
 
 def unmasked(why: MaskingError, at: str = "") -> ArtifactError:
@@ -79,112 +96,132 @@ def unmasked(why: MaskingError, at: str = "") -> ArtifactError:
     )
 
 
-def _add(found: Found, program: Program, one: BucketCall) -> None:
-    known = found.setdefault(program, [])
-    if all(dict(bucket) != dict(one[0]) for bucket, _, _ in known):
-        known.append(one)
+class _Search:
+    """Finds programs and buckets; see `buckets_of`.
 
-
-def _add_smaller(engine: Engine, signed: SignedCall, tokens: Tokens, found: Found) -> None:
-    """Add what sizes below the largest buckets need besides."""
-    asked: dict[Tokens, list[Mapping[str, int]]] = {}
-    for calls in found.values():
-        for bucket, _, call in calls:
-            asked.setdefault(call.tokens, []).append(bucket)
-    unmasked: Unmasked = {}
-    known = 0
-    while known < len(found):  # the guards of a program lead to others
-        known = len(found)
-        for opened, buckets in asked.items():
-            _add_programs(engine, signed, tokens, opened, found, buckets, unmasked)
-    for key, (_, at, call) in list(unmasked.items())[: _MOST_PROGRAMS - len(found)]:
-        try:
-            with engine.lock:
-                program = at.signature.program_of(call, at.shapes)
-        except MaskingError:
-            continue
-        _add(found, program, (call.sizes, at, replace(call, program=program, refusal=None)))
-        del unmasked[key]
-    if unmasked:
-        (why, at, call), count = next(iter(unmasked.values())), len(unmasked)
-        more = f" and {count - 1} other sizes" if count > 1 else ""
-        text = f"{engine.name}: the file will not serve {shown(call.sizes)}{more}: {why}"
-        warnings.warn(text, FallbackWarning, stacklevel=frames_inside())
-
-
-def _add_programs(
-    engine: Engine,
-    signed: SignedCall,
-    tokens: Tokens,
-    opened: Tokens,
-    found: Found,
-    asked: Sequence[Mapping[str, int]],
-    unmasked: Unmasked,
-) -> None:
-    """Add what sizes beside the edges of buckets and guards need, and note what is not masked.
-
-    The variables that are in `tokens`, and not in `opened`, are 0.
+    Attributes:
+        found: What was found so far.
     """
-    empty = dict.fromkeys(variables_in(tokens), 0)
-    guards = [guard for program in _with_axes(opened, found) for guard in program.guards]
-    for sizes in _sizes_below(asked, variables_in(opened), guards):
-        own = _with_axes(opened, found)
-        program = next((p for p in own if p.size_constants(sizes) is not None), None)
-        if program is not None and any(holds(bucket, sizes) for bucket, _, _ in found[program]):
-            continue
-        try:
-            at = at_sizes(signed, tokens, {**empty, **sizes})
-            call = engine.resolve(at)
-            decision = engine.decide(at, call)
-        except Exception as error:  # of the function, which does not take these sizes
-            if is_of_machine(error):
-                raise
-            continue
-        key = opened, *sizes.values()
-        match decision:
-            case Exact(_, why):
-                unmasked[key] = why, at, call
-            case Masked(program=Program() as program, bucket=bucket):
-                if program not in found and len(found) == _MOST_PROGRAMS:
-                    unmasked[key] = _TOO_MANY, at, call
+
+    def __init__(self, engine: Engine, signed: SignedCall, tokens: Tokens) -> None:
+        self._engine, self._signed, self._tokens = engine, signed, tokens
+        self.found: Found = {}
+        self._unmasked: dict[Hashable, tuple[MaskingError, SignedCall, ResolvedCall]] = {}
+
+    def _decided(self, sizes: Mapping[str, int]) -> Decided:
+        at = at_sizes(self._signed, self._tokens, sizes)
+        call = self._engine.resolve(at)
+        return at, call, self._engine.chosen(at, call)
+
+    def _add(
+        self, program: object, bucket: Mapping[str, int], at: SignedCall, call: ResolvedCall
+    ) -> None:
+        assert isinstance(program, Program)
+        known = self.found.setdefault(program, [])
+        if all(dict(other) != dict(bucket) for other, _, _ in known):
+            known.append((dict(bucket), at, call))
+
+    def ask(self, sizes: Mapping[str, int]) -> None:
+        """Add the bucket of sizes that were asked for."""
+        at, call, decision = self._decided(sizes)
+        if isinstance(decision, Masked):
+            self._add(decision.program, decision.bucket, at, call)
+        elif decision.because is Because.EMPTY:
+            raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
+        else:
+            raise unmasked(decision.why, f" at {shown(call.sizes)}")
+
+    def look_below(self) -> None:
+        """Add what sizes below the largest buckets need besides."""
+        asked: dict[Tokens, list[Mapping[str, int]]] = {}
+        for bucket, _, call in itertools.chain(*self.found.values()):
+            asked.setdefault(call.tokens, []).append(bucket)
+        for _ in self._growing():
+            for opened, buckets in asked.items():
+                guards = [guard for program in self._programs(opened) for guard in program.guards]
+                for sizes in _sizes_below(buckets, variables_in(opened), guards):
+                    self._look_at(opened, sizes, buckets)
+        for key, (_, at, call) in list(self._unmasked.items()):
+            if len(self.found) < _MOST_PROGRAMS:
+                try:
+                    with self._engine.lock:
+                        program = at.signature.program_of(call, at.shapes)
+                except MaskingError:
                     continue
-                unmasked.pop(key, None)
-                _add(found, program, (dict(_smallest(asked, sizes, program) or bucket), at, call))
+                alone = replace(call, program=program, refusal=None)
+                self._add(program, call.sizes, at, alone)
+                del self._unmasked[key]
+        if self._unmasked:
+            (why, at, call), count = next(iter(self._unmasked.values())), len(self._unmasked)
+            more = f" and {count - 1} other sizes" if count > 1 else ""
+            text = f"{self._engine.name}: the file will not serve {shown(call.sizes)}{more}: {why}"
+            warnings.warn(text, FallbackWarning, stacklevel=frames_inside())
 
+    def _growing(self) -> Iterator[None]:
+        """As often as programs are found: their guards lead to others."""
+        known = 0
+        while known < len(self.found):
+            known = len(self.found)
+            yield
 
-def _with_axes(opened: Tokens, found: Found) -> list[Program]:
-    """The programs of calls that have these open axes."""
-    return [program for program, calls in found.items() if calls[0][2].tokens == opened]
+    def _programs(self, opened: Tokens) -> list[Program]:
+        """The programs of calls that have these open axes."""
+        return [program for program, calls in self.found.items() if calls[0][2].tokens == opened]
 
-
-def _add_presumed(engine: Engine, found: Found) -> None:
-    """Add the programs of calls that compute other sizes than a program presumes."""
-    known = 0
-    while known < len(found):  # the guards of a program lead to others
-        known = len(found)
-        for program, calls in list(found.items()):
-            for one in list(calls) if program.presumed else ():
-                for computed in _computed_sizes(program, one[2].sizes):
-                    if len(found) < _MOST_PROGRAMS:
-                        _add_for(engine, one, computed, found)
-
-
-def _add_for(engine: Engine, one: BucketCall, computed: Mapping[str, int], found: Found) -> None:
-    """Add the bucket of a call to the program that serves it if it computes these sizes."""
-    bucket, at, call = one
-    try:
-        with engine.lock:
-            other = at.signature.resolve_again(call, at.shapes, computed)
-        decision = engine.decide(at, other)
-        if not isinstance(decision, Masked) or not isinstance(decision.program, Program):
+    def _look_at(
+        self, opened: Tokens, sizes: Mapping[str, int], asked: Sequence[Mapping[str, int]]
+    ) -> None:
+        """Add what some sizes need, or note that they are not masked; other variables are 0."""
+        own = self._programs(opened)
+        known = next((p for p in own if p.size_constants(sizes) is not None), None)
+        if known is not None and any(holds(bucket, sizes) for bucket, _, _ in self.found[known]):
             return
-        wanted = bucket if decision.program.fits(bucket) else decision.bucket
-        decision.program.padded_sizes(wanted)
-    except Exception as error:  # of the function, which does not take these sizes
+        empty = dict.fromkeys(variables_in(self._tokens), 0)
+        decided = _of_function(lambda: self._decided({**empty, **sizes}))
+        if decided is None:
+            return
+        (at, call, decision), key = decided, (opened, *sizes.values())
+        if isinstance(decision, Exact):
+            self._unmasked[key] = decision.why, at, call
+        elif decision.program not in self.found and len(self.found) == _MOST_PROGRAMS:
+            self._unmasked[key] = _TOO_MANY, at, call
+        else:
+            self._unmasked.pop(key, None)
+            program, bucket = decision.program, None
+            if not program.unfitted:
+                fitting = ({v: one[v] for v in sizes} for one in asked)
+                bucket = smallest_holding(filter(program.fits, fitting), sizes)
+            self._add(program, bucket or decision.bucket, at, call)
+
+    def look_at_computed(self) -> None:
+        """Add the programs of calls that compute other sizes than a program presumes."""
+        for _ in self._growing():
+            for program, calls in list(self.found.items()):
+                for one in list(calls) if program.presumed else ():
+                    for computed in _computed_sizes(program, one[2].sizes):
+                        if len(self.found) < _MOST_PROGRAMS:
+                            _of_function(functools.partial(self._add_for, one, computed))
+
+    def _add_for(self, one: BucketCall, computed: Mapping[str, int]) -> None:
+        """Add the bucket of a call to the program that serves it if it computes these sizes."""
+        bucket, at, call = one
+        with self._engine.lock:
+            other = at.signature.resolve_again(call, at.shapes, computed)
+        decision = self._engine.chosen(at, other)
+        if isinstance(decision, Masked):
+            wanted = bucket if decision.program.fits(bucket) else decision.bucket
+            decision.program.padded_sizes(wanted)
+            self._add(decision.program, wanted, at, other)
+
+
+def _of_function(run: Callable[[], T]) -> T | None:
+    """What is found at sizes that were not asked for; None if the function does not take them."""
+    try:
+        return run()
+    except Exception as error:
         if is_of_machine(error):
             raise
-        return
-    _add(found, decision.program, (dict(wanted), at, other))
+        return None
 
 
 def _computed_sizes(program: Program, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
@@ -210,21 +247,13 @@ def _sizes_below(
 
     All of them, or if those are many the sizes beside the edges of buckets and guards.
     """
-    largest = [max(bucket[v] for bucket in asked) for v in variables]
-    each: list[Sequence[int]] = [range(n, 0, -1) for n in largest]
-    if math.prod(largest) > _MOST_SIZES:
-        each = [
-            sorted(
-                {
-                    1,
-                    2,
-                    *(n for b in asked for n in (b[v], b[v] // 2 + 1)),
-                    *_edges(v, most, guards),
-                },
-                reverse=True,
-            )
-            for v, most in zip(variables, largest, strict=True)
-        ]
+    largest = {v: max(bucket[v] for bucket in asked) for v in variables}
+    each: list[Sequence[int]] = [range(n, 0, -1) for n in largest.values()]
+    if math.prod(largest.values()) > _MOST_SIZES:
+        each = []
+        for v, most in largest.items():
+            beside = {n for bucket in asked for n in (bucket[v], bucket[v] // 2 + 1)}
+            each.append(sorted({1, 2, *beside, *_edges(v, most, guards)}, reverse=True))
     for row in itertools.islice(itertools.product(*each), _MOST_SIZES):
         sizes = dict(zip(variables, row, strict=True))
         if any(holds(bucket, sizes) for bucket in asked):
@@ -238,10 +267,9 @@ def _edges(variable: str, largest: int, guards: Sequence[Guard]) -> set[int]:
         looked_at[-1:] = np.geomspace(_MOST_SIZES, largest, 64).astype(int).tolist()
     edges: set[int] = set()
     for guard in guards:
-        try:
-            held = {n: guard.holds({variable: n}) for n in looked_at}
-        except KeyError:  # it depends on another variable
+        if guard.variables != {variable}:
             continue
+        held = {n: guard.holds({variable: n}) for n in looked_at}
         flips = [pair for pair in itertools.pairwise(looked_at) if held[pair[0]] != held[pair[1]]]
         for low, high in flips[:_MOST_EDGES]:
             was = held[low]
@@ -251,13 +279,3 @@ def _edges(variable: str, largest: int, guards: Sequence[Guard]) -> set[int]:
                 low, high = (middle, high) if is_low else (low, middle)
             edges.update((low, high))
     return edges
-
-
-def _smallest(
-    asked: Sequence[Mapping[str, int]], sizes: Mapping[str, int], program: Program
-) -> Mapping[str, int] | None:
-    """The smallest bucket among those asked for that holds some sizes of a program."""
-    if program.unfitted:
-        return None
-    own = ({v: bucket[v] for v in sizes} for bucket in asked)
-    return smallest_holding(filter(program.fits, own), sizes)

@@ -13,12 +13,15 @@ every number and every expression of sizes is checked when a manifest is read.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from bucketjit._artifact.expressions import check_comparison, check_expression
-from bucketjit._artifact.records import decoded_as
 from bucketjit.errors import ArtifactError
 
 FORMAT = 2
@@ -28,6 +31,8 @@ Version 2 adds sizes that the program computes. A file of version 1 has none.
 """
 
 NAME = "manifest.json"
+
+_LARGEST = 2**63  # sizes and positions are below
 
 Axes = tuple[int | str, ...]  # sizes: numbers, or text of an expression of variables
 
@@ -267,9 +272,9 @@ class Manifest:
 
 
 def decoded(raw: bytes) -> Manifest:
-    """Read a manifest."""
+    """Read a manifest. Texts that are computed with are arithmetic; all that is named exists."""
     try:
-        value = json.loads(raw, parse_constant=_refuse_constant)
+        value = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{NAME}: it is not JSON ({error}); the file is damaged") from None
     version = value.get("format") if isinstance(value, dict) else None
@@ -282,113 +287,81 @@ def decoded(raw: bytes) -> Manifest:
         for function in value.get("functions", ()):
             for program in function.get("programs", ()):
                 program.update(computed=[], counts=[], presumed=[])
-    found = decoded_as(Manifest, value, NAME)
+    found: Manifest = _decoded(Manifest, value, NAME)
     if found.out not in ("jax", "numpy", "padded"):
         raise _error(NAME, f"out is {found.out!r}, expected one of jax, numpy, padded")
+    named = [constant.member for constant in found.constants]
     for function in found.functions:
+        place, names = f"{NAME}: {function.name}", set[str]()
+        named.append(function.tree)
         for program in function.programs:
-            _check_sizes(f"{NAME}: program of {function.name}", program, function.leaves)
-        names = {name for program in function.programs for name in program.variables}
-        for axis in (axis for leaf in function.leaves for axis in leaf.axes):
-            if isinstance(axis, str):
-                check_expression(axis, names, f"{NAME}: {function.name}")
-    programs = [program for function in found.functions for program in function.programs]
-    if not (found.platforms and found.functions and all(f.programs for f in found.functions)):
-        raise ArtifactError(f"{NAME}: it names no function, or no platform; the file is damaged")
-    if not all(program.buckets for program in programs):
-        raise ArtifactError(f"{NAME}: a program has no bucket; the file is damaged")
-    _check_references(found)
+            _check_texts(place, program)
+            names.update(program.variables)
+            if any(i >= len(found.constants) for i in program.constants):
+                raise _error(place, "a program names no constant")
+            named += [] if program.table is None else program.table.members
+            named += [] if program.dynamic is None else [program.dynamic]
+            for bucket in program.buckets:
+                named += [bucket.module, *(member for member, _ in bucket.executables.values())]
+        _check_axes(place, names, *(leaf.axes for leaf in function.leaves))
+    if missing := set(named) - found.members.keys():
+        raise _error(NAME, f"{min(missing)!r} is named and is no member")
     return found
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
 
 
 def _error(place: str, what: str) -> ArtifactError:
     return ArtifactError(f"{place}: {what}; the file is damaged or was altered")
 
 
-def _check_sizes(place: str, program: SavedProgram, leaves: tuple[Leaf, ...]) -> None:
-    """Check that every expression is arithmetic on the program's variables, and that all fits."""
-    names = frozenset(program.variables)
-    for name in names:
-        if not name.isidentifier():
-            raise _error(place, f"{name!r} is no name of a dimension variable")
-    if set(program.lower) - names or any(n < 0 for n in program.lower.values()):
-        raise _error(place, "lower does not fit the variables")
-    computed = _check_computed(place, program, names)
-    shapes = [
-        *program.inputs,
-        *(side for pair in program.reshapes for side in pair),
-        *(program.table.axes if program.table is not None else ()),
-    ]
+def _check_texts(place: str, program: SavedProgram) -> None:
+    """Check the texts of a program that Python computes with."""
+    names = set(program.variables)
+    known = set(names)
+    for made in program.computed:
+        _check_axes(place, known, made.bound)
+        if made.variable in known:
+            raise _error(place, f"{made.variable!r} is no name of a computed size")
+        known.add(made.variable)
+    if any(not name.isidentifier() for name in known):
+        raise _error(place, f"{min(known)!r} is no name of a size")
+    _check_axes(place, names, *program.inputs, *(side for two in program.reshapes for side in two))
+    _check_axes(place, names, *(() if program.table is None else program.table.axes))
+    _check_axes(place, known, *(out.axes for out in program.outputs))
+    for guards, allowed in ((program.guards, names), (program.presumed, known)):
+        for guard in guards:
+            check_comparison(guard, allowed, place)
+
+
+def _check_axes(place: str, names: set[str], *shapes: Axes) -> None:
     for axis in (axis for shape in shapes for axis in shape):
         if isinstance(axis, str):
             check_expression(axis, names, place)
-    for axis in (axis for out in program.outputs for axis in out.axes):
-        if isinstance(axis, str):
-            check_expression(axis, names | set(program.counts), place)
-    for guard in program.guards:
-        check_comparison(guard, names, place)
-    for guard in program.presumed:
-        check_comparison(guard, names | computed, place)
-    if any(leaf.dtype is None and len(leaf.axes) != 1 for leaf in leaves):
-        raise _error(place, "an argument that is a size has other than one size")
-    arrays = sum(leaf.dtype is not None for leaf in leaves)
-    if len(program.inputs) != arrays:
-        raise _error(place, f"it takes {len(program.inputs)} arrays, and there are {arrays}")
-    for bucket in program.buckets:
-        if set(bucket.sizes) != names or any(n < 1 for n in bucket.sizes.values()):
-            raise _error(place, "the sizes of a bucket do not fit the variables")
-        ranks = [len(shape) for shape in bucket.arguments]
-        if ranks != [len(shape) for shape in program.inputs]:
-            raise _error(place, "the arguments of a bucket do not fit the inputs")
-        ranks = [*(len(out.axes) for out in program.outputs), *(0 for _ in program.counts)]
-        if [len(shape) for shape in bucket.results] != ranks:
-            raise _error(place, "the results of a bucket do not fit the outputs")
-    if (table := program.table) is not None:
-        if not len(table.axes) == len(table.dtypes) == len(table.members):
-            raise _error(place, "axes, dtypes and members differ in number")
-        if len(table.extra) != len(table.rows):
-            raise _error(place, "rows and extra differ in number")
-        if any(len(extra) != len(table.unfitted) for extra in table.extra):
-            raise _error(place, "extra does not fit unfitted")
-        own = len(program.variables) - len(table.unfitted)
-        if any(len(row) != own for row in table.rows):
-            raise _error(place, "the rows of the table do not fit the variables")
 
 
-def _check_computed(place: str, program: SavedProgram, names: frozenset[str]) -> set[str]:
-    """Check the sizes that a program computes, and return their variables."""
-    known: set[str] = set()
-    for made in program.computed:
-        if len(made.bound) != 1:
-            raise _error(place, "the bound of a computed size is one size")
-        if not made.variable.isidentifier() or made.variable in names | known:
-            raise _error(place, f"{made.variable!r} is no name of a computed size")
-        if isinstance(made.bound[0], str):
-            check_expression(made.bound[0], names | known, place)
-        known.add(made.variable)
-    if set(program.counts) - known or len(set(program.counts)) < len(program.counts):
-        raise _error(place, "counts does not fit computed")
-    return known
-
-
-def _check_references(manifest: Manifest) -> None:
-    """Check that members and constants that are named exist, and that no member is unused."""
-    count = len(manifest.constants)
-    named = [constant.member for constant in manifest.constants]
-    for function in manifest.functions:
-        named.append(function.tree)
-        for program in function.programs:
-            if any(not 0 <= i < count for i in program.constants):
-                raise ArtifactError(f"{NAME}: a program of {function.name} names no constant")
-            named += [] if program.table is None else program.table.members
-            named += [] if program.dynamic is None else [program.dynamic]
-            for bucket in program.buckets:
-                named += [bucket.module, *(member for member, _ in bucket.executables.values())]
-    if missing := sorted(set(named) - set(manifest.members)):
-        raise ArtifactError(f"{NAME}: {missing[0]!r} is named and is no member")
-    if unused := sorted(set(manifest.members) - set(named)):
-        raise ArtifactError(f"{NAME}: the member {unused[0]!r} is not named by anything")
+def _decoded(kind: Any, value: Any, at: str) -> Any:
+    """A value of JSON as a value of an annotated type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        if lack := hints.keys() - value.keys():
+            raise _error(at, f"there is no {min(lack)!r}")
+        fields = {f: _decoded(hint, value[f], f"{at}: {f}") for f, hint in hints.items()}
+        return kind(**fields)  # type: ignore[operator]
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        for one in args:
+            is_plain = isinstance(one, type) and not dataclasses.is_dataclass(one)
+            if type(value) is one if is_plain else isinstance(value, dict):
+                return _decoded(one, value, at)
+    elif origin is tuple and isinstance(value, list):
+        every = args[:1] * len(value) if args[-1] is Ellipsis else args
+        if len(every) == len(value):
+            rows = enumerate(zip(every, value, strict=True))
+            return tuple(_decoded(a, one, f"{at}[{i}]") for i, (a, one) in rows)
+    elif origin is Mapping and isinstance(value, dict):
+        return {name: _decoded(args[1], one, f"{at}.{name}") for name, one in value.items()}
+    elif type(value) is kind and not (kind is int and not 0 <= value < _LARGEST):
+        return value
+    name = getattr(kind, "__name__", str(kind))
+    raise _error(at, f"expected {name}, got {type(value).__name__} {str(value)[:40]!r}")

@@ -42,27 +42,37 @@ _OPAQUE = frozenset(("tpu_custom_call", "mosaic_gpu_v2", "tf.call_tf_function"))
 
 def plain_constant(value: Any) -> np.ndarray:
     """A constant of a program as an array of NumPy; random keys as their words."""
-    if jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key):
-        value = jax.random.key_data(value)
-    return np.asarray(value)
+    return np.asarray(jax.random.key_data(value) if _is_key(value) else value)
+
+
+def _is_key(value: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.prng_key))
 
 
 def _plain_type(value: Any) -> jax.ShapeDtypeStruct:
     """The type of `plain_constant`; an array on an accelerator stays there."""
-    if isinstance(value, jax.Array):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return jax.eval_shape(jax.random.key_data, value)
-        return jax.ShapeDtypeStruct(value.shape, value.dtype)
-    host = plain_constant(value)
-    return jax.ShapeDtypeStruct(host.shape, host.dtype)
+    if _is_key(value):
+        return jax.eval_shape(jax.random.key_data, value)
+    array = value if isinstance(value, jax.Array) else np.asarray(value)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def _restored(array: Any, like: Any) -> Any:
     """A constant as the program has it, from its plain form."""
-    dtype = getattr(like, "dtype", None)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(array, impl=key_impl(dtype))
+    if _is_key(like):
+        return jax.random.wrap_key_data(array, impl=key_impl(like.dtype))
     return with_type(array, array.dtype, bool(getattr(like, "weak_type", False)))
+
+
+Types = Sequence[tuple[Any, bool]]  # dtype and weak type of each array
+
+
+def _as_traced(
+    program: Program, types: Types, constants: Any, arrays: Any
+) -> tuple[list[Any], list[Any]]:
+    """The constants and the arguments of a module, with the types of the program."""
+    consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
+    return consts, [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
 
 
 def bucket_module(
@@ -71,31 +81,24 @@ def bucket_module(
     bucket: Mapping[str, int],
     rules: RuleTable,
     after: Callable[[], Hook] | None,
-    types: Sequence[tuple[Any, bool]],
+    types: Types,
     platforms: Sequence[str] | None,
 ) -> jax.export.Exported:
     """The masked program of a bucket as an exported module."""
-    static = BucketSizes(program.padded_sizes(bucket), program.lower, {})
+    padded = BucketSizes(program.padded_sizes(bucket), program.lower, {}).padded_shape
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
-        consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
-        given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
+        consts, given = _as_traced(program, types, constants, arrays)
         body = masked(program, consts, bucket, call.variables, rules, after)
         return body(sizes, tuple(by_size), given)
 
-    constants = list(map(_plain_type, program.consts))
-    by_size = [
-        jax.ShapeDtypeStruct(static.padded_shape(shape), np.asarray(value).dtype)
-        for shape, value in zip(
-            program.size_constant_shapes, call.size_constants.values, strict=True
-        )
-    ]
-    arrays = [
-        jax.ShapeDtypeStruct(static.padded_shape(shape), dtype)
-        for shape, (dtype, _) in zip(program.in_shapes, types, strict=True)
-    ]
+    values = zip(program.size_constant_shapes, call.size_constants.values, strict=True)
+    by_size = [jax.ShapeDtypeStruct(padded(s), np.asarray(value).dtype) for s, value in values]
+    pairs = zip(program.in_shapes, types, strict=True)
+    arrays = [jax.ShapeDtypeStruct(padded(shape), dtype) for shape, (dtype, _) in pairs]
     sizes = jax.ShapeDtypeStruct((len(call.variables),), np.int32)
-    return exported(main, platforms, (constants, sizes, by_size, arrays), {})
+    args = list(map(_plain_type, program.consts)), sizes, by_size, arrays
+    return exported(main, platforms, args, {})
 
 
 def exported(
@@ -170,7 +173,7 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
 def dynamic_module(
     program: Program,
     sizes: Mapping[str, int],
-    types: Sequence[tuple[Any, bool]],
+    types: Types,
     platforms: Sequence[str] | None,
 ) -> jax.export.Exported:
     """A program as a module of all sizes, unmasked.
@@ -183,17 +186,11 @@ def dynamic_module(
         raise ArtifactError(f"dynamic=True: {error}") from error
 
     def main(constants: Any, arrays: Any) -> list[Any]:
-        consts = [_restored(x, c) for x, c in zip(constants, program.consts, strict=True)]
-        given = [with_type(x, d, weak) for x, (d, weak) in zip(arrays, types, strict=True)]
-        return run(consts, given)
+        return run(*_as_traced(program, types, constants, arrays))
 
-    constants = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype) for x in map(plain_constant, program.consts)
-    ]
-    arrays = [
-        jax.ShapeDtypeStruct(shape, dtype)
-        for shape, (dtype, _) in zip(program.in_shapes, types, strict=True)
-    ]
+    pairs = zip(program.in_shapes, types, strict=True)
+    arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, (dtype, _) in pairs]
     with lenient_jax():
-        made = exported(main, platforms, (constants, arrays), {})
+        args = list(map(_plain_type, program.consts)), arrays
+        made = exported(main, platforms, args, {})
     return without_assertion_effects(made)

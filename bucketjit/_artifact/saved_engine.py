@@ -1,47 +1,42 @@
-"""The parts of an engine that serves calls from a file: signatures, programs, buckets, requests.
+"""A function of a file: what its calls are compared with, its programs, and its engine.
 
-`bucketjit._runtime.engine.Engine` does all else, as for a function that is traced: the fast path,
-the cache, padding, counters, background compiles.
+`bucketjit._runtime.engine.Engine` serves its calls as those of a function that is traced. It gets
+three parts that know the file: what arguments are taken, bodies of kernels, and buckets.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 from bucketjit._artifact.dtypes import dtype_of
-from bucketjit._artifact.manifest import Leaf, SavedFunction
+from bucketjit._artifact.manifest import SavedFunction
 from bucketjit._artifact.saved_executables import SavedBodies
-from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_programs
+from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_program, shape_at
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Fallback, Out
 from bucketjit._events import shown
-from bucketjit._runtime.buckets import Buckets, Exactly
+from bucketjit._raised import in_one_line
+from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.argument_facts import facts_made_for, facts_of_call
 from bucketjit._signature.axis_guesses import Shapes
-from bucketjit._signature.changes import Key
+from bucketjit._signature.binding import without_empty
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.mismatches import ArgumentFacts, in_words, mismatches
+from bucketjit._signature.made_for import MadeFor, fixed_signature
 from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signature import Signature
-from bucketjit._signature.signer import SignedCall, Signer
-from bucketjit._signature.traced_programs import NO_SIZES, Traced, TracedPrograms
-from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._signature.signer import Signer
+from bucketjit._sizes.dynamic_axes import STATIC, Tokens
 from bucketjit._sizes.fit import smallest_holding
 from bucketjit._tracing.interface import Interface
-from bucketjit.errors import ArgumentError, ArtifactError, BucketOverflowError
+from bucketjit.errors import ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
-
-_OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules
 
 
 class LoadedFunction:
@@ -53,31 +48,45 @@ class LoadedFunction:
         tree: Tree of ``(args, kwargs)`` without static arguments.
         programs: Its programs.
         types: Type of each leaf of the arguments.
-        facts: The arguments in the form that errors are made from.
+        arguments: The arguments that calls may have.
+        tokens: A token per axis of each leaf.
     """
 
     def __init__(self, source: Source, record: SavedFunction) -> None:
         self.source, self.record = source, record
-        place = f"{source.archive.path}: manifest.json"
-        self.tree = cast(Any, source.module(record.tree).in_tree)
-        if self.tree.num_leaves != len(record.leaves):
-            raise ArtifactError(f"{place}: the tree of the arguments does not fit their number")
-        self.programs = loaded_programs(source, record)
-        self.types = tuple(
-            LeafType(None, True, 1)
-            if leaf.dtype is None
-            else LeafType(dtype_of(leaf.dtype, place), leaf.weak_type, len(leaf.axes))
-            for leaf in record.leaves
-        )
-        positional, keywords = record.statics
-        self.facts: ArgumentFacts = facts_made_for(
-            self.tree,
-            self.types,
-            [leaf.axes for leaf in record.leaves],
-            self.name_of,
-            {name: _Text(text) for name, text in positional.items()},
-            {name: _Text(text) for name, text in keywords.items()},
-        )
+        place = f"{source.path}: manifest.json"
+        try:
+            trees: Any = source.modules[record.tree]
+            self.tree = trees.in_tree
+            self.programs = [loaded_program(source, p, trees.out_tree) for p in record.programs]
+            self.types = tuple(
+                LeafType(None, True, 1)
+                if leaf.dtype is None
+                else LeafType(dtype_of(leaf.dtype, place), leaf.weak_type, len(leaf.axes))
+                for leaf in record.leaves
+            )
+            positional, keyword = ({k: _Text(v) for k, v in of.items()} for of in record.statics)
+            self.arguments = MadeFor(
+                "saved for",
+                self.tree,
+                self.types,
+                [leaf.axes for leaf in record.leaves],
+                self.name_of,
+                (positional, keyword),
+                remark=self._remark,
+            )
+            self.tokens = tuple(
+                tuple(STATIC if isinstance(axis, int) else axis for axis in leaf.axes)
+                for leaf in record.leaves
+            )
+            self.like(self.programs[0].record.buckets[0].sizes)
+        except ArtifactError:
+            raise
+        except Exception as error:  # what is there does not fit together
+            raise ArtifactError(
+                f"{place}: what it tells of {record.name} does not fit ({in_one_line(error)}); the "
+                "file is damaged or was altered"
+            ) from error
 
     def name_of(self, position: int) -> str:
         """How errors name a positional argument."""
@@ -93,16 +102,16 @@ class LoadedFunction:
             return args, named
         return (*args, *(named.pop(name) for name in wanted)), named
 
-    @property
+    @functools.cached_property
     def variables(self) -> tuple[str, ...]:
         """The dimension variables that calls have sizes of."""
-        found = dict.fromkeys(
-            v
-            for program in self.programs
-            for v in program.record.variables
-            if v not in program.unfitted
-        )
-        return tuple(found)
+        named = ((p, v) for p in self.programs for v in p.record.variables)
+        return tuple(dict.fromkeys(v for p, v in named if v not in p.unfitted))
+
+    def tokens_of(self, program: LoadedProgram) -> Tokens:
+        """The open axes of calls of a program; other variables are 0 there."""
+        empty = frozenset(self.variables).difference(program.record.variables)
+        return without_empty(self.tokens, empty)
 
     def stub(self) -> Callable[..., Any]:
         """A callable with the name and the parameters of the function, whose source is not here."""
@@ -121,48 +130,50 @@ class LoadedFunction:
         stub.__name__ = stub.__qualname__ = self.record.name
         return stub
 
-    def config(self, **changes: Any) -> Config:
-        """The configuration of an engine for its calls."""
-        sizes: dict[str, set[int]] = {}
-        for program in self.programs:
-            for bucket in program.record.buckets:
-                for variable in bucket.sizes.keys() & set(self.variables):
-                    sizes.setdefault(variable, set()).add(bucket.sizes[variable])
-        of_file = {
-            "fn": self.stub(),
-            "fallback": Fallback.ERROR,
-            "out": Out(self.source.archive.manifest.out),
-            "donate_argnums": self.record.donated,
-            "per_dim": {v: Boundaries(sorted(found)) for v, found in sizes.items()},
-        }
-        return Config(**{**of_file, **changes})
-
     def like(self, sizes: Mapping[str, int]) -> Any:
         """The positional and the keyword arguments of a call of some sizes, as types."""
         every = {**dict.fromkeys(self.variables, 0), **sizes}
-        return self.tree.unflatten([_value(leaf, every) for leaf in self.record.leaves])
-
-    def engine(self, config: Config, shared: SharedState[Engine] | None = None) -> Engine:
-        """An engine that serves its calls."""
-        return Engine(
-            config,
-            shared,
-            parts=Parts(
-                functools.partial(_Signer, self),
-                functools.partial(Requests, bodies=SavedBodies),
-                _Buckets,
-            ),
+        shapes = [shape_at(leaf.axes, every) for leaf in self.record.leaves]
+        return self.tree.unflatten(
+            shape[0]
+            if kind.dtype is None
+            else jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
+            for shape, kind in zip(shapes, self.types, strict=True)
         )
 
+    def signature(self, fn: Callable[..., Any]) -> Signature:
+        """The one signature of its calls, whose programs are those of the file."""
+        paths, every = [leaf.path for leaf in self.record.leaves], frozenset(self.variables)
+        programs = [(p, every.difference(p.record.variables)) for p in self.programs]
+        instead = functools.partial(_no_program, self)
+        return fixed_signature(fn, self.arguments, paths, (), programs, instead)
 
-def _value(leaf: Leaf, sizes: Mapping[str, int]) -> Any:
-    """A type, or a size, as an argument of a call at some sizes."""
-    shape = tuple(
-        axis if isinstance(axis, int) else evaluate_text(axis, sizes) for axis in leaf.axes
-    )
-    if leaf.dtype is None:
-        return shape[0]
-    return jax.ShapeDtypeStruct(shape, dtype_of(leaf.dtype, leaf.path), weak_type=leaf.weak_type)
+    def _remark(self) -> str:
+        """What to do if arguments differ because 64-bit types were on when the file was saved."""
+        name = "jax_enable_x64"
+        saved = self.source.manifest.config.get(name)
+        if saved in (None, str(jax.config.values.get(name))):
+            return ""
+        return f"; the file was saved with {name}={saved}, and here it is {saved == 'False'}"
+
+    def engine(self, shared: SharedState[Engine] | None = None, **changes: Any) -> Engine:
+        """An engine that serves its calls, by the options that the user has changed."""
+        sizes = [b.sizes for program in self.programs for b in program.record.buckets]
+        of_file = {
+            "fn": self.stub(),
+            "fallback": Fallback.ERROR,
+            "out": Out(self.source.manifest.out),
+            "donate_argnums": self.record.donated,
+            "per_dim": {
+                v: Boundaries(sorted({one[v] for one in sizes if v in one})) for v in self.variables
+            },
+        }
+        parts = Parts(
+            lambda config: Signer(config, self.arguments, lambda _: self.signature(config.fn)),
+            functools.partial(Requests, bodies=SavedBodies),
+            lambda config, lock: SavedBuckets(),
+        )
+        return Engine(Config(**{**of_file, **changes}), shared, parts)
 
 
 class _Text(str):
@@ -172,167 +183,52 @@ class _Text(str):
         return str(self)
 
 
-class _Signer(Signer):
-    """Takes the arguments that a function was saved for, and no others."""
-
-    def __init__(self, function: LoadedFunction, config: Config) -> None:
-        super().__init__(config)
-        self._function = function
-
-    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
-        """Flatten the arguments of a call and find their signature."""
-        try:
-            signed = super().sign(args, kwargs)
-        except ArgumentError:
-            self._refuse(args, kwargs)
-            raise
-        if any(kind.dtype is None for kind in self._function.types):  # NumPy's ints are as good
-            typed = zip(signed.leaves, self._function.types, strict=True)
-            leaves = [int(x) if kind.dtype is None else x for x, kind in typed]
-            signed = dataclasses.replace(signed, leaves=leaves)
-        rows = zip(self._function.record.leaves, signed.shapes, strict=True)
-        for leaf, shape in rows:
-            if any(isinstance(a, int) and a != n for a, n in zip(leaf.axes, shape, strict=True)):
-                self._refuse(args, kwargs)
-        return signed
-
-    def arguments_with_open_axes(
-        self, count: int, keywords: Sequence[str]
-    ) -> tuple[set[int], set[str]]:
-        """The arguments that had open axes, or were sizes, when the function was saved."""
-        args, kwargs = self._function.tree.unflatten(self._function.record.leaves)
-
-        def is_open(argument: Any) -> bool:
-            leaves: list[Leaf] = jax.tree_util.tree_leaves(argument)
-            return any(
-                leaf.dtype is None or any(isinstance(axis, str) for axis in leaf.axes)
-                for leaf in leaves
-            )
-
-        return (
-            {i for i, argument in enumerate(args[:count]) if is_open(argument)},
-            {name for name in keywords if name in kwargs and is_open(kwargs[name])},
-        )
-
-    def _refuse(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise an error that names the arguments that do not fit, if there are any."""
-        function = self._function
-        called = facts_of_call(args, kwargs, function.name_of)
-        if lines := mismatches(function.facts, called, "saved for"):
-            raise ArgumentError(f"{function.record.name}: {in_words(lines)}{self._remark()}")
-
-    def _remark(self) -> str:
-        """What to do if arguments differ because 64-bit types were on when the file was saved."""
-        name = "jax_enable_x64"
-        saved = self._function.source.archive.manifest.config.get(name)
-        if saved in (None, str(jax.config.values.get(name))):
-            return ""
-        return f"; the file was saved with {name}={saved}, and here it is {saved == 'False'}"
-
-    def _new_signature(
-        self, key: Key, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Signature:
-        function = self._function
-        fits = key.tree == function.tree and all(
-            own == given or (own.dtype is None and given.rank == 0 and _is_int(given))
-            for own, given in zip(function.types, key.types, strict=True)
-        )
-        if not fits:
-            self._refuse(args, kwargs)
-            raise ArgumentError(
-                f"{function.record.name}: saved for other arguments than {key.tree} of "
-                f"{', '.join(str(t.dtype) for t in key.types)}"
-            )
-        paths = [leaf.path for leaf in function.record.leaves]
-        tokens = tuple(tuple(map(str, leaf.axes)) for leaf in function.record.leaves)
-        specs = [", ".join(row) or None for row in tokens]
-        given = self._config.fn, key.tree, function.types, paths
-        return Signature(*given, specs, (), traced=_Programs(*given, tokens, function.programs))
-
-
-def _is_int(kind: LeafType) -> bool:
-    return bool(jax.numpy.issubdtype(kind.dtype, jax.numpy.integer))
-
-
-class _Programs(TracedPrograms):
-    """The programs of a file, in the place of programs that are traced."""
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        in_tree: Any,
-        types: Sequence[LeafType],
-        paths: Sequence[str],
-        tokens: Tokens,
-        programs: Sequence[LoadedProgram],
-    ) -> None:
-        super().__init__(fn, in_tree, types, paths, ())
-        self._tokens = tokens
-        self._saved = programs
-        self._found: dict[frozenset[str], Traced] = {}  # by variables: others are 0
-        for program in programs:
-            own = frozenset(program.record.variables).difference(program.unfitted)
-            self.add(program, self._found.setdefault(own, Traced()))
-
-    def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
-        """The programs of the open axes: static sizes were compared when the call was signed."""
-        return self._found.get(frozenset(variables_in(tokens)), Traced())
-
-    def every(self) -> list[tuple[Any, Interface]]:
-        """The programs, each with what tells it from others; here nothing has to."""
-        return [((self._tokens, ()), program) for program in self._saved]
-
-    def release(self, program: Interface) -> None:
-        """Nothing: without the source no program can be made again."""
-
-    def attempt(
-        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
-    ) -> ResolvedCall:
-        """Say why no program serves the sizes of a call, or those that it computes."""
-        if presumed:
-            told = "; ".join(" and ".join(map(str, p.presumed)) for p in self._saved if p.presumed)
-            raise ArtifactError(
-                f"the function decides by sizes that it computes, and the call computes "
-                f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
-                f"program that was not saved: the file has programs for {told}. If the function "
-                "does not raise there, call the bucketed function so before the function is saved"
-            )
-        every = variables_in(self._tokens)
-        if empty := [v for v in every if v not in variables_in(tokens)]:
-            raise ArtifactError(
-                f"shapes {[tuple(s) for s in shapes]} take a program that was not saved, as "
-                f"{' and '.join(f'{v} is 0' for v in empty)}: save the function with such sizes, "
-                f"as in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
-            )
-        held = "; ".join(
-            ", ".join(
-                [
-                    *map(str, program.guards),
-                    *(f"{v} == 0" for v in every if v not in program.record.variables),
-                ]
-            )
-            or "sizes whose constants were tabulated"
-            for program in self._saved
-        )
+def _no_program(
+    function: LoadedFunction, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
+) -> ResolvedCall:
+    """Say why no program serves the sizes of a call, or those that it computes."""
+    programs, every = function.programs, variables_in(function.tokens)
+    if presumed:
+        told = "; ".join(" and ".join(map(str, p.presumed)) for p in programs if p.presumed)
         raise ArtifactError(
-            f"shapes {[tuple(s) for s in shapes]} take a program that was not saved: the file has "
-            f"programs for {held}; save the function with such sizes"
+            f"the function decides by sizes that it computes, and the call computes "
+            f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
+            f"program that was not saved: the file has programs for {told}. If the function "
+            "does not raise there, call the bucketed function so before the function is saved"
         )
+    unsaved = f"shapes {[tuple(s) for s in shapes]} take a program that was not saved"
+    empty = [v for v in every if v not in variables_in(tokens)]
+    if len(empty) == len(every):
+        raise ArtifactError(
+            f"shapes {[tuple(s) for s in shapes]}: a saved function takes no call in which all "
+            "open axes are of size 0; call it with at least one element"
+        )
+    if empty:
+        raise ArtifactError(
+            f"{unsaved}, as {' and '.join(f'{v} is 0' for v in empty)}: save the function with "
+            f"such sizes, as in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
+        )
+    zeros = [[f"{v} == 0" for v in every if v not in p.record.variables] for p in programs]
+    held = "; ".join(
+        ", ".join([*map(str, p.guards), *more]) or "sizes whose constants were tabulated"
+        for p, more in zip(programs, zeros, strict=True)
+    )
+    raise ArtifactError(
+        f"{unsaved}: the file has programs for {held}; save the function with such sizes"
+    )
 
 
-class _Buckets(Buckets):
+class SavedBuckets:
     """Chooses among the buckets of a file."""
 
     def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
-        """The smallest saved bucket that holds a call."""
+        """The smallest saved bucket that holds a call; its sizes if a module takes all sizes."""
         assert isinstance(program, LoadedProgram)
         sizes = dict(zip(call.variables, call.ordered, strict=True))
         found = _smallest(program, sizes)
-        if found is not None:
-            return dict(found)
-        if program.record.dynamic is not None:
-            return sizes
-        raise _overflow(program, sizes)
+        if found is None and program.record.dynamic is None:
+            raise _overflow(program, sizes)
+        return dict(sizes if found is None else found)
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """Whether a call is beyond the saved buckets, and the file has a module for it."""
@@ -342,6 +238,9 @@ class _Buckets(Buckets):
         reason = f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it"
         return Exactly(reason, True)
 
+    def clear(self) -> None:
+        """Nothing: what a file has is not forgotten."""
+
 
 def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
     return smallest_holding((bucket.sizes for bucket in program.record.buckets), sizes)
@@ -349,18 +248,14 @@ def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, 
 
 def _overflow(program: LoadedProgram, sizes: Mapping[str, int]) -> BucketOverflowError:
     saved = [bucket.sizes for bucket in program.record.buckets]
-    remedy = "save the function with larger sizes, or with dynamic=True"
-    for variable, size in sizes.items():
-        largest = max(bucket[variable] for bucket in saved)
-        if size > largest:
-            error = BucketOverflowError(size, largest, variable)
-            error.args = (
-                f"dimension {variable!r} has size {size}, beyond the largest saved bucket "
-                f"{largest}; {remedy}",
-            )
-            return error
-    variable, size = next(iter(sizes.items()))
-    error = BucketOverflowError(size, max(bucket[variable] for bucket in saved), variable)
+    largest = {v: max(bucket[v] for bucket in saved) for v in sizes}
+    beyond = next((v for v, n in sizes.items() if n > largest[v]), None)
+    variable = beyond or next(iter(sizes))
+    error = BucketOverflowError(sizes[variable], largest[variable], variable)
     listed = "; ".join(shown(bucket) for bucket in saved[-8:])
-    error.args = (f"no saved bucket holds {shown(sizes)}, there are {listed}; {remedy}",)
+    told = f"no saved bucket holds {shown(sizes)}, there are {listed}"
+    if beyond is not None:
+        told = f"dimension {beyond!r} has size {sizes[beyond]}, beyond the largest saved bucket "
+        told += str(largest[beyond])
+    error.args = (f"{told}; save the function with larger sizes, or with dynamic=True",)
     return error

@@ -4,110 +4,61 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.export  # an attribute of jax only after this import
 import numpy as np
 
 from bucketjit._artifact import modules
-from bucketjit._artifact.archive import EXECUTABLES
+from bucketjit._artifact.archive import EXECUTABLES, Archive
 from bucketjit._artifact.dtypes import dtype_of, from_bytes
 from bucketjit._artifact.expressions import sides_of
-from bucketjit._artifact.manifest import (
-    Axes,
-    Bucket,
-    Manifest,
-    SavedFunction,
-    SavedProgram,
-    SizeTable,
-)
+from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable
 from bucketjit._inspect.explain import MaskedEquation
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.transformations import eval_context
-from bucketjit._raised import in_one_line
 from bucketjit._sizes.expressions import Shape, evaluate_text
 from bucketjit._sizes.guards import Guard
 from bucketjit._tracing.interface import Interface, SizeConstants
+from bucketjit._xla_defects.workarounds import Workarounds
 from bucketjit.errors import ArtifactError
 
 
-class Members(Protocol):
-    """The members of a file: an `Archive`, or those of a file that is being written."""
-
-    path: Path
-    manifest: Manifest
-
-    def read(self, name: str) -> bytes:
-        """The bytes of a member."""
-
-    def view(self, name: str) -> memoryview:
-        """The bytes of a constant, in place."""
-
-    def close(self) -> None:
-        """Free them."""
-
-
 class Source:
-    """An open file, and what was read from it so far. Safe to use from several threads.
+    """What is read from a file when it is loaded. What is wrong with it is found then.
 
     Attributes:
-        archive: See above.
-        trusted: See above.
+        archive: The file; it may be closed once its functions are made.
+        path: Its path.
+        manifest: What it holds.
+        modules: Its modules by member, checked.
+        constants: The arrays that programs close over, which all buckets share.
+        executables: Its executables by member; none if the file is not trusted.
     """
 
-    def __init__(self, archive: Members, trusted: bool) -> None:
-        self.archive = archive
-        self.trusted = trusted
-        self._lock = threading.Lock()
-        self._constants: dict[int, Any] = {}
-        self._modules: dict[str, jax.export.Exported] = {}
-        self._executables: dict[str, bytes] = {}
-
-    def module(self, member: str) -> jax.export.Exported:
-        """The module of a member, checked."""
-        with self._lock:
-            if member not in self._modules:
-                place = f"{self.archive.path}: {member}"
-                raw = self.archive.read(member)
-                self._modules[member] = modules.deserialized(raw, place, self.trusted)
-            return self._modules[member]
-
-    def read_all(self) -> None:
-        """Read all that may be used, so that what is wrong with the file is found at once.
-
-        Nothing more is read later.
-        """
-        for name in self.archive.manifest.members:
-            if name.endswith(".stablehlo"):
-                self.module(name)
-            elif name.startswith(EXECUTABLES) and self.trusted:
-                self._executables[name] = self.archive.read(name)
-        self.constants(range(len(self.archive.manifest.constants)))
-        self.archive.close()
-
-    def executable(self, member: str) -> bytes | None:
-        """The bytes of an executable; None if the file is not trusted."""
-        return self._executables.get(member)
-
-    def constants(self, positions: Sequence[int]) -> list[Any]:
-        """The constants at some positions, as arrays of JAX that all buckets share."""
-        # Inside of ``jit`` they would be tracers, of no use to later calls.
-        with self._lock, eval_context():
-            for i in positions:
-                if i not in self._constants:
-                    # `jnp.asarray` would compile a program for each shape.
-                    self._constants[i] = jax.device_put(self._array(i))
-            return [self._constants[i] for i in positions]
+    def __init__(self, archive: Archive, trusted: bool) -> None:
+        self.archive, self.path, self.manifest = archive, archive.path, archive.manifest
+        names = self.manifest.members
+        self.modules = {
+            name: modules.deserialized(archive.read(name), f"{self.path}: {name}", trusted)
+            for name in names
+            if name.endswith(".stablehlo")
+        }
+        self.executables = {
+            name: archive.read(name) for name in names if trusted and name.startswith(EXECUTABLES)
+        }
+        # Inside of ``jit`` they would be tracers. `jnp.asarray` would compile for each shape.
+        with eval_context():
+            arrays = map(self._array, range(len(self.manifest.constants)))
+            self.constants = [jax.device_put(x) for x in arrays]
 
     def _array(self, position: int) -> np.ndarray:
-        record = self.archive.manifest.constants[position]
-        place = f"{self.archive.path}: {record.member}"
+        record = self.manifest.constants[position]
+        place = f"{self.path}: {record.member}"
         dtype = dtype_of(record.dtype, place)
         if jax.dtypes.canonicalize_dtype(dtype) != dtype:
             raise ArtifactError(
@@ -124,19 +75,21 @@ class LoadedProgram(Interface):
     Attributes:
         record: What the manifest says of it.
         source: The file.
+        constants: The arrays that it closes over.
     """
 
     record: SavedProgram
     source: Source
+    constants: list[Any]
 
     def bucket(self, sizes: Mapping[str, int]) -> Bucket:
         """The record of a bucket."""
         return next(b for b in self.record.buckets if dict(b.sizes) == dict(sizes))
 
     @functools.cached_property
-    def constants(self) -> list[Any]:
-        """The arrays that it closes over."""
-        return self.source.constants(self.record.constants)
+    def workarounds(self) -> Workarounds:
+        """What XLA needs to compute its modules correctly."""
+        return Workarounds(self.record.avoids_reductions)
 
     @property
     def masked(self) -> tuple[MaskedEquation, ...]:
@@ -157,6 +110,7 @@ class LoadedPairing:
         buckets: The buckets of the program.
         table: The constants that depend on the logical sizes; None if there are none.
         constants: Constants by logical sizes.
+        variables: The variables of these.
     """
 
     samples: Sequence[Mapping[str, int]]
@@ -188,51 +142,63 @@ class LoadedPairing:
         return None
 
 
-def loaded_programs(source: Source, function: SavedFunction) -> list[LoadedProgram]:
-    """The programs of a function."""
-    out_tree = source.module(function.tree).out_tree
-    return [_program(source, record, out_tree) for record in function.programs]
-
-
-def _program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgram:
-    place = f"{source.archive.path}: manifest.json"
-    if out_tree.num_leaves != len(record.outputs):
-        raise ArtifactError(f"{place}: the tree of the results does not fit their number")
+def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgram:
+    """A program of a function."""
+    place = f"{source.path}: manifest.json"
     guards = tuple(map(_guard, record.guards))
-    try:
-        with lenient_jax():
-            scope = jax.export.SymbolicScope([str(g) for g in guards if g.op != "!="])
-            shape_of = functools.partial(_shape, scope=scope)
-            in_shapes = tuple(map(shape_of, record.inputs))
-            out_shapes = tuple(shape_of(out.axes) for out in record.outputs)
-            reshapes = tuple((shape_of(a), shape_of(b)) for a, b in record.reshapes)
-            table = record.table
-            by_size = () if table is None else tuple(map(shape_of, table.axes))
-    except Exception as error:
-        raise ArtifactError(f"{place}: its sizes cannot be read: {in_one_line(error)}") from error
-    pairing = None
-    if record.samples or table is not None:
-        pairing = _pairing(source, record)
-    return LoadedProgram(
-        in_shapes=in_shapes,
-        out_shapes=out_shapes,
-        out_types=tuple((dtype_of(out.dtype, place), out.weak_type) for out in record.outputs),
-        out_tree=out_tree,
-        guards=guards,
-        lower=record.lower,
-        reshapes=reshapes,
-        computed={
-            made.variable: Computed(str(made.bound[0]), made.line, made.is_checked)
-            for made in record.computed
-        },
-        counts=record.counts,
-        presumed=tuple(map(_guard, record.presumed)),
-        unfitted=() if table is None else table.unfitted,
-        size_constant_shapes=by_size,
-        pairing=pairing,
-        record=record,
-        source=source,
-    )
+    with lenient_jax():
+        scope = jax.export.SymbolicScope([str(g) for g in guards if g.op != "!="])
+        shape_of = functools.partial(_shape, scope=scope)
+        table = record.table
+        program = LoadedProgram(
+            in_shapes=tuple(map(shape_of, record.inputs)),
+            out_shapes=tuple(shape_of(out.axes) for out in record.outputs),
+            out_types=tuple((dtype_of(out.dtype, place), out.weak_type) for out in record.outputs),
+            out_tree=out_tree,
+            guards=guards,
+            lower=record.lower,
+            reshapes=tuple((shape_of(a), shape_of(b)) for a, b in record.reshapes),
+            computed={
+                made.variable: Computed(str(made.bound[0]), made.line, made.is_checked)
+                for made in record.computed
+            },
+            counts=record.counts,
+            presumed=tuple(map(_guard, record.presumed)),
+            unfitted=() if table is None else table.unfitted,
+            size_constant_shapes=() if table is None else tuple(map(shape_of, table.axes)),
+            pairing=_pairing(source, record) if record.samples or table is not None else None,
+            record=record,
+            source=source,
+            constants=[source.constants[i] for i in record.constants],
+        )
+    if not record.buckets or out_tree.num_leaves != len(record.outputs):
+        raise ValueError("its results do not fit its tree, or it has no bucket")
+    for bucket in record.buckets:
+        _check_module(program, bucket)
+    return program
+
+
+def _check_module(program: LoadedProgram, bucket: Bucket) -> None:
+    """Refuse a bucket whose module takes or returns other arrays than the manifest tells."""
+    record, module = program.record, program.source.modules[bucket.module]
+    names, by_size = len(record.variables), len(program.size_constant_shapes)
+    takes = [tuple(a.shape) for a in module.in_avals]
+    before = [*(tuple(x.shape) for x in program.constants), (names,)]
+    first = len(before) + by_size
+    dtypes = [
+        *(dtype for dtype, _ in program.out_types),
+        *[np.dtype(np.int32)] * len(record.counts),
+    ]
+    returns = list(zip(bucket.results, dtypes, strict=True))
+    ranks = [len(shape) for shape in (*program.in_shapes, *program.out_shapes)]
+    told = [len(shape) for shape in (*bucket.arguments, *bucket.results[: len(record.outputs)])]
+    if (
+        bucket.sizes.keys() != set(record.variables)
+        or takes[: len(before)] + takes[first:] != [*before, *bucket.arguments]
+        or [(tuple(a.shape), a.dtype) for a in module.out_avals] != returns
+        or ranks != told
+    ):
+        raise ValueError(f"{bucket.module} takes or returns other arrays than the manifest tells")
 
 
 def _guard(text: str) -> Guard:
@@ -248,15 +214,17 @@ def _shape(axes: Axes, scope: Any) -> Shape:
     return tuple(jax.export.symbolic_shape(text, scope=scope))
 
 
+def shape_at(axes: Axes, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """A shape at some sizes."""
+    return tuple(axis if isinstance(axis, int) else evaluate_text(axis, sizes) for axis in axes)
+
+
 def _pairing(source: Source, record: SavedProgram) -> LoadedPairing:
     table = record.table
     if table is None:
         return LoadedPairing(record.samples, record.why, record.buckets, None)
-    count = len(record.variables) - len(table.unfitted)
-    own = record.variables[:count]
-    columns = [
-        list(_rows(source, record, table, number, own)) for number in range(len(table.members))
-    ]
+    own = record.variables[: len(record.variables) - len(table.unfitted)]
+    columns = [list(_column(source, table, number, own)) for number in range(len(table.members))]
     rows = zip(table.rows, table.extra, strict=True)
     constants = {
         row: SizeConstants(extra, tuple(column[i] for column in columns))
@@ -265,24 +233,17 @@ def _pairing(source: Source, record: SavedProgram) -> LoadedPairing:
     return LoadedPairing(record.samples, record.why, record.buckets, table, constants, own)
 
 
-def _rows(
-    source: Source, record: SavedProgram, table: SizeTable, number: int, own: Sequence[str]
-) -> Any:
+def _column(
+    source: Source, table: SizeTable, number: int, own: Sequence[str]
+) -> Iterator[np.ndarray]:
     """The values of one tabulated constant, one for each row."""
     member = table.members[number]
-    place = f"{source.archive.path}: {member}"
-    dtype, raw = dtype_of(table.dtypes[number], place), memoryview(source.archive.read(member))
-    begin = 0
+    place = f"{source.path}: {member}"
+    dtype, raw = dtype_of(table.dtypes[number], place), source.archive.view(member)
     for row, extra in zip(table.rows, table.extra, strict=True):
         sizes = dict(zip(itertools.chain(own, table.unfitted), (*row, *extra), strict=True))
-        shape = tuple(
-            axis if isinstance(axis, int) else evaluate_text(axis, sizes)
-            for axis in table.axes[number]
-        )
-        end = begin + int(np.prod(shape, dtype=object)) * int(dtype.itemsize)
-        if min(shape, default=0) < 0 or end > len(raw):
-            raise ArtifactError(f"{place}: it has fewer values than its table; it is damaged")
-        yield from_bytes(raw[begin:end], dtype, shape, place)
-        begin = end
-    if begin != len(raw):
-        raise ArtifactError(f"{place}: it has more values than its table; it is damaged")
+        shape = shape_at(table.axes[number], sizes)
+        size = int(np.prod(shape, dtype=object)) * int(dtype.itemsize)
+        yield from_bytes(raw[:size], dtype, shape, place)
+        raw = raw[size:]
+    from_bytes(raw, dtype, (0,), place)  # nothing is left

@@ -5,7 +5,7 @@ pullback, which is saved as a function of its own, and is mapped one example at 
 
     grad     custom_vjp: the function, and the pullback of the file
     vmap     lax.map over the examples
-    jit      pad, call the module of a bucket, slice: for the sizes of the traced call
+    jit      pad, call the kernel of a bucket, slice: for the sizes of the traced call
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from bucketjit._arrays.padding import copied, fresh, without_padding
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.executable import sizes_argument
+from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Out
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.transformations import eval_context, only_differentiated
-from bucketjit._runtime.decisions import Exact, Masked, Refused
+from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.inlined import note_inlined
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
 from bucketjit._sizes.expressions import evaluate
 from bucketjit.errors import ArtifactError
 
@@ -63,12 +62,11 @@ class Transformed:
         signed = engine.signer.sign(args, kwargs)
         if not only_differentiated():
             note_inlined(engine.config, engine.name, engine.counters, _INLINED)
-        tree = function.programs[0].out_tree
         leaves = list(zip(signed.leaves, function.types, strict=True))
         # A size cannot be an array of JAX, so it is a part of the function.
         sizes = tuple((i, int(x)) for i, (x, kind) in enumerate(leaves) if kind.dtype is None)
         arrays = [x for x, kind in leaves if kind.dtype is not None]
-        return tree.unflatten(self._differentiable(0, sizes)(*arrays))
+        return function.programs[0].out_tree.unflatten(self._differentiable(0, sizes)(*arrays))
 
     def _made_differentiable(self, order: int, sizes: Sizes) -> Callable[..., Any]:
         """A function of flat arrays, with the rule of its derivative."""
@@ -100,16 +98,15 @@ class Transformed:
 
     def _serve(self, order: int, sizes: Sizes, *arrays: Any) -> tuple[Any, ...]:
         """Run a function: in its engine, or as a part of what is being traced."""
-        engine = self._engines[order]
-        if not any(isinstance(x, jax.core.Tracer) for x in arrays):
-            leaves: Sequence[Any] = _with_sizes(arrays, sizes)
-            with eval_context(), jax.disable_jit(False):
-                if self._functions[order].record.donated:  # the derivative needs them, too
-                    leaves = list(map(fresh, leaves))
-                args, kwargs = self._functions[order].tree.unflatten(leaves)
-                signed = engine.signer.sign(args, kwargs)
-                return tuple(jax.tree_util.tree_leaves(engine.serve(signed, out=Out.JAX)))
-        return self._mapped(order, sizes)(*arrays)
+        function, engine = self._functions[order], self._engines[order]
+        if any(isinstance(x, jax.core.Tracer) for x in arrays):
+            return self._mapped(order, sizes)(*arrays)
+        with eval_context(), jax.disable_jit(False):
+            if function.record.donated:  # the derivative needs them, too
+                arrays = tuple(map(fresh, arrays))
+            args, kwargs = function.tree.unflatten(_with_sizes(arrays, sizes))
+            signed = engine.signer.sign(args, kwargs)
+            return tuple(jax.tree_util.tree_leaves(engine.serve(signed, out=Out.JAX)))
 
     def _made_mapped(self, order: int, sizes: Sizes) -> Callable[..., Any]:
         """A function of flat arrays that ``jax.vmap`` runs once for each example."""
@@ -120,31 +117,10 @@ class Transformed:
             own = alive()
             if own is None:
                 raise ArtifactError("the loaded function is gone; keep it as long as it is mapped")
-            return own._inlined(order, _with_sizes(arrays, sizes))
+            args, kwargs = own._functions[order].tree.unflatten(_with_sizes(arrays, sizes))
+            return _inlined(own._engines[order], args, kwargs)
 
         return jax.custom_batching.sequential_vmap(inlined)
-
-    def _inlined(self, order: int, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The results at the sizes of a traced call."""
-        engine = self._engines[order]
-        args, kwargs = self._functions[order].tree.unflatten(leaves)
-        signed = engine.signer.sign(args, kwargs)
-        call = engine.resolve(signed)
-        program = call.program
-        if not isinstance(program, LoadedProgram):
-            raise ArtifactError(
-                f"{engine.name}: a saved function takes no call whose open axes are all of size 0"
-            )
-        match engine.decide(signed, call):
-            case Masked(bucket=bucket):
-                return _masked(program, signed, call, bucket)
-            case Exact() if program.record.dynamic is not None:
-                module = program.source.module(program.record.dynamic)
-                outs = module.call(list(program.constants), _arrays(signed, signed.leaves))
-                return _typed(program, outs)
-            case Refused(error):
-                raise error
-        raise ArtifactError(f"{engine.name}: the file has no module for these sizes")
 
 
 def _with_sizes(arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
@@ -155,53 +131,51 @@ def _with_sizes(arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
     return leaves
 
 
-def _masked(
-    program: LoadedProgram, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
-) -> tuple[Any, ...]:
-    """Pad, call the module of a bucket, and slice."""
-    record = program.bucket(bucket)
-    module = program.source.module(record.module)
-    given = _arrays(signed, signed.leaves)
-    arrays = [_padded(x, shape) for x, shape in zip(given, record.arguments, strict=True)]
-    by_size: list[tuple[int, ...]] = [
-        tuple(a.shape) for a in module.in_avals[len(program.record.constants) + 1 :]
-    ][: len(program.size_constant_shapes)]
-    sizes = sizes_argument(call, by_size)
-    vector, values = sizes if isinstance(sizes, tuple) else (sizes, ())
-    outs = module.call(list(program.constants), vector, list(values), arrays)
+def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The flat results at the sizes of a traced call: pad, call the kernel, slice."""
+    signed = engine.signer.sign(args, kwargs)
+    call, kinds = engine.resolve(signed), signed.signature.types
+    program = call.program
+    if isinstance(program, LoadedProgram) and program.counts:
+        raise ArtifactError(
+            f"{engine.name}: it computes sizes, which are not known inside of what JAX traces; "
+            "call it outside"
+        )
+    decision = engine.chosen(signed, call)
+    leaves = [
+        x if kind.dtype is None or _is_key(kind.dtype) else jnp.asarray(x, kind.dtype)
+        for x, kind in zip(signed.leaves, kinds, strict=True)
+    ]
+    signed = signed.with_leaves(leaves)
+    if not isinstance(decision, Masked):
+        args, kwargs = signed.tree.unflatten(leaves)
+        made = engine.requests.exact_kernel(signed, call.sizes)
+        return _run(made, *args, **kwargs)
+    assert program is not None
+    made = engine.requests.kernel(signed, call, decision.bucket)
+    for i, shape in made.pads:
+        leaves[i] = _padded(leaves[i], shape)
+    args, kwargs = signed.tree.unflatten(leaves)
+    outs = _run(made, sizes_argument(call, made.size_constant_shapes), *args, **kwargs)
     known = dict(zip(call.variables, call.ordered, strict=True))
-    cut = [
+    return tuple(
         lax.slice(out, (0,) * len(shape), [evaluate(d, known) for d in shape])
         for out, shape in zip(outs, program.out_shapes, strict=True)
-    ]
-    return _typed(program, cut)
+    )
 
 
-def _arrays(signed: SignedCall, leaves: Sequence[Any]) -> list[Any]:
-    """The leaves that are arrays, not sizes."""
-    kinds = signed.signature.types
-    return [
-        jnp.asarray(x, kind.dtype) if not _is_key(kind.dtype) else x
-        for x, kind in zip(leaves, kinds, strict=True)
-        if kind.dtype is not None
-    ]
-
-
-def _typed(program: LoadedProgram, outs: Sequence[Any]) -> tuple[Any, ...]:
-    typed = zip(outs, program.out_types, strict=True)
-    return tuple(with_type(x, dtype, weak) for x, (dtype, weak) in typed)
+def _run(made: Kernel, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    with jax.disable_jit(False):
+        return tuple(jax.tree_util.tree_leaves(made.function.inlined(*args, **kwargs)))
 
 
 def _padded(value: Any, shape: Sequence[int]) -> Any:
     """An array with zeros behind it."""
-    if tuple(value.shape) == tuple(shape):
-        return value
     if _is_key(value.dtype):
         words = jax.random.key_data(value)
         padded = _padded(words, (*shape, *words.shape[value.ndim :]))
         return jax.random.wrap_key_data(padded, impl=key_impl(value.dtype))
-    widths = [(0, n - m) for n, m in zip(shape, value.shape, strict=True)]
-    return jnp.pad(value, widths)
+    return jnp.pad(value, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
 
 
 def _is_key(dtype: Any) -> bool:

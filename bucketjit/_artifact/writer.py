@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import (
     CONSTANTS,
-    Contents,
+    Archive,
     checked_key,
     member_of,
+    pack,
     write_archive,
 )
-from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, unmasked
+from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, unmasked
 from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.executables import with_executables
 from bucketjit._artifact.manifest import (
@@ -46,7 +48,6 @@ from bucketjit._export.dynamic import check_platforms, refuse_callbacks
 from bucketjit._inspect.explain import masked_equations
 from bucketjit._jax.names import Without, lacking
 from bucketjit._persistence.environment import versions
-from bucketjit._precompile.warmup import asked
 from bucketjit._runtime.engine import Engine
 from bucketjit._signature.binding import without_empty
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -54,9 +55,10 @@ from bucketjit._signature.signer import SignedCall
 from bucketjit._signature.structs import sign_like
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
-from bucketjit._tracing.interface import Interface
 from bucketjit._tracing.program import Program
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
+
+_OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
 
 
 @dataclass(frozen=True)
@@ -92,37 +94,33 @@ class Options:
             raise SpecError(f"save: {error}") from None
 
 
-@dataclass
 class _Members:
     """The members of the archive that is being made.
 
     Attributes:
-        contents: Returns the bytes of each member.
+        contents: The bytes of each member.
         known: What the manifest says of each.
         constants: The constants, each once.
     """
 
-    contents: dict[str, Contents] = field(default_factory=dict)
-    known: dict[str, Member] = field(default_factory=dict)
-    constants: list[Constant] = field(default_factory=list)
-    _positions: dict[tuple[str, str, tuple[int, ...]], int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.contents: dict[str, bytes | memoryview] = {}
+        self.known: dict[str, Member] = {}
+        self.constants: dict[Any, Constant] = {}
 
-    def add(self, name: str, data: bytes) -> str:
-        self.contents[name] = lambda: data
-        self.known[name] = member_of(data)
+    def add(self, name: str, data: bytes | memoryview) -> str:
+        self.contents[name], self.known[name] = data, member_of(data)
         return name
 
-    def add_constant(self, array: np.ndarray) -> int:
+    def add_constant(self, value: Any) -> int:
         """Add a constant, or find the equal one that is there. Returns its position."""
-        data = as_bytes(array)
-        member = member_of(data)
-        key = member.sha256, name_of(array.dtype), array.shape
-        if key not in self._positions:
-            name = f"{CONSTANTS}{len(self.constants)}.bin"
-            self._positions[key] = len(self.constants)
-            self.contents[name], self.known[name] = (lambda: as_bytes(array)), member
-            self.constants.append(Constant(key[1], tuple(array.shape), name))
-        return self._positions[key]
+        array = modules.plain_constant(value)
+        data, dtype = as_bytes(array), name_of(array.dtype)
+        key = member_of(data).sha256, dtype, array.shape
+        if key not in self.constants:
+            name = self.add(f"{CONSTANTS}{len(self.constants)}.bin", data)
+            self.constants[key] = Constant(dtype, tuple(array.shape), name)
+        return list(self.constants).index(key)
 
 
 def save(
@@ -149,92 +147,42 @@ def save(
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
-    sizes = _sizes(engine, signed, call, options.sizes)
+    sizes = sizes_of(engine, signed, call, options.sizes)
     filled = next((one for one in sizes if all(one.values())), None)
     if filled is not None:  # so that the derivatives, too, have all open axes
         signed = at_sizes(signed, signed.signature.open_axes(call, signed.shapes)[0], filled)
         call = engine.resolve(signed)
     members = _Members()
-    written = [_function(engine, signed, sizes, options, members, 0)]
+    writers = [_Writer(engine, signed, options, members, "functions/0")]
     for order in range(1, options.derivatives + 1):
-        pulled, like = _pullback(engine, derivatives, signed, call, order)
-        written.append(_function(pulled, like, sizes, options, members, order))
+        pulled = _pullback(engine, derivatives, signed, call, order)
+        writers.append(_Writer(*pulled, options, members, f"functions/{order}"))
+    functions = tuple(writer.function(sizes) for writer in writers)
+    module = writers[0].exported
+    assert module is not None
+    found, jax_config = versions(), jax.config.values
     manifest = Manifest(
         format=FORMAT,
-        versions=_versions(),
-        calling_convention=written[0].calling_convention,
-        platforms=written[0].platforms,
+        versions={n: found[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
+        calling_convention=module.calling_convention_version,
+        platforms=tuple(module.platforms),
         out=engine.config.out.value,
         strategy=_strategies(engine.config),
-        config=_jax_config(),
-        constants=tuple(members.constants),
-        functions=tuple(one.record for one in written),
+        config={name: str(jax_config.get(name)) for name in _OPTIONS_OF_JAX},
+        constants=tuple(members.constants.values()),
+        functions=functions,
+        members=members.known,
     )
     if options.executables:
-        manifest = with_executables(path, manifest, members.contents, members.add)
-    manifest = replace(manifest, members=dict(sorted(members.known.items())))
+        file = io.BytesIO()
+        pack(file, manifest, members.contents)
+        manifest = with_executables(Archive(path, data=file.getvalue()), members.add)
+        manifest = replace(manifest, members=members.known)
     write_archive(path, manifest, members.contents, key)
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A function whose members were added.
-
-    Attributes:
-        record: What the manifest says of it.
-        platforms: The platforms of its modules.
-        calling_convention: The version of JAX's convention.
-    """
-
-    record: SavedFunction
-    platforms: tuple[str, ...]
-    calling_convention: int
-
-
-def _function(
-    engine: Engine,
-    signed: SignedCall,
-    sizes: Sequence[Mapping[str, int]],
-    options: Options,
-    members: _Members,
-    order: int,
-) -> _Written:
-    """Add the members of a function, or of a pullback."""
-    place = f"functions/{order}"
-    first = engine.resolve(signed)
-    tokens, own = signed.signature.open_axes(first, signed.shapes)
-    found = buckets_of(engine, signed, tokens, [{**own, **one} for one in sizes])
-    saved: list[SavedProgram] = []
-    exported: jax.export.Exported | None = None
-    for number, (program, calls) in enumerate(found.items()):
-        where = f"{place}/programs/{number}"
-        maker = _ProgramWriter(engine, signed, program, calls, options, members, where)
-        saved.append(maker.write())
-        exported = maker.exported
-    assert exported is not None
-    opened = {v for calls in found.values() for v in calls[0][2].variables}
-    tree = members.add(f"{place}/tree.stablehlo", _tree(signed, first))
-    positional, keywords = signed.tree.unflatten(signed.leaves)
-    names = [engine.signer.name(i) for i in signed.dynamic]
-    record = SavedFunction(
-        name=engine.name,
-        tree=tree,
-        arity=len(positional),
-        keywords=tuple(sorted(keywords)),
-        names=tuple(names[: len(positional)]),
-        leaves=_leaves(signed, without_empty(tokens, frozenset(own) - opened)),
-        statics=(
-            {engine.signer.name(i): repr(v) for i, v in signed.statics.positional.items()},
-            {name: repr(v) for name, v in signed.statics.keyword.items()},
-        ),
-        donated=tuple(signed.donate),
-        programs=tuple(saved),
-    )
-    return _Written(record, tuple(exported.platforms), exported.calling_convention_version)
-
-
-class _ProgramWriter:
-    """Adds the members of one program.
+class _Writer:
+    """Adds the members of a function, or of a pullback.
 
     Attributes:
         exported: The last module.
@@ -244,47 +192,65 @@ class _ProgramWriter:
         self,
         engine: Engine,
         signed: SignedCall,
-        program: Program,
-        calls: Sequence[BucketCall],
         options: Options,
         members: _Members,
-        where: str,
+        place: str,
     ) -> None:
-        self._engine, self._signed, self._program = engine, signed, program
-        self._calls, self._options, self._members = calls, options, members
-        self._where = where
+        self._engine, self._signed, self._options = engine, signed, options
+        self._members, self._place = members, place
         self.exported: jax.export.Exported | None = None
         kinds = [t for t in signed.signature.types if t.dtype is not None]
         self._types = [(t.dtype, t.weak_type) for t in kinds]
 
-    def write(self) -> SavedProgram:
-        """Add the members."""
-        program, engine = self._program, self._engine
+    def function(self, sizes: Sequence[Mapping[str, int]]) -> SavedFunction:
+        """Add the members of all programs."""
+        engine, signed = self._engine, self._signed
+        first = engine.resolve(signed)
+        tokens, own = signed.signature.open_axes(first, signed.shapes)
+        found = buckets_of(engine, signed, tokens, [{**own, **one} for one in sizes])
+        programs = tuple(
+            self._program(f"{self._place}/programs/{number}", program, calls)
+            for number, (program, calls) in enumerate(found.items())
+        )
+        opened = {v for calls in found.values() for v in calls[0][2].variables}
+        positional, keywords = signed.tree.unflatten(signed.leaves)
+        name = engine.signer.name
+        return SavedFunction(
+            name=engine.name,
+            tree=self._members.add(f"{self._place}/tree.stablehlo", _tree(signed, first)),
+            arity=len(positional),
+            keywords=tuple(sorted(keywords)),
+            names=tuple(map(name, signed.dynamic))[: len(positional)],
+            leaves=_leaves(signed, without_empty(tokens, frozenset(own) - opened)),
+            statics=(
+                {name(i): repr(v) for i, v in signed.statics.positional.items()},
+                {k: repr(v) for k, v in signed.statics.keyword.items()},
+            ),
+            donated=tuple(signed.donate),
+            programs=programs,
+        )
+
+    def _program(self, where: str, program: Program, calls: list[BucketCall]) -> SavedProgram:
         try:
             refuse_callbacks(program.jaxpr)
         except ExportError as error:
             raise ArtifactError(str(error)) from error
-        pairing = program.pairing
-        if pairing is not None and pairing.nests_by_size:
-            raise ArtifactError(
-                "the tree of the results depends on the sizes, so it cannot be saved; return a "
-                "tree that is the same at every size"
-            )
-        constants = tuple(
-            self._members.add_constant(modules.plain_constant(c)) for c in program.consts
-        )
-        rules = engine.requests.rules()
-        needed = engine.requests.needed(program)
-        calls = self._calls
-        table = None
+        pairing, table = program.pairing, None
         if pairing is not None:
-            table, calls = table_of(program, calls, self._members.add, self._where)
+            if pairing.nests_by_size:
+                raise ArtifactError(
+                    "the tree of the results depends on the sizes, so it cannot be saved; return a "
+                    "tree that is the same at every size"
+                )
+            table, calls = table_of(program, calls, self._members.add, where)
+        constants = tuple(map(self._members.add_constant, program.consts))
+        needed = self._engine.requests.needed(program)
         try:
-            masked = masked_equations(program, calls[0][0], rules)
-            buckets = tuple(self._bucket(*one, needed.after()) for one in calls)
+            masked = masked_equations(program, calls[0][0], self._engine.requests.rules())
+            after = needed.after()
+            buckets = tuple(self._bucket(where, program, *one, after) for one in calls)
         except MaskingError as error:
             raise unmasked(error) from error
-        self._calls = calls
         return SavedProgram(
             variables=calls[0][2].variables,
             lower=dict(program.lower),
@@ -302,7 +268,7 @@ class _ProgramWriter:
             samples=() if pairing is None else tuple(dict(s) for s in pairing.samples),
             why="" if pairing is None else pairing.why,
             masked=tuple(MaskedRow(e.primitive, e.sizes, e.how, e.fills, e.where) for e in masked),
-            dynamic=self._dynamic() if self._options.dynamic else None,
+            dynamic=self._dynamic(where, program, calls[0][2]) if self._options.dynamic else None,
             computed=tuple(
                 ComputedSize(v, (made.bound,), made.line, made.is_checked)
                 for v, made in program.computed.items()
@@ -312,48 +278,29 @@ class _ProgramWriter:
         )
 
     def _bucket(
-        self, bucket: Mapping[str, int], signed: SignedCall, call: ResolvedCall, after: Any
+        self,
+        where: str,
+        program: Program,
+        bucket: Mapping[str, int],
+        signed: SignedCall,
+        call: ResolvedCall,
+        after: Any,
     ) -> Bucket:
-        given = self._program, call, bucket, self._engine.requests.rules(), after, self._types
-        self.exported = modules.bucket_module(*given, self._options.platforms)
-        count = sum(leaf.dtype is not None for leaf in self._signed.signature.types)
-        arrays = self.exported.in_avals[len(self.exported.in_avals) - count :]
-        name = ",".join(f"{v}={n}" for v, n in bucket.items())
-        member = f"{self._where}/buckets/{name}.stablehlo"
+        given = program, call, bucket, self._engine.requests.rules(), after, self._types
+        module = self.exported = modules.bucket_module(*given, self._options.platforms)
+        arrays = module.in_avals[len(module.in_avals) - len(self._types) :]
+        name = f"{where}/buckets/{','.join(f'{v}={n}' for v, n in bucket.items())}.stablehlo"
         return Bucket(
             sizes=dict(bucket),
-            module=self._members.add(member, modules.serialized(self.exported)),
+            module=self._members.add(name, modules.serialized(module)),
             arguments=tuple(tuple(a.shape) for a in arrays),
-            results=tuple(tuple(a.shape) for a in self.exported.out_avals),
+            results=tuple(tuple(a.shape) for a in module.out_avals),
         )
 
-    def _dynamic(self) -> str:
-        sizes = self._calls[0][2].sizes
-        given = self._program, sizes, self._types, self._options.platforms
-        module = modules.dynamic_module(*given)
-        return self._members.add(f"{self._where}/dynamic.stablehlo", modules.serialized(module))
-
-
-def _sizes(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, sizes: object
-) -> list[Mapping[str, int]]:
-    """The logical sizes to save buckets for: those asked for, or those of the cache."""
-    axes = signed.signature.open_axes
-    if sizes is None:
-        compiled = [
-            axes(call, entry.origin.signed.shapes)[1]
-            for key, entry in engine.cache.items()
-            if isinstance(key[0], Interface)
-            and entry.origin is not None
-            and entry.origin.signed.signature is signed.signature
-        ]
-        if compiled:
-            return list(compiled)
-    own = axes(call, signed.shapes)[1]
-    _, _, wanted = asked(engine, signed, sizes)
-    if not wanted:
-        raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
-    return [{**own, **one} for one in wanted]
+    def _dynamic(self, where: str, program: Program, call: ResolvedCall) -> str:
+        given = program, call.sizes, self._types, self._options.platforms
+        raw = modules.serialized(modules.dynamic_module(*given))
+        return self._members.add(f"{where}/dynamic.stablehlo", raw)
 
 
 def _refuse_placed(signed: SignedCall) -> None:
@@ -406,18 +353,9 @@ def _pullback(
     Its arguments are those of the pullback of the order below, flat, then the cotangents of that
     one's float results. Its results are the cotangents of its float arguments.
     """
+    if (why := derivatives.refusal(signed, call)) is not None:
+        raise ArtifactError(f"its derivatives cannot be saved: {why}")
     assert call.program is not None
-    if call.program.counts:
-        raise ArtifactError(
-            "its derivatives cannot be saved: its results or decisions depend on computed sizes; "
-            "save a bucketed function of the gradient"
-        )
-    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
-        if kind.dtype is None:
-            raise ArtifactError(
-                f"{path}: derivatives of a function with an argument that is itself a size cannot "
-                "be saved; take the size from the shape of an array, or save with derivatives=0"
-            )
     values: list[Any] = [
         jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
         for shape, kind in zip(signed.shapes, signed.signature.types, strict=True)
@@ -436,10 +374,7 @@ def _pullback(
         inner = values
         values = [*values, *(_cotangent(outs[i]) for i in floats)]
         outs = [_cotangent(inner[i]) for i in wrt]
-    try:
-        made = derivatives.engine_at(signed, steps)
-    except MaskingError as error:
-        raise ArtifactError(f"its derivatives cannot be saved: {error}") from error
+    made = derivatives.engine_at(signed, steps)
     return made, sign_like(made.signer, tuple(values), {})
 
 
@@ -451,18 +386,8 @@ def _cotangent(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
 
-def _versions() -> dict[str, str]:
-    found = versions()
-    return {name: found[name].partition(" ")[0] for name in ("bucketjit", "jax", "jaxlib")}
-
-
 def _strategies(config: Config) -> str:
     if config.plan is not None:
         return repr(config.plan)
     own = [f"{dim}: {strategy!r}" for dim, strategy in config.per_dim.items()]
     return ", ".join([*own, repr(config.default)])
-
-
-def _jax_config() -> dict[str, str]:
-    options = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
-    return {name: str(jax.config.values.get(name)) for name in options}

@@ -46,7 +46,7 @@ class Derivatives:
     def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
         """The engine that serves the calls of a derivative."""
         call = self._engine.resolve(signed)
-        refusal = self._refusal(signed, call)
+        refusal = self.refusal(signed, call)
         program = call.program
         if not isinstance(program, Program) or refusal is not None:
             if refusal is not None:
@@ -61,7 +61,7 @@ class Derivatives:
         with eval_context():
             signed = engine.signer.sign(args, kwargs)
             call = engine.resolve(signed)
-        program, refusal = call.program, self._refusal(signed, call)
+        program, refusal = call.program, self.refusal(signed, call)
         if refusal is not None:
             engine.note_fallback(refusal)
         if not isinstance(program, Program) or refusal is not None:
@@ -69,7 +69,7 @@ class Derivatives:
         tree, fn = call.out_tree, self._function(signed, call, program)
         return lambda: tree.unflatten(equations.call(fn, signed.leaves))
 
-    def _refusal(self, signed: SignedCall, call: ResolvedCall) -> MaskingError | None:
+    def refusal(self, signed: SignedCall, call: ResolvedCall) -> MaskingError | None:
         """Why a call is not differentiated in buckets, or None."""
         if call.program is None:
             return call.refusal
@@ -144,9 +144,11 @@ class Derivatives:
 
 def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
     """Why derivatives of a program are not bucketed, or None."""
-    if any(t.dtype is None for t in signed.signature.types):
+    kinds = zip(signed.signature.paths, signed.signature.types, strict=True)
+    if sizes := [path for path, kind in kinds if kind.dtype is None]:
         return MaskingError(
-            "a function of a size argument is not differentiated in buckets",
+            f"a function of an argument that is a size, {sizes[0]}, is not differentiated in "
+            "buckets",
             "open an axis of an array in its place, or make a bucketed function of its gradient",
         )
     if program.counts:

@@ -19,6 +19,7 @@ arguments and computes again what it needs of the forward pass, as ``jax.checkpo
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,6 +38,7 @@ Flat = Callable[..., list[Any]]  # arrays -> a list of arrays
 Shapes = tuple[tuple[str, ...], ...]  # a token per axis of each argument or result
 # The steps from a function to a derivative of some order: methods of `Bucketed`, with arguments.
 Path = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
+_REMEMBERED = 64  # backward passes
 STEPS = {"pushforward": 2, "pullback": 2, "with_gradient": 1}  # the number of their arguments
 
 
@@ -54,31 +56,6 @@ def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
     return kept
 
 
-@dataclass
-class Speculation:
-    """How often gradients that were computed with the function were used.
-
-    Attributes:
-        used: Backward passes that used the gradient.
-        wasted: Backward passes that did not.
-    """
-
-    used: int = 0
-    wasted: int = 0
-
-    @property
-    def pays(self) -> bool:
-        """Whether to go on computing gradients beforehand: at least half of them were used."""
-        return self.used >= self.wasted
-
-    def note(self, used: bool) -> None:
-        """Count one backward pass."""
-        if used:
-            self.used += 1
-        else:
-            self.wasted += 1
-
-
 @dataclass(frozen=True, eq=False)
 class Bucketed:
     """A function of arrays, and how to run it in buckets.
@@ -92,7 +69,7 @@ class Bucketed:
         dtypes: The dtypes of the results if the user calls this function; None for a derivative.
         of: If this is a pushforward: the function it was made of, the positions of the arguments
             with tangents, and those of the float results. None otherwise.
-        speculation: Whether running the gradient together with the function pays.
+        used: Whether each of the last gradients that were computed with the function was used.
         derivatives: The derivatives made so far, by step.
     """
 
@@ -103,7 +80,7 @@ class Bucketed:
     derive: Callable[[Flat, Shapes], Flat]
     dtypes: tuple[Any, ...] | None = None
     of: tuple[Bucketed, tuple[int, ...], tuple[int, ...]] | None = None
-    speculation: Speculation = field(default_factory=Speculation)
+    used: deque[bool] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
 
     def at(self, path: Path) -> Bucketed:
@@ -266,7 +243,7 @@ def _linearize(
     residuals are the gradient and the primal arguments, and the linear function is an equation of
     `along_gradient_p`.
     """
-    if not (in_reverse and fn.dtypes and fn.speculation.pays):
+    if not (in_reverse and fn.dtypes and 2 * sum(fn.used) >= len(fn.used)):
         return None
     wrt = tuple(i for i in _floats(primals) if nonzero[i])
     if not wrt or fn.outs[0] or not jnp.issubdtype(fn.dtypes[0], jnp.floating):
@@ -301,30 +278,22 @@ def _brought(fn: Bucketed) -> int:
     return len(fn.of[1])
 
 
-def _along(*values: Any, fn: Bucketed, types: Any) -> list[Any]:
-    """Evaluate the equation: the pushforward, without the gradient."""
-    return call(fn, values[_brought(fn) :], types)
+def _dropping(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A rule of the pushforward, for its equation with the gradient in front."""
+
+    def dropped(*args: Any, fn: Bucketed, types: object) -> Any:
+        return rule(*args[_brought(fn) :], fn=fn, types=types)
+
+    return dropped
 
 
-def _along_types(*ins: object, fn: Bucketed, types: object) -> list[Any]:
-    """The types of its results."""
-    return _out_types(*ins[_brought(fn) :], fn=fn, types=types)
+def _dropping_pairs(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a rule of operands and what belongs to each."""
 
+    def dropped(one: Sequence[Any], other: Sequence[Any], *, fn: Bucketed, types: object) -> Any:
+        return rule(one[_brought(fn) :], other[_brought(fn) :], fn=fn, types=types)
 
-def _along_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: object
-) -> tuple[Any, Any]:
-    """Its forward derivative: that of the pushforward."""
-    count = _brought(fn)
-    return _jvp(primals[count:], tangents[count:], fn=fn, types=types)
-
-
-def _along_batch(
-    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
-) -> tuple[Any, Any]:
-    """Its batching: that of the pushforward."""
-    count = _brought(fn)
-    return _batch(values[count:], dims[count:], fn=fn, types=types)
+    return dropped
 
 
 def _along_transpose(
@@ -334,7 +303,7 @@ def _along_transpose(
     assert fn.of is not None
     base, count = fn.of[0], _brought(fn)
     used = _is_one(cotangents[0]) and all(type(ct) is ad.Zero for ct in cotangents[1:])
-    base.speculation.note(used)
+    base.used.append(used)
     if not used:
         pulled = _transpose(cotangents, *values[count:], fn=fn, types=types)
         return [*[None] * count, *pulled]
@@ -374,11 +343,6 @@ def _lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
     return fn.flat(*values)
 
 
-def _along_lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
-    """The same without the gradient."""
-    return fn.flat(*values[_brought(fn) :])
-
-
 def register() -> None:
     """Register the equations' rules with JAX. A second call does nothing.
 
@@ -388,18 +352,14 @@ def register() -> None:
         return
     hold_weakly(Bucketed)  # JAX caches by equation parameters, and would keep the functions alive
     set_linearization(bucketed_p, _linearize)
-    for prim, impl, types, jvp, transpose, batch, lower in (
-        (
-            along_gradient_p,
-            _along,
-            _along_types,
-            _along_jvp,
-            _along_transpose,
-            _along_batch,
-            _along_lower,
-        ),
-        (bucketed_p, _run, _out_types, _jvp, _transpose, _batch, _lower),
+    plain, pairs = _dropping, _dropping_pairs
+    along = plain(_run), plain(_out_types), pairs(_batch), plain(_lower), pairs(_jvp)
+    itself = _run, _out_types, _batch, _lower, _jvp
+    for prim, transpose, rules in (
+        (along_gradient_p, _along_transpose, along),
+        (bucketed_p, _transpose, itself),
     ):
+        impl, types, batch, lower, jvp = rules
         prim.multiple_results = True
         prim.def_impl(impl)
         prim.def_abstract_eval(types)

@@ -390,6 +390,10 @@ class WithConstants:
     def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.function(self.constants, *args, **kwargs)
 
+    def inlined(self, *args: object, **kwargs: object) -> Any:
+        """Call it as a part of what is traced, where a ``jit`` of its own takes no options."""
+        return self.function.__wrapped__(self.constants, *args, **kwargs)
+
     def lower(self, *args: object, **kwargs: object) -> Any:
         """Lower the function for some argument types, as ``jax.jit`` does."""
         return self.function.lower(self.constants, *args, **kwargs)

@@ -162,13 +162,16 @@ class Requests:
         of_xla = functools.partial(self._options, options)
         return self._bodies.in_bucket(known, call, bucket, transform, of_xla)
 
+    def kernel(self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]) -> Kernel:
+        """The kernel of a bucket, with nothing lowered."""
+        self._transform.refuse("lower, save and the like")
+        return self._maker(without_values(signed), call, bucket, self._transform)()
+
     def lower_masked(
         self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
     ) -> Kernel:
         """Lower the program of a call for a bucket; `masked` compiles it."""
-        self._transform.refuse("lower, save and the like")
-        made = self._maker(without_values(signed), call, bucket, self._transform)
-        return made().as_lowered()
+        return self.kernel(signed, call, bucket).as_lowered()
 
     def exact(
         self,
@@ -191,7 +194,11 @@ class Requests:
 
     def lower_exact(self, signed: SignedCall) -> Kernel:
         """Lower the function for the exact shape of a call; `exact` compiles it."""
-        return self._exact_maker(signed, {})().as_lowered()
+        return self.exact_kernel(signed, {}).as_lowered()
+
+    def exact_kernel(self, signed: SignedCall, sizes: Mapping[str, int]) -> Kernel:
+        """The kernel of an exact shape, with nothing lowered."""
+        return self._exact_maker(signed, sizes)()
 
     def _exact_maker(
         self,

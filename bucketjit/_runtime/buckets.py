@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cachetools
 
@@ -115,6 +115,19 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
         return None
     told = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in found.items())
     return Exactly(f"the size of {told} (overflow='exact')", exact == len(sizes))
+
+
+class ChoosesBuckets(Protocol):
+    """Chooses the bucket of each call: by strategies, or among those of a file."""
+
+    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+        """The padded size of each variable of a call."""
+
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
+        """The sizes that are beyond their largest bucket and stay exact."""
+
+    def clear(self) -> None:
+        """Forget what was learnt from calls."""
 
 
 class Buckets:

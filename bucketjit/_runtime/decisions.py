@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from bucketjit._compile.requests import Requests
-from bucketjit._runtime.buckets import Buckets
+from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._runtime.global_arrays import refusal_of_global
 from bucketjit._runtime.refusals import Refusals
 from bucketjit._signature.resolved_call import ResolvedCall
@@ -86,7 +86,7 @@ _EMPTY = MaskingError("an axis of size 0 has no bucket")
 class Decisions:
     """Decides the calls of one configuration."""
 
-    def __init__(self, buckets: Buckets, refusals: Refusals) -> None:
+    def __init__(self, buckets: ChoosesBuckets, refusals: Refusals) -> None:
         self._buckets = buckets
         self._refusals = refusals
 

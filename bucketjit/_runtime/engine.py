@@ -7,7 +7,6 @@ for the calls that it does not know. A call that was served here is then remembe
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import weakref
 from collections.abc import Mapping
@@ -87,7 +86,7 @@ class Engine:
         self.counters = self.shared.counters
         self.recompiles = Recompiles(config, self.name, self.signer.name)
         self.requests = parts.requests(config, self.name, self.cache)
-        self.lock = threading.RLock()
+        self.lock = parts.lock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock)
@@ -263,6 +262,13 @@ class Engine:
     def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
         """Decide what a call does; see `Decisions.decide`."""
         return self.decisions.decide(signed, call)
+
+    def chosen(self, signed: SignedCall, call: ResolvedCall) -> Masked | Exact:
+        """The decision on a call that is not run; raises what the call would raise."""
+        decision = self.decide(signed, call)
+        if isinstance(decision, Refused):
+            raise decision.error
+        return decision
 
     def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
         """Note that a compile request failed because its program cannot be masked."""

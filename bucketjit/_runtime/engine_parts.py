@@ -1,11 +1,12 @@
 """The parts of an engine that know where its programs come from.
 
 `bucketjit._runtime.engine` gets them from a traced function, `bucketjit._artifact.saved_engine`
-from a file.
+from a file, and `bucketjit._stages.compiled` from what was compiled ahead of calls.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config
-from bucketjit._runtime.buckets import Buckets
+from bucketjit._runtime.buckets import Buckets, ChoosesBuckets
 from bucketjit._signature.signer import Signer
 
 MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable]], Requests]
@@ -27,11 +28,13 @@ class Parts(NamedTuple):
         signer: Makes what finds the signature of a call.
         requests: Makes what makes compile requests.
         buckets: Makes what chooses buckets.
+        lock: Makes the lock that is held while programs are traced.
     """
 
     signer: Callable[[Config], Signer] = Signer
     requests: MakeRequests = Requests
-    buckets: Callable[[Config, AbstractContextManager[Any]], Buckets] = Buckets
+    buckets: Callable[[Config, AbstractContextManager[Any]], ChoosesBuckets] = Buckets
+    lock: Callable[[], AbstractContextManager[Any]] = threading.RLock
 
 
 TRACED = Parts()

@@ -63,8 +63,8 @@ class SharedState(Generic[E]):
         engines: The engine of the function, and those of its derivatives.
     """
 
-    def __init__(self, config: Config, name: str) -> None:
-        self.counters = counters = Counters()
+    def __init__(self, config: Config, name: str, counters: Counters | None = None) -> None:
+        self.counters = counters = counters or Counters()
         self.engines: Engines[E] = Engines()
         engines = self.engines
         tell = functools.partial(emit, listeners=config.listeners)

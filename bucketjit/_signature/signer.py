@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from bucketjit._signature.changes import Key, nearest, why_new
 from bucketjit._signature.default_rule import default_entries
 from bucketjit._signature.foreign_values import remedy_for
 from bucketjit._signature.leaf_types import LeafType, leaf_type
+from bucketjit._signature.made_for import MadeFor
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.traced_programs import TracedPrograms
@@ -77,8 +78,14 @@ class Signer:
         parameters: The parameters of the function.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(
+        self,
+        config: Config,
+        made_for: MadeFor | None = None,
+        make: Callable[[Key], Signature] | None = None,
+    ) -> None:
         self._config, self.fn = config, config.fn
+        self._made_for, self._make = made_for, make
         self._parameters = self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
@@ -108,7 +115,7 @@ class Signer:
         try:
             types, shapes = self._types(leaves, positions, positional, keywords)
         except ArgumentError:  # a misspelt name is told first
-            self._parameters.check_call(args, kwargs)
+            (self._made_for or self._parameters).check_call(args, kwargs)
             raise
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
@@ -117,8 +124,10 @@ class Signer:
             with self._lock:
                 signature = self._signatures.get(key)
                 if signature is None:
-                    signature = self._new_signature(key, positions, positional, keywords)
+                    signature = self._found(key, positions, positional, keywords)
                     self._signatures[key] = signature
+        if self._made_for is not None:
+            leaves = self._made_for.checked(leaves, shapes)
         shapes = [
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, signature.types, strict=True)
@@ -140,6 +149,8 @@ class Signer:
         self, count: int, keywords: Sequence[str]
     ) -> tuple[set[int], set[str]] | None:
         """The arguments whose entry in ``dynamic_axes`` opens an axis, or names a size."""
+        if self._made_for is not None:
+            return self._made_for.opened(count, keywords)
         spec = self._config.dynamic_axes
         if spec is None:
             return None
@@ -200,6 +211,18 @@ class Signer:
             for name, value in named
             for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
         ]
+
+    def _found(
+        self,
+        key: Key,
+        positions: Sequence[int],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Signature:
+        if self._made_for is None or self._make is None:
+            return self._new_signature(key, positions, args, kwargs)
+        self._made_for.check_types(key, args, kwargs)
+        return self._make(key)
 
     def _new_signature(
         self,

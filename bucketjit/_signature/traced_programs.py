@@ -34,6 +34,9 @@ from bucketjit._tracing.symbolic import COMPUTE, trace
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
+Instead = Callable[[Tokens, Shapes, Mapping[str, int]], ResolvedCall]
+"""Resolves a call that no program serves, or says why not, where nothing can be traced."""
+
 _MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
 
 _MAX_BEYOND = 8  # after as many, only sizes above the double of the largest or below half the least
@@ -161,8 +164,10 @@ class TracedPrograms:
         paths: Sequence[str],
         constraints: Sequence[str],
         pairs: bool = True,
+        instead: Instead | None = None,
     ) -> None:
         self._pairs = pairs
+        self._instead = instead  # of a trace, where there is no source
         self.fn = fn
         self.in_tree = in_tree
         self.types = tuple(types)
@@ -252,6 +257,8 @@ class TracedPrograms:
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
     ) -> ResolvedCall:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones."""
+        if self._instead is not None:
+            return self._instead(tokens, shapes, presumed)
         with holding_output() as held:
             call = self._attempt(tokens, shapes, presumed)
             held.is_dropped = call.program is None  # the exact run shows it
@@ -317,6 +324,9 @@ class TracedPrograms:
 
     def computing(self, tokens: Tokens, shapes: Shapes) -> Program | None:
         """The program of a function that computes sizes; None if it does not, or is refused."""
+        if self._instead is not None:
+            self._instead(tokens, shapes, NO_SIZES)
+            return None
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         with contextlib.suppress(TraceRefused):

@@ -2,39 +2,44 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 from jax.tree_util import PyTreeDef
 
-from bucketjit._arrays.padded import Padded
-from bucketjit._arrays.padding import copied, plain
-from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.computed_results import SizesDiffer
-from bucketjit._compile.executable import Executable, SignatureChanged
-from bucketjit._config import Check
-from bucketjit._jax.arrays import NotPlaced
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.requests import Requests
+from bucketjit._config import Fallback
+from bucketjit._events import shown
 from bucketjit._jax.compiler import as_stage
-from bucketjit._jax.config import jit_disabled
-from bucketjit._jax.tracebacks import boundary, shortened
-from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
+from bucketjit._jax.config import trace_context
+from bucketjit._jax.tracebacks import boundary
 from bucketjit._ragged.examples import examples_of
 from bucketjit._ragged.map import map_examples, options_of
-from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.fast_path.dispatch import CallArguments
-from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.runs import counted, counter_of, exact_finisher
-from bucketjit._signature.signer import SignedCall
-from bucketjit._stages.arguments import Arguments
-from bucketjit._stages.stage import Stage, StageTypes
-from bucketjit._stages.subject import Subject
+from bucketjit._runtime.buckets import Exactly
+from bucketjit._runtime.call_path import CallPath
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.engine_parts import Parts
+from bucketjit._runtime.shared_state import SharedState
+from bucketjit._signature.argument_facts import open_shapes
+from bucketjit._signature.axis_guesses import Shapes
+from bucketjit._signature.binding import bind_sizes
+from bucketjit._signature.changes import Key
+from bucketjit._signature.made_for import MadeFor, fixed_signature
+from bucketjit._signature.mismatches import in_words
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signature import Signature
+from bucketjit._signature.signer import Signer
+from bucketjit._sizes.dynamic_axes import Tokens
+from bucketjit._sizes.expressions import evaluate_text, variables_of
+from bucketjit._stages.stage import Stage, StageTypes, Subject
+from bucketjit._tracing.interface import Interface
+from bucketjit.errors import ArgumentError
 
-_THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
-
-class Compiled(Stage):
+class Compiled(CallPath[..., Any], Stage):
     """An executable that serves every logical size of one bucket; see ``jax.stages.Compiled``.
 
     ``Lowered.compile`` makes it. Call it like the bucketed function, without static arguments: they
@@ -43,8 +48,23 @@ class Compiled(Stage):
     ``jax.grad``, ``jax.jit``, ``jax.vmap`` and the like it does what the bucketed function does
     there, after the same check.
 
+    A call raises `ArgumentError` for an argument that differs from what was compiled for, and for a
+    size that is beyond the bucket or needs another program, one that the program computes included.
+
     Argument 0 of the module that was compiled is the int32 vector of the sizes, in the order of
     `variables`; see `Lowered`.
+
+    Examples:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from bucketjit import BucketedExec
+        >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
+        >>> compiled = mean.lower(np.ones(5, np.float32)).compile()
+        >>> [float(compiled(np.arange(n, dtype=np.float32))) for n in (1, 3, 8)]
+        [0.0, 1.0, 3.5]
+        >>> compiled(np.ones(9, np.float32))
+        Traceback (most recent call last):
+            ...
+        bucketjit.errors.ArgumentError: a: compiled for float32[n] with n at most 8, called ...
     """
 
     def __init__(
@@ -53,78 +73,15 @@ class Compiled(Stage):
         types: StageTypes,
         entry: Executable,
         lowered: jax.stages.Lowered,
-        key: Any,
+        copies: bool = False,
     ) -> None:
-        super().__init__(subject, types)
-        engine = subject.engine
-        self._entry = entry
-        self._key = key
+        Stage.__init__(self, subject, types)
         self._stage = as_stage(entry.compiled, lowered)
-        self._arguments = Arguments(subject)
-        self._copies = engine.config.copy_inputs
-        # A cache of its own, so that the executable stays when it leaves that of the bucketed
-        # function.
-        cache: ExecutableCache[Any, Executable] = ExecutableCache(None)
-        cache.get_or_compile(key, lambda: entry)
-        self._memory = RememberedCalls(cache, engine.counters, threading.RLock())
-        self._fast_path = self._memory.fast_path
-        with engine.lock:
-            engine.memories_apart.add(self._memory)
-
-    # --- the call path, as in `BucketedExec` ---
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run the function.
-
-        Args:
-            *args: Its positional arguments, without static ones.
-            **kwargs: Its keyword arguments, likewise.
-
-        Returns:
-            What the bucketed function would return.
-
-        Raises:
-            ArgumentError: An argument differs from what was compiled for, or a size is beyond the
-                bucket or needs another program. The same for a size that the program computes.
-            SizeMismatchError: The sizes of the arguments contradict each other.
-            ShapeCheckError: At these sizes an array cannot be reshaped as the function does.
-            MaskingError: ``check`` found that results differ.
-
-        Examples:
-            >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
-            >>> compiled = mean.lower(np.ones(5, np.float32)).compile()
-            >>> [float(compiled(np.arange(n, dtype=np.float32))) for n in (1, 3, 8)]
-            [0.0, 1.0, 3.5]
-            >>> compiled(np.ones(9, np.float32))
-            Traceback (most recent call last):
-                ...
-            bucketjit.errors.ArgumentError: a: compiled for float32[n] with n at most 8, called ...
-        """
-        try:
-            if _THREAD_TRACE.value not in _NO_TRACE:
-                return self._inside(args, kwargs)
-            if self._copies:
-                args, kwargs = jax.tree_util.tree_map(copied, (args, kwargs))
-            failed = None
-            for table in self._fast_path.tables:
-                for handler in table.by_key.get(table.key(args, kwargs), ()):
-                    try:
-                        return handler.serve(args, kwargs)
-                    # Nothing has run, or its results are dropped: try the next handler.
-                    except (SignatureChanged, NotPlaced, SizesDiffer):
-                        continue
-                    except Exception as error:
-                        failed = error
-                        break
-                if failed is not None:
-                    break
-            return self._serve(args, kwargs, failed)
-        except Exception as error:
-            failed = None  # its traceback may refer to this frame
-            shortened(error)
-            raise
+        self._one = OneBucket(subject)
+        self._engine = engine_of(self._one, entry)
+        self._fast_path = self._engine.memory.fast_path
+        # It copies the arguments, and has an empty fast path, so that all its calls do so.
+        self._of_copies = Compiled(subject, types, entry, lowered) if copies else None
 
     @boundary
     def map(self, *args: Any, in_axes: Any = None, reduce: str | None = None, **kwargs: Any) -> Any:
@@ -151,82 +108,22 @@ class Compiled(Stage):
             >>> [float(x) for x in compiled.map([np.ones(n, np.float32) for n in (1, 3, 8)])]
             [1.0, 3.0, 8.0]
         """
-        engine = self._subject.engine
-        signer, statics = engine.signer, self._subject.signed.statics
-        if isinstance(in_axes, tuple | list):
-            rest = iter(in_axes)
-            count = len(in_axes) + len(statics.positional)
-            in_axes = [None if i in statics.positional else next(rest) for i in range(count)]
-        options = options_of(engine.config.out, reduce, None, None)
-        examples = examples_of(signer, *self._arguments.with_statics(args, kwargs), in_axes)
-
-        def call(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-            own = [x for i, x in enumerate(given) if i not in statics.positional]
-            return self(*own, **{k: v for k, v in named.items() if k not in statics.keyword})
-
-        return map_examples(engine, examples, options, call)
+        options = options_of(self._engine.config.out, reduce, None, None)
+        examples = examples_of(self._engine.signer, args, kwargs, in_axes)
+        return map_examples(self._engine, examples, options, lambda own, named: self(*own, **named))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: checked here, made by the bucketed function."""
-        signed = self._arguments.sign(args, kwargs)
+        signed = self._engine.signer.sign(args, kwargs)
         is_known = all(type(n) is int for shape in signed.shapes for n in shape)
         if not self.exact and is_known:  # `jax.export` has symbolic sizes
-            self._arguments.sizes(signed)
-        return self._subject.inside(*self._arguments.with_statics(args, kwargs))
-
-    def _serve(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], failed: Exception | None
-    ) -> Any:
-        """The slow path: check the arguments, run, and remember the call for the fast path.
-
-        Of wrong arguments the check says more than the handler that has ``failed``. A `Padded`
-        argument may fail in a handler and be served here.
-        """
-        if jit_disabled() and failed is None:
-            return self._inside(args, kwargs)
-        signed = self._arguments.sign(args, kwargs)
-        if failed is not None and not any(isinstance(x, Padded) for x in signed.leaves):
-            try:
-                raise failed
-            finally:
-                failed = None  # its traceback refers to this frame
-        given = CallArguments(args, kwargs)
-        try:
-            if self.exact:
-                return self._run_exact(signed, given)
-            return self._run_masked(signed, given)
-        except SignatureChanged:
-            raise self._arguments.changed_otherwise() from None
-        except SizesDiffer as differ:
-            raise self._arguments.other_computed_sizes(differ.computed) from None
-
-    def _run_masked(self, signed: SignedCall, given: CallArguments) -> Any:
-        engine, entry = self._subject.engine, self._entry
-        out = engine.config.out
-        call = self._arguments.resolve(signed)
-        sizes = entry.sizes_for(call)
-        line = counter_of(entry, call, signed)
-        served = ServedCall(self._key, sizes, entry.finisher(call, out, engine.counters), line)
-        result = engine.run(entry, signed, call, served, out)
-        if engine.config.check is Check.OFF:
-            self._memory.add_masked(signed, given, call, served)
-        return result
-
-    def _run_exact(self, signed: SignedCall, given: CallArguments) -> Any:
-        engine, entry = self._subject.engine, self._entry
-        args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        program = self._subject.call.program
-        finish = exact_finisher(entry, signed, program, engine.config.out)
-        line = CallCounter(self.bucket, key=signed.shape_key)
-        with counted(engine.counters, line):
-            result = entry.run(None, args, kwargs)
-            result = result if finish is None else finish(result)
-        if engine.config.check is Check.OFF:
-            specs = signed.signature.specs
-            # Without open axes, the shape of the first leaf is what calls are found by.
-            opened = [i for i, spec in enumerate(specs) if spec is not None] or [0][: len(specs)]
-            self._memory.add(signed, given, opened, ServedCall(self._key, None, finish, line))
-        return result
+            self._one.check(signed.signature.open_axes(self._subject.call, signed.shapes)[1])
+        statics, rest = self._subject.signed.statics, iter(args)
+        count = len(args) + len(statics.positional)
+        merged = tuple(
+            statics.positional[i] if i in statics.positional else next(rest) for i in range(count)
+        )
+        return self._subject.inside(merged, {**kwargs, **statics.keyword})
 
     # --- what JAX tells of it ---
 
@@ -279,3 +176,167 @@ class Compiled(Stage):
         of: PyTreeDef = self.out_tree
         leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: x is None)
         return of.unflatten(leaves[: of.num_leaves])  # counts of computed sizes may follow
+
+
+def engine_of(one: OneBucket, entry: Executable) -> Engine:
+    """An engine that serves calls by one executable, whatever becomes of any other cache."""
+    subject = one.subject
+    parent, signed = subject.engine, subject.signed
+    config = dataclasses.replace(
+        parent.config,
+        fn=signed.signature.fn,
+        static_argnums=(),
+        static_argnames=(),
+        donate_argnums=(),
+        copy_inputs=False,
+        fallback=Fallback.ERROR,
+        maxsize=None,
+        max_bytes=None,
+        background=None,
+    )
+    signature = one.signature()
+
+    def signature_of(key: Key) -> Signature:
+        one.check_configuration()
+        return signature
+
+    parts = Parts(
+        signer=lambda config: Signer(config, one.arguments, signature_of),
+        buckets=lambda config, lock: one,
+        lock=lambda: parent.lock,
+    )
+    engine = Engine(config, SharedState(config, parent.name, parent.counters), parts)
+    if subject.exact:
+        key: Any = signature, tuple(signed.shapes)
+    else:
+        key = Requests.masked_key(subject.program, subject.bucket)
+    engine.cache.get_or_compile(key, lambda: entry)
+    with parent.lock:
+        parent.memories_apart.add(engine.memory)
+    return engine
+
+
+def _context() -> Any:
+    with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
+        return trace_context()
+
+
+class OneBucket:
+    """What calls of one executable may have: types, programs, sizes.
+
+    Attributes:
+        subject: What was compiled.
+        arguments: The types.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        signed, name = subject.signed, subject.engine.signer.name
+        self.subject = subject
+        self._context = _context()
+        tokens: Tokens = subject.call.tokens
+        if subject.exact:
+            tokens = tuple(("_",) * len(shape) for shape in signed.shapes)
+        statics = signed.statics
+        self.arguments = MadeFor(
+            "compiled for",
+            signed.tree,
+            signed.signature.types,
+            open_shapes(tokens, signed.shapes),
+            subject.name_of,
+            ({name(i): value for i, value in statics.positional.items()}, statics.keyword),
+            signed.leaves,
+        )
+
+    def signature(self) -> Signature:
+        """A signature of its calls. The bucket does not hold it, as it holds the bucket."""
+        subject, signature = self.subject, self.subject.signed.signature
+        return fixed_signature(
+            signature.fn,
+            self.arguments,
+            signature.paths,
+            () if subject.exact else signature.constraints,
+            [] if subject.exact else [(subject.program, frozenset())],
+            self._no_program,
+        )
+
+    def check_configuration(self) -> None:
+        """Raise an error if JAX is configured in another way."""
+        if _context() != self._context:
+            raise ArgumentError(
+                "the configuration of JAX (jax_enable_x64, matmul precision, a mesh) differs from "
+                "that at lowering; call it under the same configuration, or lower it again"
+            )
+
+    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+        """The bucket, if it holds a call."""
+        self.check(call.sizes)
+        bucket = self.subject.bucket
+        for name, size in zip(program.unfitted, call.size_constants.sizes, strict=True):
+            if size > bucket[name]:
+                raise ArgumentError(
+                    f"at {shown(call.sizes)} the size {name} of an array inside of the function is "
+                    f"{size}, compiled for {name} at most {bucket[name]}; lower it with arguments "
+                    "of these sizes"
+                )
+        return dict(bucket)
+
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
+        """Nothing: a size beyond the bucket is refused."""
+
+    def clear(self) -> None:
+        """Nothing: the bucket is what was compiled."""
+
+    def check(self, sizes: Mapping[str, int]) -> None:
+        """Raise an error if the executable does not serve these sizes."""
+        beyond = {v: n for v, n in sizes.items() if n > self.subject.bucket[v]}
+        if beyond:
+            raise ArgumentError(in_words(list(self._beyond(sizes, beyond))))
+        if min(sizes.values()) < 1:
+            raise ArgumentError(
+                f"a size below 1 has no bucket ({shown(sizes)}); call the bucketed function, or "
+                "lower it with such arguments"
+            )
+        self.subject.signed.signature.check_constraints(sizes)
+        program = self.subject.program
+        if not program.admits(sizes):
+            broken = [str(g) for g in program.guards if not g.holds(sizes)]
+            broken = broken or list(map(str, program.presumed))
+            raise ArgumentError(
+                f"{shown(sizes)} needs another program: this one holds for "
+                f"{' and '.join(broken) or 'sizes at which the function traces alike'}; lower it "
+                "again with arguments of these sizes"
+            )
+
+    def _beyond(self, sizes: Mapping[str, int], beyond: Mapping[str, int]) -> Iterator[str]:
+        """A line for each size that is beyond its bucket, at the first argument that has it."""
+        for variable, size in beyond.items():
+            for made in self.arguments.facts.leaves:
+                texts = [axis for axis in made.shape if isinstance(axis, str)]
+                if any(variable in variables_of(text) for text in texts):
+                    shape = tuple(
+                        evaluate_text(n, sizes) if isinstance(n, str) else n for n in made.shape
+                    )
+                    called = shape[0] if made.dtype is None else made._replace(shape=shape)
+                    yield (
+                        f"{made.path}: compiled for {made} with {variable} at most "
+                        f"{self.subject.bucket[variable]}, called with {called}, where "
+                        f"{variable} is {size}"
+                    )
+                    break
+
+    def _no_program(
+        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
+    ) -> ResolvedCall:
+        """Say why the program does not serve a call; calls at an exact shape need none."""
+        subject, paths = self.subject, self.subject.signed.signature.paths
+        if subject.exact:
+            return ResolvedCall(tokens, bind_sizes(tokens, shapes, paths), None)
+        if presumed:
+            told = "; ".join(subject.program.computed_in_words())
+            raise ArgumentError(
+                f"the function decides by sizes that it computes ({told}), and here they are "
+                f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which needs "
+                "another program; call the bucketed function, which finds it"
+            )
+        self.check(bind_sizes(subject.call.tokens, shapes, paths))
+        raise ArgumentError(f"no program serves the shapes {list(shapes)}; lower it again for them")

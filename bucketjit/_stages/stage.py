@@ -1,17 +1,141 @@
-"""What the stages have in common: the types of arguments and results, and the bucket."""
+"""The call that a stage is about, what is decided about it, and what all stages tell of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 from jax.tree_util import PyTreeDef
 
+from bucketjit._compile.argument_types import without_values
+from bucketjit._config import is_int_from
 from bucketjit._events import shown
+from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._jax.jaxprs import shaped
-from bucketjit._stages.subject import Subject
+from bucketjit._runtime.decisions import Because, Masked
+from bucketjit._runtime.engine import Engine
+from bucketjit._signature.resolved_call import ResolvedCall
+from bucketjit._signature.signer import SignedCall
+from bucketjit._signature.structs import sign_like
+from bucketjit._tracing.program import Program
+from bucketjit.errors import MaskingError, SpecError
+
+Inside = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """The call that a stage is about.
+
+    Attributes:
+        engine: The engine of the bucketed function.
+        inside: Makes a call inside a transformation, as the bucketed function does.
+        signed: The call, with types in the place of its arrays.
+        call: The same call, resolved.
+        bucket: Padded size of each variable; the logical sizes if it is exact.
+        exact: Whether it is lowered at its exact shape.
+        epoch: The epoch of the provider when it was resolved.
+    """
+
+    engine: Engine
+    inside: Inside
+    signed: SignedCall
+    call: ResolvedCall
+    bucket: Mapping[str, int]
+    exact: bool
+    epoch: object
+
+    @property
+    def program(self) -> Program:
+        """The program. The subject is not exact."""
+        assert isinstance(self.call.program, Program)
+        return self.call.program
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether the cache was cleared since the call was resolved."""
+        return self.engine.provider.epoch is not self.epoch
+
+    def name_of(self, position: int) -> str:
+        """How errors name a positional argument of compiled calls, which leave static ones out."""
+        positions = self.signed.dynamic
+        if position < len(positions):
+            return self.engine.signer.name(positions[position])
+        return self.engine.signer.name(position + len(self.signed.statics.positional))
+
+    @contextmanager
+    def without_computed_sizes(self) -> Iterator[None]:
+        """A context for a trace by ``jit`` at the exact shape, where sizes cannot be computed."""
+        try:
+            with Noticing().active():
+                yield
+        except SizeIsComputed:
+            program, call = self.call.program, self.call
+            refusals = self.engine.refusals
+            why = refusals.of_program(program) if program is not None else call.refusal
+            told = f", which is not masked: {why.reason}" if why is not None else ""
+            raise MaskingError(
+                f"the function computes sizes, so jit cannot take it at its exact shape{told}",
+                (why and why.remedy) or "call the bucketed function, which runs it unpadded",
+            ) from None
+
+    def as_exact(self) -> Subject:
+        """The same call, lowered at its exact shape."""
+        return dataclasses.replace(self, bucket=dict(self.call.sizes), exact=True)
+
+    def in_bucket(self, sizes: Any) -> Subject:
+        """The same call, in another bucket."""
+        known, wrong = self.call.sizes, ""
+        if self.exact:
+            wrong = "is for calls that are padded; this one runs at its exact shape"
+        elif not isinstance(sizes, Mapping):
+            wrong = f"must be a dict such as {{'n': 16}}, got {sizes!r}"
+        elif unknown := [v for v in sizes if v not in known]:
+            wrong = f"names {unknown[0]!r}; the variables are {', '.join(known)}"
+        if wrong:
+            raise SpecError(f"lower: bucket {wrong}")
+        for v, size in sizes.items():
+            if not is_int_from(size, known[v]):
+                raise SpecError(
+                    f"lower: bucket[{v!r}] must be an int of at least {known[v]}, the size in the "
+                    f"call, got {size!r}"
+                )
+        bucket = {v: int(sizes.get(v, self.bucket[v])) for v in known}
+        program = self.program
+        unfitted = program.unfitted_sizes(bucket) if program.fits(bucket) else None
+        if unfitted is None:
+            raise SpecError(
+                f"lower: the program does not hold at {shown(bucket)}: its guards are "
+                f"{', '.join(map(str, program.guards)) or 'those of its traces'}"
+            )
+        logical = zip(program.unfitted, self.call.size_constants.sizes, strict=True)
+        room = {v: max(n, unfitted.get(v, 0)) for v, n in logical}
+        return dataclasses.replace(self, bucket={**bucket, **room})
+
+
+def subject_of(
+    engine: Engine, inside: Inside, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Subject:
+    """Sign, resolve and decide a call, without running it."""
+    epoch = engine.provider.epoch
+    signed = without_values(sign_like(engine.signer, args, kwargs))
+    signature, shapes = signed.signature, signed.shapes
+    if engine.config.always_exact:
+        tokens, sizes = signature.declared_tokens(shapes), signature.declared_sizes(shapes)
+        call = ResolvedCall(tokens, sizes, None)
+        return Subject(engine, inside, signed, call, dict(sizes), True, epoch)
+    call = engine.resolve(signed)
+    decision = engine.chosen(signed, call)
+    if isinstance(decision, Masked):
+        return Subject(engine, inside, signed, call, dict(decision.bucket), False, epoch)
+    if decision.because is Because.UNMASKED:
+        engine.note_fallback(decision.why, counted=True)
+    return Subject(engine, inside, signed, call, dict(call.sizes), True, epoch)
 
 
 class StageTypes(NamedTuple):
@@ -50,12 +174,11 @@ def exact_types(stage: Any) -> StageTypes:
     """The types of a call at its exact shape."""
     ins = jax.tree_util.tree_leaves(stage.in_avals)
     outs = jax.tree_util.tree_leaves(stage.out_info)
-    plain = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=_is_weak(x)) for x in outs]
+    plain = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=bool(getattr(x, "weak_type", False)))
+        for x in outs
+    ]
     return StageTypes(ins, jax.tree_util.tree_structure(stage.out_info), plain)
-
-
-def _is_weak(struct: Any) -> bool:
-    return bool(getattr(struct, "weak_type", False))
 
 
 class Stage:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._compile.cache_slot import Slot
+from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._jax.arrays import on_one_device
 from bucketjit._runtime.fast_path.handler import Where
