@@ -438,4 +438,4 @@ def _one_by_one(combine: Combine, consts: Sequence[Any], elems: Sequence[Any]) -
     return [jnp.moveaxis(x, 0, axis) for x in made]
 
 
-lower_by(associative_scan_p, run)
+lowered = lower_by(associative_scan_p, run)

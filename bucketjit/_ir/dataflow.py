@@ -210,7 +210,6 @@ _THROUGH: Mapping[str, Callable[[Analysis[Any], JaxprEqn, Sequence[Any]], list[A
 
 # Facts about the values of a trace that is not finished, each found from those of its operands.
 
-T = TypeVar("T")
 
 # Finds the fact about a value from its equation (None: it has none) and the facts of the operands.
 Find = Callable[[Any, Made | None, Sequence[T]], T]

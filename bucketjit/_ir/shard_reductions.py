@@ -151,7 +151,9 @@ def _batch(
     return whole(x, place), None
 
 
-for _primitive, _whole in ((shard_mean_p, jnp.mean), (shard_psum_p, jnp.sum)):
-    ad.primitive_jvps[_primitive] = functools.partial(_jvp, _primitive)
-    ad.primitive_transposes[_primitive] = functools.partial(_transpose, _primitive)
-    batching.fancy_primitive_batchers[_primitive] = functools.partial(_batch, _primitive, _whole)
+ad.primitive_jvps[shard_mean_p] = functools.partial(_jvp, shard_mean_p)
+ad.primitive_jvps[shard_psum_p] = functools.partial(_jvp, shard_psum_p)
+ad.primitive_transposes[shard_mean_p] = functools.partial(_transpose, shard_mean_p)
+ad.primitive_transposes[shard_psum_p] = functools.partial(_transpose, shard_psum_p)
+batching.fancy_primitive_batchers[shard_mean_p] = functools.partial(_batch, shard_mean_p, jnp.mean)
+batching.fancy_primitive_batchers[shard_psum_p] = functools.partial(_batch, shard_psum_p, jnp.sum)

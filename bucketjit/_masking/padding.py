@@ -236,9 +236,9 @@ class Padding:
             return one._replace(what="zeros") if what == "shifted" else None
         if name in ("sub", "div"):
             before, after = ("scores", "shifted") if name == "sub" else ("zeros", "zeros")
-            is_own = what == before and other == "reduced" and two is not None
-            is_own = is_own and two.axes == one.axes and _is_beside(two, operands[0], out.ndim)
-            return one._replace(what=after) if is_own else None
+            if two is None or two.axes != one.axes or (what, other) != (before, "reduced"):
+                return None
+            return one._replace(what=after) if _is_beside(two, operands[0], out.ndim) else None
         if what != "reduced":
             return None
         return _spread(eqn, one) if name == "broadcast_in_dim" else one

@@ -202,9 +202,9 @@ def _places(eqn: JaxprEqn, operand: int) -> dict[int, int]:
         same = [before[i] for i in kept] == [after[i] for i in places]
         return dict(zip(kept, places, strict=True)) if same else {}
     if name == "broadcast_in_dim":
-        pairs = enumerate(params["broadcast_dimensions"])
+        pairs = list(enumerate(params["broadcast_dimensions"]))
     else:
-        pairs = ((i, i) for i in olds if len(before) == len(after))
+        pairs = [(i, i) for i in olds if len(before) == len(after)]
     return {axis: place for axis, place in pairs if before[axis] == after[place]}
 
 
