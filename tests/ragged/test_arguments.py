@@ -408,3 +408,8 @@ def test_an_iterator_that_raises() -> None:
 
 def test_it_is_public() -> None:
     assert bucketjit.Ragged is Ragged and "map" in dir(BucketedExec)
+
+
+def test_a_ragged_of_no_rows() -> None:
+    empty = Ragged(np.zeros((0, 3), np.float32), np.zeros(0, np.int32))
+    assert (len(empty), empty.to_list(), empty.mask.shape) == (0, [], (0, 3))

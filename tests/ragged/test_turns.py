@@ -89,6 +89,14 @@ def test_rows_that_are_not_there_are_not_computed() -> None:
     assert executor.stats().padding_waste == 0
 
 
+@pytest.mark.usefixtures("in_turn")
+def test_a_batch_of_one_row_says_nothing() -> None:
+    executor = BucketedExec(attention, dynamic_axes=(None, "n, _")).with_pow2(min=8)
+    for count, known in ((1, []), (2, [True])):
+        executor.map(WEIGHTS, [np.ones((7, 3), F32)] * count, in_axes=(None, 0))
+        assert list(executor._engine.takes_turns.values()) == known
+
+
 def test_short_rows_are_not_tried() -> None:
     executor = BucketedExec(attention, dynamic_axes=(None, "n, _")).with_pow2(min=8)
     executor.map(WEIGHTS, [np.ones((7, 3), F32)] * 2, in_axes=(None, 0))
