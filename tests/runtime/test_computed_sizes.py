@@ -34,9 +34,19 @@ def arrays(size: int) -> Iterator[np.ndarray]:
 
 
 def few_arrays() -> Iterator[np.ndarray]:
-    """One of each kind, at the edges of the buckets."""
-    for kind, size in enumerate((7, 1, 9, 8, 7)):
-        yield [*arrays(size)][kind]
+    """Half of what a bucket holds, and nothing of another."""
+    yield [*arrays(7)][2]
+    yield [*arrays(9)][0]
+
+
+def all_arrays() -> Iterator[np.ndarray]:
+    for size in EDGES:
+        yield from arrays(size)
+
+
+few_or_all = pytest.mark.parametrize(
+    "inputs", [few_arrays, pytest.param(all_arrays, marks=pytest.mark.slow)]
+)
 
 
 def equal(got: Any, want: Any) -> None:
@@ -116,11 +126,12 @@ def checked(executor: Any, fn: Callable[..., Any], x: np.ndarray) -> None:
         assert raised.value.__context__ is None  # no attempt before is told of
 
 
+@few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_those_of_the_eager_function(name: str) -> None:
+def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None:
     fn = PROGRAMS[name]
     executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
-    for x in few_arrays():
+    for x in inputs():
         checked(executor, fn, x)
 
 

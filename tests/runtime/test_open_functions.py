@@ -13,7 +13,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit.errors import FallbackError, FallbackWarning
-from tests.runtime.test_computed_sizes import EDGES, arrays, checked, few_arrays
+from tests.runtime.test_computed_sizes import EDGES, all_arrays, arrays, checked, few_or_all
 
 
 def count(x: Any) -> Any:
@@ -198,11 +198,12 @@ PROGRAMS = {
 }
 
 
+@few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_results_are_those_of_the_eager_function(name: str) -> None:
+def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None:
     fn = PROGRAMS[name]
     executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
-    for x in few_arrays():
+    for x in inputs():
         checked(executor, fn, x)
     assert executor.stats().fallback_calls == 0
 
@@ -352,7 +353,7 @@ def test_parts_of_an_axis_make_it_whole(name: str) -> None:
     fn = PARTS[name]
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
     executor = executor.with_pow2(min=16)
-    for x in few_arrays():
+    for x in all_arrays():
         checked(executor, fn, x)
     assert executor.stats().compiles == 1
     assert not any("presumed" in told for told in executor.explain(x).computed)
