@@ -33,6 +33,7 @@ class CallPath(Generic[P, R]):
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None
+    _inside: Any  # the method that makes a call inside a transformation, or without ``jit``
     _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -118,7 +119,3 @@ class CallPath(Generic[P, R]):
             return engine.together.serve(engine, (args, kwargs))
         signed = engine.signer.sign(args, kwargs)
         return engine.serve(signed, CallArguments(args, kwargs))
-
-    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call inside a transformation of JAX, or where ``jit`` is disabled."""
-        raise NotImplementedError
