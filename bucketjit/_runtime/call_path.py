@@ -33,6 +33,7 @@ class CallPath(Generic[P, R]):
     _engine: Engine
     _fast_path: FastPath
     _of_copies: Callable[..., Any] | None
+    _inside: Any  # the method that makes a call inside a transformation, or without ``jit``
     _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -122,7 +123,3 @@ class CallPath(Generic[P, R]):
             except (SignatureChanged, NotPlaced, Evicted):  # nothing has run
                 pass
         return engine.serve(engine.signer.sign(args, kwargs), given)
-
-    def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call inside a transformation of JAX, or where ``jit`` is disabled."""
-        raise NotImplementedError

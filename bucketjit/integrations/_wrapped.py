@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from bucketjit._api.bound import BoundMethod
@@ -42,6 +42,8 @@ class Wrapped(Generic[P, R]):
         executor: The executor. It takes arguments and returns results as this package hands them
             over, so call the wrapper, and ask the bucketed function.
     """
+
+    _plain: Any  # the method that makes the arguments of the bucketed function
 
     def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any]) -> None:
         functools.update_wrapper(self, fn, updated=())
@@ -97,12 +99,6 @@ class Wrapped(Generic[P, R]):
         new = copy.copy(self)
         new.executor = executor
         return new
-
-    def _plain(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments as the bucketed function takes them."""
-        raise NotImplementedError
 
     def stats(self) -> Stats:
         """A snapshot of what the bucketed function has done; see `BucketedExec.stats`."""

@@ -236,22 +236,20 @@ class FilteredExec(Wrapped[P, R]):
     def _plain(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        signer = self.executor._engine.signer
-        plain = [
-            x if isinstance(x, jax.Array) else _filtered(x, signer.name(i))
-            for i, x in enumerate(args)
-        ]
-        named = {k: _filtered(x, k) for k, x in kwargs.items()}
-        ints = [i for i, x in enumerate(args) if type(x) is int]
-        ints_by_name = [k for k, x in kwargs.items() if type(x) is int]
-        if ints or ints_by_name:
+        signer, sizes = self.executor._engine.signer, set[int | str]()
+        if any(type(x) is int for x in (*args, *kwargs.values())):
             # An int with an entry of `dynamic_axes` is a size.
-            opened = signer.arguments_with_open_axes(len(args), list(kwargs))
-            for where in opened[0].intersection(ints) if opened else ():
-                plain[where] = args[where]
-            for name in opened[1].intersection(ints_by_name) if opened else ():
-                named[name] = kwargs[name]
-        return tuple(plain), named
+            opened = signer.arguments_with_open_axes(len(args), list(kwargs)) or ((), ())
+            sizes = {*opened[0], *opened[1]}
+
+        def plain(where: int | str, value: Any, name: str) -> Any:
+            is_plain = isinstance(value, jax.Array) or (type(value) is int and where in sizes)
+            return value if is_plain else _filtered(value, name)
+
+        return (
+            tuple(plain(i, x, signer.name(i)) for i, x in enumerate(args)),
+            {k: plain(k, x, k) for k, x in kwargs.items()},
+        )
 
 
 @overload

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from bucketjit._arrays.results import Change
-from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.cache import Slot
+from bucketjit._compile.cache import ExecutableCache, Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._jax.arrays import on_default_device
 from bucketjit._runtime.call_counts import CallCounter
