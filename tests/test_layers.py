@@ -78,7 +78,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def package(module: str) -> str:
-    """``_masking.rules.scan`` is in the package ``_masking``."""
+    """``_masking.rules.control`` is in the package ``_masking``."""
     return module.split(".")[0]
 
 
