@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bucketjit._artifact.archive import checked_path
-from bucketjit._artifact.writer import Options, save
+from bucketjit._artifact.writer import SaveOptions, save
 from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
@@ -85,7 +85,7 @@ class Saving:
             3.0
         """
         refuse_apart(self._engine.config, "save")
-        asked = Options(sizes, platforms, derivatives, dynamic, executables, key)
+        asked = SaveOptions(sizes, platforms, derivatives, dynamic, executables, key)
         if not only_differentiated():
             raise ArtifactError(
                 "save: it is called inside jax.jit, jax.vmap or another function that JAX traces, "

@@ -62,7 +62,7 @@ _OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_defaul
 
 
 @dataclass(frozen=True)
-class Options:
+class SaveOptions:
     """What `BucketedExec.save` was asked for.
 
     Attributes:
@@ -129,7 +129,7 @@ def save(
     path: Path,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    options: Options,
+    options: SaveOptions,
 ) -> None:
     """Write a file; see `BucketedExec.save`."""
     if lack := lacking(Without.EXPORT):
@@ -153,10 +153,10 @@ def save(
         signed = at_sizes(signed, signed.signature.open_axes(call, signed.shapes)[0], filled)
         call = engine.resolve(signed)
     members = _Members()
-    writers = [_Writer(engine, signed, options, members, "functions/0")]
+    writers = [_FunctionWriter(engine, signed, options, members, "functions/0")]
     for order in range(1, options.derivatives + 1):
         pulled = _pullback(engine, derivatives, signed, call, order)
-        writers.append(_Writer(*pulled, options, members, f"functions/{order}"))
+        writers.append(_FunctionWriter(*pulled, options, members, f"functions/{order}"))
     functions = tuple(writer.function(sizes) for writer in writers)
     module = writers[0].exported
     assert module is not None
@@ -181,7 +181,7 @@ def save(
     write_archive(path, manifest, members.contents, key)
 
 
-class _Writer:
+class _FunctionWriter:
     """Adds the members of a function, or of a pullback.
 
     Attributes:
@@ -192,7 +192,7 @@ class _Writer:
         self,
         engine: Engine,
         signed: SignedCall,
-        options: Options,
+        options: SaveOptions,
         members: _Members,
         place: str,
     ) -> None:
