@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from bucketjit._api.executor import BucketedExec
 from bucketjit._events import LONGEST_LABEL, one_line
@@ -24,7 +25,41 @@ if TYPE_CHECKING:
 
 __all__ = ["Registration", "prometheus"]
 
-_PREFIX, _MOST_LABELS = "bucketjit", 4096  # labels whose hits `_Climbing` remembers
+_MOST_LABELS = 4096  # labels of a function whose hits are remembered
+
+_Labels = tuple[str, ...]
+
+# A metric is a counter if its name ends in `_total`, else a gauge.
+_PLAIN = {  # each is the number of `Stats` that has the name without `_total` or `_ratio`
+    "calls_total": "Calls.",
+    "inlined_calls_total": "Calls inside jit, vmap and the like, where the function itself runs.",
+    "rows_total": "Examples that map has run in batches.",
+    "hits_total": "Calls that found their executable compiled.",
+    "misses_total": "Executables that were not there: each was compiled, or read from a file.",
+    "compiles_total": "Executables compiled.",
+    "compile_seconds_total": "Time spent compiling.",
+    "loads_total": "Executables read from files.",
+    "load_seconds_total": "Time spent reading them.",
+    "evictions_total": "Executables dropped to make room.",
+    "dropped_runs_total": "Runs dropped because a computed size was another one than presumed.",
+    "padding_waste_ratio": "Padding among all elements of padded arguments.",
+}
+_COMPUTED = "size", "bound", "line"
+_BUCKET = "bucket", "exact"
+_LABELED: dict[str, tuple[str, _Labels]] = {  # `_labeled` has their values
+    "executables": ("Executables in the cache.", ()),
+    "programs": ("Programs traced.", ()),
+    "fallback_calls_total": ("Calls that ran unpadded, by reason.", ("reason",)),
+    "dimension_waste_ratio": ("Padding among padded sizes.", ("dimension",)),
+    "computed_size_rows_total": ("Rows selected, where they are told.", _COMPUTED),
+    "computed_size_bounds_total": ("Rows that they were selected from.", _COMPUTED),
+    "computed_size_programs": ("Programs that compute the size.", _COMPUTED),
+    "bucket_hits_total": ("Calls served after the first one.", _BUCKET),
+    "bucket_compile_seconds": ("Time that compiling it took.", _BUCKET),
+    "bucket_bytes": ("Memory that it takes.", _BUCKET),
+    "bucket_flops": ("Floating point operations of a call.", _BUCKET),
+    "bucket_last_used_timestamp_seconds": ("When it last served a call.", _BUCKET),
+}
 
 
 class _Collector:
@@ -36,83 +71,78 @@ class _Collector:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._executors: dict[str, weakref.ref[BucketedExec[..., Any]]] = {}
-        self._climbing = _Climbing()
+        self._executors = weakref.WeakValueDictionary[str, BucketedExec[..., Any]]()
+        # By function: when its counters started, and by label its hits at the last scrape, and
+        # those of executables that are gone.
+        self._known: dict[str, tuple[float, dict[_Labels, tuple[int, int]]]] = {}
 
     def add(self, name: str, executor: BucketedExec[..., Any]) -> None:
         with self._lock:
-            known = self._executors.get(name)
-            other = None if known is None else known()
-            if other is not None and other is not executor:
+            if self._executors.setdefault(name, executor) is not executor:
                 raise SpecError(
                     f"metrics of another bucketed function are called {name!r} in this registry; "
                     "give this one another name, prometheus(executor, name=...)"
                 )
-            self._executors[name] = weakref.ref(executor)
 
-    def remove(self, name: str, executor: weakref.ref[BucketedExec[..., Any]]) -> None:
+    def remove(self, name: str, executor: BucketedExec[..., Any] | None) -> None:
         with self._lock:
-            if self._executors.get(name) == executor:
+            if executor is not None and self._executors.get(name) is executor:
                 del self._executors[name]
 
     def describe(self) -> list[Metric]:
         """No metrics. Without this method a registry may call `collect` to find their names."""
         return []
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         with self._lock:
-            executors = {name: ref() for name, ref in self._executors.items()}
-            for name in [n for n, executor in executors.items() if executor is None]:
-                del self._executors[name]
-        stats = {name: e.stats() for name, e in executors.items() if e is not None}
-        if stats:  # without bucketed functions, metrics would still be listed, with no samples
-            yield from _metrics(stats, self._climbing)
+            every = {name: executor.stats() for name, executor in self._executors.items()}
+            samples = {name: _labeled(stats) for name, stats in every.items()}
+            self._known = {n: k for n, k in self._known.items() if n in every}
+            for name, stats in every.items():
+                told = samples[name]
+                told["bucket_hits_total"] = self._climb(
+                    name, stats.since, told["bucket_hits_total"]
+                )
+        if not every:  # metrics would still be listed, with no samples
+            return []
+        families: list[Metric] = []
+        for metric, (text, labels) in {
+            **{n: (t, ()) for n, t in _PLAIN.items()},
+            **_LABELED,
+        }.items():
+            kind = CounterMetricFamily if metric.endswith("_total") else GaugeMetricFamily
+            family = kind(f"bucketjit_{metric}", text, labels=("function", *labels))
+            for name, told in samples.items():
+                for label, value in told[metric].items():
+                    family.add_metric([name, *label], float(value))
+            families.append(family)
+        return families
 
+    def _climb(self, name: str, since: float, now: Mapping[_Labels, float]) -> dict[_Labels, float]:
+        """Keep the hits of a label from falling when an executable leaves the cache.
 
-class _Climbing:
-    """Keeps the hits of a label from falling when an executable leaves the cache.
-
-    Prometheus takes a counter that falls for one that was reset to 0, and adds the remaining value
-    as new hits. So the hits of executables that are gone are added to the label. The hits between
-    the last scrape and the eviction are lost.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        # By function: number of scrapes, and when its counters started.
-        self._scrapes: dict[str, tuple[int, float]] = {}
-        # By label: number of the last scrape, hits then, and hits of executables that are gone.
-        self._known: dict[tuple[str, ...], tuple[int, int, int]] = {}
-
-    def begin(self, function: str, since: float) -> None:
-        """Begin a scrape; if the counters of the function were reset, forget its labels."""
-        with self._lock:
-            count, before = self._scrapes.get(function, (0, since))
-            self._scrapes[function] = count + 1, since
-            if since != before:
-                self._known = {k: v for k, v in self._known.items() if k[0] != function}
-
-    def __call__(self, label: tuple[str, ...], hits: int) -> int:
-        with self._lock:
-            now = self._scrapes[label[0]][0]
-            scrape, before, added = self._known.pop(label, (0, 0, 0))
-            if scrape < now - 1:  # no executable had the label for a while
-                added += before
-            elif hits < before:  # an executable of the label has left the cache
-                added += before - hits
-            self._known[label] = now, hits, added
-            if len(self._known) > _MOST_LABELS:  # drop the label seen longest ago
-                del self._known[next(iter(self._known))]
-            return hits + added
+        Prometheus takes a counter that falls for one that was reset to 0, and adds what remains as
+        new hits. So hits that are gone are added. Those after the last scrape are lost.
+        """
+        began, known = self._known.get(name, (since, {}))
+        if began != since:  # the counters were reset
+            known = {}
+        for label in [*(label for label in known if label not in now), *now]:
+            before, gone = known.pop(label, (0, 0))
+            hits = int(now.get(label, 0))
+            known[label] = hits, gone + max(before - hits, 0)
+        climbed: dict[_Labels, float] = {label: sum(known[label]) for label in now}
+        for label in list(known)[:-_MOST_LABELS]:  # those seen longest ago
+            del known[label]
+        self._known[name] = since, known
+        return climbed
 
 
 @dataclass(frozen=True)
 class Registration:
     """The metrics of one bucketed function in a registry.
-
-    It is a collector of prometheus-client too: registering it with another registry moves the
-    metrics there. For several bucketed functions in one registry call `prometheus` for each
-    instead: a scrape may contain each metric only once, and they then share one collector.
 
     Attributes:
         name: The value of the label ``function``.
@@ -121,25 +151,10 @@ class Registration:
     name: str
     _collector: _Collector = field(repr=False)
     _executor: weakref.ref[BucketedExec[..., Any]] = field(repr=False)
-    _collects: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
-    _climbing: _Climbing = field(default_factory=_Climbing, repr=False, compare=False)
 
     def unregister(self) -> None:
         """Remove the metrics from the registry. Does nothing if they are removed already."""
-        self._collects.clear()
-        self._collector.remove(self.name, self._executor)
-
-    def describe(self) -> list[Metric]:
-        """No metrics. A registry calls this when the object is registered, which moves them."""
-        self.unregister()
-        self._collects.set()
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """The present metrics, if this object was registered as a collector; else none."""
-        executor = self._executor()
-        if self._collects.is_set() and executor is not None:
-            yield from _metrics({self.name: executor.stats()}, self._climbing)
+        self._collector.remove(self.name, self._executor())
 
 
 _collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
@@ -169,7 +184,7 @@ def prometheus(
         registry: The registry; by default that of prometheus-client.
 
     Returns:
-        The registration, with ``unregister()``; it can also be registered with another registry.
+        The registration, with ``unregister()``.
 
     Raises:
         MissingExtraError: prometheus-client is not installed.
@@ -212,115 +227,39 @@ def prometheus(
     return Registration(name, collector, weakref.ref(executor))
 
 
-class _Metric(NamedTuple):
-    """A number of a snapshot: a counter if its name ends in ``_total``, else a gauge."""
+def _labeled(stats: Stats) -> defaultdict[str, dict[_Labels, float]]:
+    """The numbers of a snapshot, by metric and labels; executables with equal labels are one."""
+    told: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
 
-    name: str
-    text: str
-    read: Callable[[Stats], float]
+    def add(metric: str, label: _Labels, value: float) -> None:
+        told[metric][label] = told[metric].get(label, 0) + value
 
-
-_PLAIN = (
-    _Metric("calls_total", "Calls.", lambda s: s.calls),
-    _Metric(
-        "inlined_calls_total",
-        "Calls inside jit, vmap and the like, where the function itself runs.",
-        lambda s: s.inlined_calls,
-    ),
-    _Metric("rows_total", "Examples that map has run in batches.", lambda s: s.rows),
-    _Metric("hits_total", "Calls that found their executable compiled.", lambda s: s.hits),
-    _Metric(
-        "misses_total",
-        "Asks for an executable that was not there: it was compiled, or read from a file.",
-        lambda s: s.misses,
-    ),
-    _Metric("compiles_total", "Executables compiled.", lambda s: s.compiles),
-    _Metric("compile_seconds_total", "Time spent compiling.", lambda s: s.compile_seconds),
-    _Metric("loads_total", "Executables read from files.", lambda s: s.loads),
-    _Metric("load_seconds_total", "Time spent reading them.", lambda s: s.load_seconds),
-    _Metric("evictions_total", "Executables dropped to make room.", lambda s: s.evictions),
-    _Metric(
-        "dropped_runs_total",
-        "Runs dropped because a computed size was another one than presumed.",
-        lambda s: s.dropped_runs,
-    ),
-    _Metric("executables", "Executables in the cache.", lambda s: len(s.buckets)),
-    _Metric("programs", "Programs traced.", lambda s: len(s.programs)),
-    _Metric(
-        "padding_waste_ratio",
-        "Padding among all elements of padded arguments.",
-        lambda s: s.padding_waste,
-    ),
-)
-
-
-def _metrics(every: dict[str, Stats], climbing: _Climbing) -> Iterator[Metric]:
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-    def family(name: str, text: str, *labels: str) -> Any:
-        kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-        return kind(f"{_PREFIX}_{name}", text, labels=("function", *labels))
+    def most(metric: str, label: _Labels, value: float) -> None:
+        told[metric][label] = max(told[metric].get(label, value), value)
 
     for metric in _PLAIN:
-        told = family(metric.name, metric.text)
-        for function, stats in every.items():
-            told.add_metric([function], float(metric.read(stats)))
-        yield told
-    fallbacks = family("fallback_calls_total", "Calls that ran unpadded, by reason.", "reason")
-    waste = family("dimension_waste_ratio", "Padding among padded sizes.", "dimension")
-    for function, stats in every.items():
-        for reason, calls in stats.fallback_reasons.items():
-            fallbacks.add_metric([function, _label(reason)], calls)
-        for dimension, share in stats.dimension_waste.items():
-            waste.add_metric([function, _label(dimension)], share)
-    yield fallbacks
-    yield waste
-    yield from _computed_sizes(every, family)
-    labels = ("bucket", "exact")
-    hits = family("bucket_hits_total", "Calls served after the first one.", *labels)
-    seconds = family("bucket_compile_seconds", "Time that compiling it took.", *labels)
-    size = family("bucket_bytes", "Memory that it takes.", *labels)
-    flops = family("bucket_flops", "Floating point operations of a call.", *labels)
-    used = family("bucket_last_used_timestamp_seconds", "When it last served a call.", *labels)
-    for function, stats in every.items():
-        climbing.begin(function, stats.since)
-        for (bucket, exact), twins in _by_label(stats).items():
-            label = [function, bucket, exact]
-            hits.add_metric(label, climbing(tuple(label), sum(b.hits for b in twins)))
-            seconds.add_metric(label, sum(b.compile_seconds for b in twins))
-            size.add_metric(label, sum(b.nbytes for b in twins))
-            used.add_metric(label, max(b.last_used for b in twins))
-            if known := [b.flops for b in twins if b.flops is not None]:
-                flops.add_metric(label, max(known))
-    yield from (hits, seconds, size, flops, used)
-
-
-def _computed_sizes(every: dict[str, Stats], family: Callable[..., Any]) -> Iterator[Metric]:
-    """What the programs select, by computed size, its bound, and the line that computes it."""
-    labels = ("size", "bound", "line")
-    selected = family("computed_size_rows_total", "Rows selected, where they are told.", *labels)
-    rows = family("computed_size_bounds_total", "Rows that they were selected from.", *labels)
-    programs = family("computed_size_programs", "Programs that compute the size.", *labels)
-    for function, stats in every.items():
-        sums: dict[tuple[str, str, str, str], list[int]] = {}
-        for made in (made for program in stats.programs for made in program.computed):
-            label = function, _label(made.size), _label(made.bound), _label(made.line)
-            known = sums.setdefault(label, [0, 0, 0])
-            known[:] = known[0] + made.selected, known[1] + made.rows, known[2] + 1
-        for label, (some, of, count) in sums.items():
-            selected.add_metric(label, some)
-            rows.add_metric(label, of)
-            programs.add_metric(label, count)
-    yield from (selected, rows, programs)
-
-
-def _by_label(stats: Stats) -> dict[tuple[str, str], list[Any]]:
-    """Executables by labels ``bucket`` and ``exact``; several programs may have the same bucket."""
-    found: dict[tuple[str, str], list[Any]] = {}
+        add(metric, (), getattr(stats, metric.removesuffix("_total").removesuffix("_ratio")))
+    add("executables", (), len(stats.buckets))
+    add("programs", (), len(stats.programs))
+    for reason, calls in stats.fallback_reasons.items():
+        add("fallback_calls_total", (_label(reason),), calls)
+    for dimension, share in stats.dimension_waste.items():
+        most("dimension_waste_ratio", (_label(dimension),), share)
+    for made in (made for program in stats.programs for made in program.computed):
+        label = _label(made.size), _label(made.bound), _label(made.line)
+        add("computed_size_rows_total", label, made.selected)
+        add("computed_size_bounds_total", label, made.rows)
+        add("computed_size_programs", label, 1)
     for bucket in stats.buckets:
-        sizes = _label(",".join(f"{v}={n}" for v, n in bucket.sizes.items()))
-        found.setdefault((sizes, str(bucket.exact).lower()), []).append(bucket)
-    return found
+        sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
+        where = _label(sizes), str(bucket.exact).lower()
+        add("bucket_hits_total", where, bucket.hits)
+        add("bucket_compile_seconds", where, bucket.compile_seconds)
+        add("bucket_bytes", where, bucket.nbytes)
+        most("bucket_last_used_timestamp_seconds", where, bucket.last_used)
+        if bucket.flops is not None:
+            most("bucket_flops", where, bucket.flops)
+    return told
 
 
 def _label(text: str) -> str:
