@@ -25,11 +25,16 @@ from bucketjit._runtime.buckets import Buckets, Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.argument_facts import facts_made_for, facts_of_call
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.changes import Key
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.mismatches import ArgumentFacts, in_words, mismatches
+from bucketjit._signature.mismatches import (
+    ArgumentFacts,
+    facts_made_for,
+    facts_of_call,
+    in_words,
+    mismatches,
+)
 from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall, Signer

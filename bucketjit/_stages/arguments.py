@@ -13,10 +13,15 @@ import numpy as np
 
 from bucketjit._events import shown
 from bucketjit._jax.config import trace_context
-from bucketjit._signature.argument_facts import facts_made_for, facts_of_call, open_shapes
 from bucketjit._signature.binding import bind_sizes
 from bucketjit._signature.leaf_types import leaf_type
-from bucketjit._signature.mismatches import in_words, mismatches
+from bucketjit._signature.mismatches import (
+    facts_made_for,
+    facts_of_call,
+    in_words,
+    mismatches,
+    open_shapes,
+)
 from bucketjit._signature.parameters import NO_STATICS
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signer import SignedCall
