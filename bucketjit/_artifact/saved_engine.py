@@ -26,7 +26,6 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._signature.axis_guesses import Shapes
-from bucketjit._signature.changes import Key
 from bucketjit._signature.leaf_types import LeafType
 from bucketjit._signature.mismatches import (
     ArgumentFacts,
@@ -39,6 +38,7 @@ from bucketjit._signature.resolved_call import ResolvedCall, variables_in
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import SignedCall, Signer
 from bucketjit._signature.traced_programs import NO_SIZES, Traced, TracedPrograms
+from bucketjit._signature.why_traced import Key
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text
 from bucketjit._sizes.holding import smallest_holding

@@ -116,7 +116,7 @@ def facts_made_for(
             None if types[i].dtype is None else str(types[i].dtype),
             shapes[i],
             types[i].weak_type,
-            _placed(types[i]),
+            placed(types[i]),
         )
         for path, i in places
         if i is not None
@@ -170,10 +170,11 @@ def _leaf_facts(path: str, value: Any) -> LeafFacts:
     except ArgumentError:
         of = f" of {value.dtype!r}" if isinstance(value, np.ndarray) else ""
         return LeafFacts(path, None, (), other=f"{type(value).__name__}{of}")
-    return LeafFacts(path, str(kind.dtype), tuple(shape), kind.weak_type, _placed(kind), number)
+    return LeafFacts(path, str(kind.dtype), tuple(shape), kind.weak_type, placed(kind), number)
 
 
-def _placed(kind: LeafType) -> str:
+def placed(kind: LeafType) -> str:
+    """How a leaf is sharded, in words, as far as that is part of its type; else empty."""
     if kind.sharding is not None:
         return f"sharded {kind.sharding.spec}"
     return "" if kind.partitions is None else f"cut into {kind.partitions} parts"
