@@ -21,7 +21,7 @@ import functools
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -85,7 +85,7 @@ class _Node(NamedTuple):
 
 def _node(value: Any, path: tuple[Any, ...] = ()) -> _Node:
     pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    kind = tree.node_data()
+    kind: Any = cast(Any, tree).node_data()
     children = {} if kind is None else {p[0]: _node(x, path + p) for p, x in pairs}
     return _Node(value, path, kind, children)
 
