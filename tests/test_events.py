@@ -59,7 +59,7 @@ def test_an_axis_that_varies() -> None:
         executor(ones(*shape))
     assert news(told) == [
         "new",
-        "re-signed: axis 1 of x varies (32, then 48): opened as axis1",
+        "traced anew: axis 1 of x varies (32, then 48): opened as axis1",
     ]
 
 
@@ -67,7 +67,7 @@ def test_axes_that_part() -> None:
     executor, told = watched(lambda x, y: x.sum() + y.sum())
     executor(ones(3), ones(3))
     executor(ones(3), ones(5))
-    assert news(told)[1:] == ["re-signed: axis 0 of y is 5 where batch is 3: opened as batch_1"]
+    assert news(told)[1:] == ["traced anew: axis 0 of y is 5 where batch is 3: opened as batch_1"]
 
 
 def test_an_axis_that_cannot_be_opened() -> None:
@@ -89,18 +89,18 @@ def test_another_type(argument: Any, reason: str) -> None:
     executor, told = watched(lambda x: jax.tree.map(jnp.sum, x))
     executor(ones(3))
     executor(argument)
-    assert [n for n in news(told) if n.startswith(f"re-signed: {reason}")], news(told)
+    assert [n for n in news(told) if n.startswith(f"traced anew: {reason}")], news(told)
 
 
 def test_another_static_argument() -> None:
     executor, told = watched(lambda x, how: x.sum() if how else x, static_argnames="how")
     executor(ones(3), how=True)
     executor(ones(3), how=False)
-    assert news(told)[1] == "re-signed: static how is False, not True"
+    assert news(told)[1] == "traced anew: static how is False, not True"
     executor, told = watched(lambda x, how: x.sum() if how else x, static_argnums=1)
     executor(ones(3), True)
     executor(ones(3), False)
-    assert news(told)[1] == "re-signed: static how is False, not True"
+    assert news(told)[1] == "traced anew: static how is False, not True"
 
 
 def test_the_reason_is_told_against_what_is_nearest() -> None:
@@ -109,8 +109,8 @@ def test_the_reason_is_told_against_what_is_nearest() -> None:
     executor(ones(3, 4, 2))
     executor(ones(3, 4).astype(np.int32))
     assert news(told)[1:] == [
-        "re-signed: x has 3 axes, not 2",
-        "re-signed: x is int32, not float32",
+        "traced anew: x has 3 axes, not 2",
+        "traced anew: x is int32, not float32",
     ]
 
 
@@ -121,8 +121,8 @@ def test_a_guard_that_breaks_and_a_static_size() -> None:
     executor(ones(7, 2))  # the program for b >= 5 serves it
     executor(ones(7, 3))
     assert news(told)[1:] == [
-        "re-signed: b = 6 breaks the guard b <= 4",
-        "re-signed: axis 1 of x is 3, not 2",
+        "traced anew: b = 6 breaks the guard b <= 4",
+        "traced anew: axis 1 of x is 3, not 2",
     ]
 
 

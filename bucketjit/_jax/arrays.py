@@ -199,11 +199,6 @@ CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays; `type(x) is` 
 KEY_ARRAY = _random.prng.PRNGKeyArray  # the class of typed random keys, which wrap an array
 
 
-def is_concrete_array(x: object) -> bool:
-    """True for a concrete ``jax.Array`` (``ArrayImpl``, since 0.4); typed keys only wrap one."""
-    return isinstance(x, _array.ArrayImpl)
-
-
 def key_impl(dtype: Any) -> Any:
     """The generator of a typed key dtype, in the form that ``jax.random.wrap_key_data`` takes.
 

@@ -157,7 +157,7 @@ class AxisGuesses:
                 continue
             name = renamed.setdefault((token, size), _unused_name(axis, rows))
             reason = (
-                f"re-signed: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
+                f"traced anew: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
                 f"{seen[token]}: opened as {name}"
             )
             reasons.setdefault((token, size), reason)
@@ -181,7 +181,7 @@ class AxisGuesses:
             name = names.get((old, new)) or _variable_that_moved(tokens, before, now, (old, new))
             names[old, new] = rows[leaf][axis] = name or _unused_name(axis, rows)
             varied.append(
-                f"re-signed: axis {axis} of {self.paths[leaf]} varies ({old}, then {new})"
+                f"traced anew: axis {axis} of {self.paths[leaf]} varies ({old}, then {new})"
             )
         return Renamed(_as_tokens(rows), varied)
 

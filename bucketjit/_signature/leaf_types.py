@@ -11,7 +11,7 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._jax import arrays
 from bucketjit._jax.arrays import explicit_sharding, on_one_device
-from bucketjit._signature.foreign_values import cure, cure_of_dtype, described
+from bucketjit._signature.cures import cure, cure_of_dtype, described
 from bucketjit.errors import ArgumentError
 
 

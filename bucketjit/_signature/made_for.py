@@ -8,13 +8,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._signature.argument_facts import Shape, facts_made_for, facts_of_call
 from bucketjit._signature.binding import without_empty
-from bucketjit._signature.changes import Key
 from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.mismatches import in_words, mismatches
+from bucketjit._signature.mismatches import (
+    Shape,
+    facts_made_for,
+    facts_of_call,
+    in_words,
+    mismatches,
+)
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.traced_programs import Instead, TracedPrograms
+from bucketjit._signature.why_traced import Key
 from bucketjit._sizes.dynamic_axes import STATIC
 from bucketjit._tracing.interface import Interface
 from bucketjit.errors import ArgumentError

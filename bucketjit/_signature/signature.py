@@ -119,7 +119,7 @@ class Signature:
         except BaseException:  # a call that fails opens no axes
             self._unlearn_to(learnt)
             raise
-        if self._news.is_to_tell(call):
+        if self._news.has_news_of(call):
             self._news.note(call, shapes)
         return call
 

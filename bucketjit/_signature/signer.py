@@ -16,14 +16,14 @@ from bucketjit._config import Config
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._signature.axis_guesses import is_default_name
-from bucketjit._signature.changes import Key, nearest, why_new
+from bucketjit._signature.cures import remedy_for
 from bucketjit._signature.default_rule import default_entries
-from bucketjit._signature.foreign_values import remedy_for
 from bucketjit._signature.leaf_types import LeafType, leaf_type
 from bucketjit._signature.made_for import MadeFor
 from bucketjit._signature.parameters import Parameters, Statics
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.traced_programs import TracedPrograms
+from bucketjit._signature.why_traced import Key, nearest, why_new
 from bucketjit._sizes.dynamic_axes import (
     Anonymous,
     entries_of_arguments,

@@ -23,15 +23,14 @@ from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.argument_facts import open_shapes
 from bucketjit._signature.axis_guesses import Shapes
 from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.changes import Key
 from bucketjit._signature.made_for import MadeFor, fixed_signature
-from bucketjit._signature.mismatches import in_words
+from bucketjit._signature.mismatches import in_words, open_shapes
 from bucketjit._signature.resolved_call import ResolvedCall
 from bucketjit._signature.signature import Signature
 from bucketjit._signature.signer import Signer
+from bucketjit._signature.why_traced import Key
 from bucketjit._sizes.dynamic_axes import Tokens
 from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._stages.stage import Stage, StageTypes, Subject

@@ -11,8 +11,8 @@ The caller's model stays as it is, and nothing is trained. So the arguments are 
 more after the function has returned, and what is not the object that was put in was changed.
 
 What counts is the object that was changed: the innermost one around the change that is itself still
-the same. In a plain dict or list a change is a habit (``batch.pop("labels")``) and is left alone.
-So is one whose new value, or whose object, the function returns: then it is not lost.
+the same. A change in a plain dict or list is lost without an error, as under ``jax.jit``. A change
+whose new value, or whose object, the function returns is not lost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ import functools
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -46,16 +45,16 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
 
     @functools.wraps(fn, updated=())
     def traced(*args: Any, **kwargs: Any) -> Any:
-        given = args, kwargs
-        before = _flat(given)
+        arguments = args, kwargs
+        before = _taken_apart(arguments)
         depth = getattr(_thread, "depth", 0)
         _thread.depth = depth + 1
         try:
             results = fn(*args, **kwargs)
         finally:
             _thread.depth = depth
-        if before is not None and before.has_objects:
-            _check(before, given, results, names)
+        if lost := _lost_changes(before, arguments, results):
+            raise _error(lost, names)
         return results
 
     if not hasattr(fn, "__name__"):
@@ -63,57 +62,7 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     return traced
 
 
-@dataclass(frozen=True)
-class _Flat:
-    """A tree, taken apart.
-
-    Attributes:
-        objects: Its nodes and leaves: each node is followed by its children.
-        paths: The path of each leaf.
-        leaves: The leaves.
-        tree: Its structure.
-    """
-
-    objects: list[Any]
-    paths: list[Any]
-    leaves: list[Any]
-    tree: Any
-
-    @functools.cached_property
-    def has_objects(self) -> bool:
-        """Whether there are nodes other than plain containers."""
-        leaves = set(map(id, self.leaves))
-        return any(not _is_plain(x) and id(x) not in leaves for x in self.objects)
-
-    def is_like(self, other: _Flat) -> bool:
-        """Whether the other one has the same leaves in the same structure."""
-        return len(self.leaves) == len(other.leaves) and (
-            all(a is b for a, b in zip(self.leaves, other.leaves, strict=True))
-            and bool(self.tree == other.tree)
-        )
-
-
-def _flat(tree: Any) -> _Flat | None:
-    """Take a tree apart; None for a class that cannot be taken apart here."""
-    objects: list[Any] = []
-
-    def note(node: object) -> bool:  # is asked for every node and leaf
-        objects.append(node)
-        return False
-
-    try:
-        pairs, structure = tree_flatten_with_path(tree, is_leaf=note)
-    except Exception:
-        return None
-    return _Flat(objects, [path for path, _ in pairs], [leaf for _, leaf in pairs], structure)
-
-
-def _is_plain(value: object) -> bool:
-    return type(value) in _PLAIN or (isinstance(value, tuple) and hasattr(value, "_fields"))
-
-
-@dataclass(frozen=True)
-class _Node:
+class _Node(NamedTuple):
     """A node or a leaf of a tree.
 
     Attributes:
@@ -128,48 +77,35 @@ class _Node:
     kind: Any
     children: dict[Any, _Node]
 
-    @property
-    def is_plain(self) -> bool:
-        return _is_plain(self.value)
-
-    def leaves(self) -> Iterator[_Node]:
-        if self.kind is None:
-            yield self
+    def every(self) -> Iterator[_Node]:
+        yield self
         for child in self.children.values():
-            yield from child.leaves()
+            yield from child.every()
 
 
-def _node(flat: _Flat) -> _Node:
-    """The root of a tree that was taken apart."""
-    objects, paths = iter(flat.objects), iter(flat.paths)
-
-    def build(tree: Any, depth: int) -> _Node:
-        value, kind = next(objects), tree.node_data()
-        if kind is None:
-            return _Node(value, next(paths), None, {})
-        children = [build(child, depth + 1) for child in tree.children()]
-        # A child without leaves has no path.
-        found = next((leaf.path for child in children for leaf in child.leaves()), ())
-        keyed = {_key(child, depth, i): child for i, child in enumerate(children)}
-        return _Node(value, tuple(found[:depth]), kind, keyed)
-
-    return build(flat.tree, 0)
+def _node(value: Any, path: tuple[Any, ...] = ()) -> _Node:
+    pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
+    kind: Any = cast(Any, tree).node_data()
+    children = {} if kind is None else {p[0]: _node(x, path + p) for p, x in pairs}
+    return _Node(value, path, kind, children)
 
 
-def _key(child: _Node, depth: int, position: int) -> Any:
-    first = next(child.leaves(), None)
-    return position if first is None else first.path[depth]
+def _taken_apart(tree: Any) -> _Node | None:
+    """The root of a tree; None if a class in it cannot be taken apart here."""
+    try:
+        return _node(tree)
+    except Exception:
+        return None
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(NamedTuple):
     """Something that was changed.
 
     Attributes:
         holder: The object in which it was changed.
         path: Where it is.
-        new: The new leaf, if a leaf was replaced or added.
-        what: What was changed, unless a leaf was replaced.
+        new: The new value, if one was replaced or added.
+        what: What was changed, unless a value was replaced.
     """
 
     holder: Any
@@ -178,85 +114,77 @@ class _Change:
     what: str = ""
 
 
-def _changes(before: _Node, after: _Node, holder: Any) -> Iterator[_Change]:
+def _is_plain(value: object) -> bool:
+    return type(value) in _PLAIN or (isinstance(value, tuple) and hasattr(value, "_fields"))
+
+
+def _changes(before: _Node, after: _Node, holder: Any = None) -> Iterator[_Change]:
     """The changes between two states of a node, without those in plain containers."""
     same = before.value is after.value
     if not same and _is_plain(holder):
         return
     if before.kind is None or after.kind is None or before.kind[0] is not after.kind[0]:
         if not same:
-            yield _Change(holder, before.path or after.path, after.value)
+            yield _Change(holder, after.path, after.value)
         return
     holder = before.value if same else holder
-    olds, news = before.children, after.children
-    keys = [*olds, *(k for k in news if k not in olds)]
-    pairs: list[tuple[_Node | None, _Node | None]] = [(olds.get(k), news.get(k)) for k in keys]
-    if len(olds) == len(news):  # a child that was empty has another key
-        pairs = list(zip(olds.values(), news.values(), strict=True))
-    for was, now in pairs:
+    for key in {**before.children, **after.children}:
+        was, now = before.children.get(key), after.children.get(key)
         if was is not None and now is not None:
             yield from _changes(was, now, holder)
         elif not _is_plain(holder):
-            for leaf in () if now is None else now.leaves():
-                yield _Change(holder, leaf.path, leaf.value, "added")
-            for leaf in () if was is None else was.leaves():
-                yield _Change(holder, leaf.path, None, "removed")
-    if olds.keys() == news.keys() and not _is_plain(holder) and before.kind[1] != after.kind[1]:
-        yield _Change(holder, before.path or after.path, None, "static data")
+            for node in (now or was or after).every():
+                if node.kind is None:
+                    new, what = (None, "removed") if now is None else (node.value, "added")
+                    yield _Change(holder, node.path, new, what)
+    same_keys = before.children.keys() == after.children.keys()
+    if same_keys and not _is_plain(holder) and before.kind[1] != after.kind[1]:
+        yield _Change(holder, after.path, None, "static data")
 
 
-def _check(before: _Flat, arguments: Any, results: Any, names: Sequence[str]) -> None:
-    """Raise if objects among the arguments were changed, and the changes are not returned."""
-    after = _flat(arguments)
-    if after is None or after.is_like(before):
-        return
-    again, returned = _flat(arguments), _flat(results)
+def _lost_changes(before: _Node | None, arguments: Any, results: Any) -> list[_Change]:
+    """The changes of objects among the arguments that are not returned."""
+    after = None if before is None else _taken_apart(arguments)
+    if before is None or after is None or not (changes := list(_changes(before, after))):
+        return []
+    again, returned = _taken_apart(arguments), _taken_apart(results)
     if again is None or returned is None:
-        return
-    known = set(map(id, returned.objects))
+        return []
+    kept = {id(node.value) for node in returned.every()} - {id(None)}
     # Some classes make new leaves, or new static data, whenever they are taken apart.
-    stable = set(map(id, after.leaves)) & set(map(id, again.leaves))
-    is_lasting = bool(after.tree == again.tree)
-    lost = [
+    unstable = {(change.path, change.what) for change in _changes(after, again)}
+    return [
         change
-        for change in _changes(_node(before), _node(after), None)
-        if id(change.holder) not in known
-        and (id(change.new) not in known or change.new is None)
-        and (change.new is None or id(change.new) in stable or change.what == "added")
-        and (is_lasting or change.what != "static data")
+        for change in changes
+        if not {id(change.holder), id(change.new)} & kept
+        and (change.path, change.what) not in unstable
     ]
-    if lost:
-        raise _error(lost, names)
 
 
 def _error(lost: Sequence[_Change], names: Sequence[str]) -> MutationError:
-    told = {}
+    leaves = {}
     for change in lost:
-        path = _told(change.path, names)
-        told[path] = f"{path} ({change.what})" if change.what else path
-    shown = ", ".join(list(told.values())[:_MOST_NAMED])
-    if len(told) > _MOST_NAMED:
-        shown += f" and {len(told) - _MOST_NAMED} more"
-    is_nnx = any(
-        kind.__module__.startswith("flax.nnx")
-        for change in lost
-        for kind in type(change.holder).__mro__
-    )
+        path = _named(change.path, names)
+        leaves[path] = f"{path} ({change.what})" if change.what else path
+    shown = ", ".join(list(leaves.values())[:_MOST_NAMED])
+    if len(leaves) > _MOST_NAMED:
+        shown += f" and {len(leaves) - _MOST_NAMED} more"
+    classes = [kind for change in lost for kind in type(change.holder).__mro__]
     cure = (
         "use bucketjit.integrations.nnx.jit in the place of bucketjit.jit: it writes the new state "
         "back, as nnx.jit does"
-        if is_nnx
+        if any(kind.__module__.startswith("flax.nnx") for kind in classes)
         else "return the new state, and assign it where the function is called "
         "(state = step(state, batch))"
     )
     return MutationError(
         f"the function changes {shown} in place, and that would be lost: it is traced with copies "
         f"of its arguments, so the caller's objects stay as they are; {cure}",
-        tuple(told),
+        tuple(leaves),
     )
 
 
-def _told(path: tuple[Any, ...], names: Sequence[str]) -> str:
+def _named(path: tuple[Any, ...], names: Sequence[str]) -> str:
     """A path in ``(args, kwargs)``, in words."""
     if len(path) < 2:
         return "an argument"

@@ -41,14 +41,7 @@ def stand_in(package: str, name: str, *methods: str) -> Any:
     return kind(*(m for m in methods if not m.startswith("__")))
 
 
-def variable() -> Any:
-    value = stand_in("keras.src.backend", "Variable", "numpy", "__array__")
-    value.value = jnp.ones(3)
-    return value
-
-
 VALUES: dict[str, tuple[Any, str]] = {
-    "a variable of Keras": (variable(), "got Variable (keras); pass ids.value"),
     "a tensor of PyTorch": (
         stand_in("torch", "Tensor", "detach", "numpy", "__array__", "__dlpack__"),
         "got Tensor (torch); pass ids.detach().cpu().numpy(), or jnp.from_dlpack(ids)",

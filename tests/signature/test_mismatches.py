@@ -10,9 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit._signature.argument_facts import facts_made_for, facts_of_call, open_shapes
 from bucketjit._signature.leaf_types import LeafType, leaf_type
-from bucketjit._signature.mismatches import ArgumentFacts, LeafFacts, in_words, mismatches
+from bucketjit._signature.mismatches import (
+    ArgumentFacts,
+    LeafFacts,
+    facts_made_for,
+    facts_of_call,
+    in_words,
+    mismatches,
+    open_shapes,
+)
 
 NAMES = ("x", "y", "z")
 Pair = collections.namedtuple("Pair", "first second")
