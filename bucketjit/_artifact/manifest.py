@@ -296,6 +296,8 @@ def decoded(raw: bytes) -> Manifest:
         named.append(function.tree)
         for program in function.programs:
             _check_texts(place, program)
+            if not program.buckets:
+                raise _error(place, "a program has no bucket")
             names.update(program.variables)
             if any(i >= len(found.constants) for i in program.constants):
                 raise _error(place, "a program names no constant")
@@ -303,6 +305,8 @@ def decoded(raw: bytes) -> Manifest:
             named += [] if program.dynamic is None else [program.dynamic]
             for bucket in program.buckets:
                 named += [bucket.module, *(member for member, _ in bucket.executables.values())]
+        if any(leaf.dtype is None and len(leaf.axes) != 1 for leaf in function.leaves):
+            raise _error(place, "an argument that is a size has other than one size")
         _check_axes(place, names, *(leaf.axes for leaf in function.leaves))
     if missing := set(named) - found.members.keys():
         raise _error(NAME, f"{min(missing)!r} is named and is no member")

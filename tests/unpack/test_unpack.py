@@ -328,7 +328,7 @@ def test_an_altered_manifest(tmp_path, what):
     place[last] = value
     members = {name: archive.read(name) for name in manifest["members"]}
     raw = SimpleNamespace(encoded=lambda: json.dumps(manifest).encode())
-    write_archive(path, raw, {name: lambda b=b: b for name, b in members.items()}, None)
+    write_archive(path, raw, members, None)
     try:
         unpack(Archive(path), tmp_path / "u")
     except ArtifactError as error:
