@@ -18,10 +18,10 @@ import numpy as np
 
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
 
 EQUATIONS_PER_STEP = 10

@@ -22,12 +22,12 @@ from benchmarks.contenders.jax_encoder import encode, is_real, norm
 from benchmarks.encoder import WIDTH, draw_weights
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
+from bucketjit._compile.workarounds import workarounds
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
-from bucketjit._xla_defects.workarounds import workarounds
 
 LAYERS, VOCABULARY = 4, 256
 

@@ -22,7 +22,7 @@ from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec, strategies
 from bucketjit._compile.rows import batch_sizes
-from bucketjit._ragged.plan import Group, batches, default_budget
+from bucketjit._runtime.rows.plan import Group, batches, default_budget
 
 D = 32
 HAND = "by hand"

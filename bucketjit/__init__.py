@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bucketjit._api.sized import sized
     from bucketjit._arrays.padded import Padded
     from bucketjit._config import Check, CompileBudget, Fallback, Overflow
-    from bucketjit._ragged.stacked import Ragged
+    from bucketjit._runtime.rows.stacked import Ragged
 
 __all__ = [
     "BucketedExec",
@@ -54,7 +54,7 @@ _PLACES = {
     "Fallback": "_config",
     "Overflow": "_config",
     "Padded": "_arrays.padded",
-    "Ragged": "_ragged.stacked",
+    "Ragged": "_runtime.rows.stacked",
     "jit": "_api.decorator",
     "load": "_api.loaded",
     "refine": "_api.refining",

@@ -22,11 +22,11 @@ from bucketjit._api.options import Buckets, DynamicAxes
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._events import Event
-from bucketjit._inspect.explain import Explanation, MaskedEquation
-from bucketjit._inspect.report import Report
-from bucketjit._precompile.warmup import WarmupReport
-from bucketjit._ragged.explained import MapExplanation
+from bucketjit._runtime.rows.explained import MapExplanation
 from bucketjit._runtime.statistics import BucketStats, ProgramStats, Stats
+from bucketjit._stages.explain import Explanation, MaskedEquation
+from bucketjit._stages.report import Report
+from bucketjit._stages.warmup import WarmupReport
 
 __all__ = [
     "BucketStats",

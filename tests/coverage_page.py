@@ -20,10 +20,10 @@ from types import ModuleType
 from typing import Any
 
 import tests.cases
-from bucketjit._inspect.explain import closure_of, first_paragraph, functions_in, how, maker_of
 from bucketjit._jax import primitives
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED
+from bucketjit._stages.explain import closure_of, first_paragraph, functions_in, how, maker_of
 from tests.harness import Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"

@@ -20,16 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bucketjit._compile.workarounds import hooks, workarounds
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import evaluate, evaluate_text, is_symbolic, variables_of
+from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import evaluate, evaluate_text, is_symbolic, variables_of
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.pairing import pair
-from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.symbolic import trace
-from bucketjit._xla_defects.workarounds import hooks, workarounds
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
 
 LOGICAL, PADDED = 4, 8

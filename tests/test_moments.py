@@ -20,8 +20,8 @@ from jax.errors import InconclusiveDimensionOperation, JaxRuntimeError
 from jax.extend import core as jex_core
 
 from bucketjit import BucketedExec
+from bucketjit._ir import dynamic_axes
 from bucketjit._raised import is_of_machine
-from bucketjit._sizes import dynamic_axes
 from bucketjit.errors import FallbackWarning, MaskingError, SpecError
 
 ERRORS: tuple[Callable[[], BaseException], ...] = (

@@ -569,7 +569,7 @@ def test_the_harness_catches_a_broken_fill(fill: Any, monkeypatch: pytest.Monkey
 def test_the_harness_catches_an_interpreter_that_trusts_the_padded_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bucketjit._sizes.bucket_sizes import BucketSizes
+    from bucketjit._ir.bucket_sizes import BucketSizes
 
     assert _passes(MEAN, False)
     monkeypatch.setattr(BucketSizes, "logical", lambda self, dim: self.padded(dim))

@@ -7,10 +7,10 @@ from typing import Any
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
-from bucketjit._ragged.examples import examples_of
-from bucketjit._ragged.explained import MapExplanation, explain_map
-from bucketjit._ragged.map import map_examples, options_of
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.rows.examples import examples_of
+from bucketjit._runtime.rows.explained import MapExplanation, explain_map
+from bucketjit._runtime.rows.map import map_examples, options_of
 from bucketjit.errors import SpecError
 
 

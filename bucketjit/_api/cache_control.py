@@ -5,8 +5,8 @@ from __future__ import annotations
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._config import is_int_from
-from bucketjit._precompile.warmup import check_seconds
 from bucketjit._runtime.engine import Engine
+from bucketjit._stages.warmup import check_seconds
 from bucketjit.errors import SpecError
 
 

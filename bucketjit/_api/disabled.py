@@ -15,7 +15,7 @@ from bucketjit._config import Config, Out
 from bucketjit._environment import DISABLE
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
-from bucketjit._signature.signer import Signer
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import MaskingError
 
 _REASON = f"{DISABLE} is set: plain jit"

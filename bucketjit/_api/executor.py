@@ -27,22 +27,22 @@ from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
-from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._config import Config
 from bucketjit._environment import is_disabled, log_as_asked
-from bucketjit._inspect.explain import Explanation, explain
-from bucketjit._inspect.views import Views
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._precompile.listed_buckets import ahead
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
 from bucketjit._runtime.call_path import CallPath
+from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.structs import array_like
+from bucketjit._stages.explain import Explanation, explain
+from bucketjit._stages.listed_buckets import ahead
+from bucketjit._stages.views import Views
+from bucketjit._tracing.structs import array_like
 from bucketjit.errors import SelectionError
 
 P = ParamSpec("P")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from bucketjit._config import Check
-from bucketjit._export.bounded import bounded_module
-from bucketjit._export.dynamic import export_dynamic
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.together import refuse_apart
 from bucketjit._runtime.decisions import NO_STRATEGY, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._signature.structs import sign_like
+from bucketjit._stages.bounded import bounded_module
+from bucketjit._stages.dynamic import export_dynamic
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ExportError, MaskingError
 
 if TYPE_CHECKING:

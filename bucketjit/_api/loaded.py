@@ -18,16 +18,16 @@ from bucketjit._artifact.saved_program import LoadedProgram, Source
 from bucketjit._artifact.transformed import Transformed
 from bucketjit._config import CompileBudget
 from bucketjit._events import counted, one_line
-from bucketjit._inspect.explain import Explanation, MaskedEquation, explain
-from bucketjit._inspect.views import Views
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._precompile.warmup import WarmupReport, check_options, report_of, warm_up
 from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.structs import array_like, sign_like
-from bucketjit._tracing.interface import Interface
+from bucketjit._stages.explain import Explanation, MaskedEquation, explain
+from bucketjit._stages.views import Views
+from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
+from bucketjit._tracing.structs import array_like, sign_like
 from bucketjit.errors import ArtifactError, SpecError
 
 

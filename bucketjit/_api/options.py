@@ -21,8 +21,8 @@ from bucketjit._config import (
     checked_options,
     is_positive_int,
 )
-from bucketjit._signature.parameters import positions_of
-from bucketjit._sizes.guards import parse_constraint
+from bucketjit._ir.guards import parse_constraint
+from bucketjit._tracing.parameters import positions_of
 from bucketjit.errors import SpecError, StrategyContractError
 from bucketjit.strategies.base import Strategy
 

@@ -9,7 +9,7 @@ from bucketjit._artifact.archive import MAGIC, Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import Source
 from bucketjit._events import shown
-from bucketjit._export import refine as modules
+from bucketjit._stages import refine as modules
 from bucketjit.errors import ArtifactError, ExportError
 
 Sizes = Mapping[str, int] | Sequence[Any]

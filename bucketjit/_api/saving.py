@@ -8,10 +8,10 @@ from typing import Any
 
 from bucketjit._artifact.archive import checked_path
 from bucketjit._artifact.writer import SaveOptions, save
-from bucketjit._autodiff.derivatives import Derivatives
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import refuse_apart
+from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit.errors import ArtifactError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Self
 
 from bucketjit._api.options import bound
+from bucketjit._compile.files.directory import Distrusted, check_directory
 from bucketjit._config import AheadOfCalls, Config, Persistent, is_positive_int
-from bucketjit._persistence.files import Distrusted, check_directory
 from bucketjit.errors import SpecError
 
 

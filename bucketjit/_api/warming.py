@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._precompile.warmup import WarmupReport, check_options, report_of, warm_up
-from bucketjit._ragged.warm import rows_to_compile
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.structs import sign_like
+from bucketjit._runtime.rows.warm import rows_to_compile
+from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
+from bucketjit._tracing.structs import sign_like
 
 
 class Warming:

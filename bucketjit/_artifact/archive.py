@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from bucketjit._artifact import manifest as manifests
 from bucketjit._artifact.manifest import Manifest, Member
-from bucketjit._persistence.files import remove_unfinished, write_with
+from bucketjit._compile.files.directory import remove_unfinished, write_with
 from bucketjit._raised import in_one_line
 from bucketjit.errors import ArtifactError, SpecError
 

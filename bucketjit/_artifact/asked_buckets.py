@@ -14,18 +14,18 @@ import numpy as np
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
-from bucketjit._precompile.warmup import asked
+from bucketjit._ir.dynamic_axes import Tokens
+from bucketjit._ir.expressions import evaluate_text
+from bucketjit._ir.fit import holds, smallest_holding
+from bucketjit._ir.guards import Guard
+from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
 from bucketjit._raised import frames_inside, is_of_machine
 from bucketjit._runtime.decisions import Because, Exact, Masked
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall, variables_in
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._sizes.expressions import evaluate_text
-from bucketjit._sizes.fit import holds, smallest_holding
-from bucketjit._sizes.guards import Guard
-from bucketjit._tracing.interface import Interface
-from bucketjit._tracing.program import Program
+from bucketjit._stages.warmup import asked
+from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them

@@ -14,8 +14,8 @@ from bucketjit._compile.files.keys import device_of
 from bucketjit._events import shown
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.structs import sign_like
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError
 
 

@@ -1,7 +1,7 @@
 """Expressions of sizes that come from a file: only arithmetic on known variables is taken.
 
 The text of an expression is compiled to a Python function where sizes are computed
-(`bucketjit._sizes.expressions`), so a text from a file is parsed and looked through first.
+(`bucketjit._ir.expressions`), so a text from a file is parsed and looked through first.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Set
 
-from bucketjit._sizes.expressions import FUNCTIONS, parsed
+from bucketjit._ir.expressions import FUNCTIONS, parsed
 from bucketjit.errors import ArtifactError
 
 _LONGEST = 2000  # characters of an expression

@@ -15,9 +15,10 @@ import jax.export  # an attribute of jax only after this import
 import numpy as np
 
 from bucketjit._compile.bodies import masked
-from bucketjit._export.dynamic import evaluator
 from bucketjit._extras import Extra
+from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
+from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.custom_calls import foreign_operations, stable_targets
 from bucketjit._jax.exporting import (
@@ -30,9 +31,8 @@ from bucketjit._jax.stablehlo import BadModule
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Program
+from bucketjit._stages.dynamic import evaluator
+from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
 # Kernels for one kind of accelerator, and functions of TensorFlow: JAX keeps their form stable, but

@@ -20,21 +20,21 @@ from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_prog
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Fallback, Out
 from bucketjit._events import shown
+from bucketjit._ir.dynamic_axes import STATIC, Tokens
+from bucketjit._ir.fit import smallest_holding
+from bucketjit._ir.interface import Interface
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.axis_guesses import Shapes
-from bucketjit._signature.binding import without_empty
-from bucketjit._signature.leaf_types import LeafType
-from bucketjit._signature.made_for import MadeFor, fixed_signature
-from bucketjit._signature.resolved_call import ResolvedCall, variables_in
-from bucketjit._signature.signature import Signature
-from bucketjit._signature.signer import Signer
-from bucketjit._sizes.dynamic_axes import STATIC, Tokens
-from bucketjit._sizes.fit import smallest_holding
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.axis_guesses import Shapes
+from bucketjit._tracing.binding import without_empty
+from bucketjit._tracing.leaf_types import LeafType
+from bucketjit._tracing.made_for import MadeFor, fixed_signature
+from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
+from bucketjit._tracing.signature import Signature
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
 

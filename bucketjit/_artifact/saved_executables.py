@@ -12,6 +12,8 @@ from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.argument_types import without_values
 from bucketjit._compile.bodies import Options
 from bucketjit._compile.executable import Executable, Pads, SignatureChanged
+from bucketjit._compile.files.environment import environment
+from bucketjit._compile.files.fingerprint import Digest, NoDigest
 from bucketjit._compile.files.keys import device_of
 from bucketjit._compile.kernel import (
     Body,
@@ -22,18 +24,16 @@ from bucketjit._compile.kernel import (
     kernel,
     with_type_of_counts,
 )
+from bucketjit._compile.workarounds import Workarounds
 from bucketjit._config import Config
 from bucketjit._events import shown
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import Placement, deserialized, loaded_function
-from bucketjit._persistence.environment import environment
-from bucketjit._persistence.fingerprint import Digest, NoDigest
 from bucketjit._raised import is_of_machine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.interface import Interface
-from bucketjit._xla_defects.workarounds import Workarounds
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArtifactError
 
 _OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules

@@ -17,14 +17,14 @@ from bucketjit._artifact.archive import EXECUTABLES, Archive
 from bucketjit._artifact.dtypes import dtype_of, from_bytes
 from bucketjit._artifact.expressions import sides_of
 from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable
-from bucketjit._inspect.explain import MaskedEquation
+from bucketjit._compile.workarounds import Workarounds
 from bucketjit._ir.computed_sizes import Computed
+from bucketjit._ir.expressions import Shape, evaluate_text
+from bucketjit._ir.guards import Guard
+from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.transformations import eval_context
-from bucketjit._sizes.expressions import Shape, evaluate_text
-from bucketjit._sizes.guards import Guard
-from bucketjit._tracing.interface import Interface, SizeConstants
-from bucketjit._xla_defects.workarounds import Workarounds
+from bucketjit._stages.explain import MaskedEquation
 from bucketjit.errors import ArtifactError
 
 

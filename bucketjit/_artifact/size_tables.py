@@ -17,11 +17,11 @@ import numpy as np
 from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.manifest import SizeTable
 from bucketjit._events import shown
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._tracing.interface import SizeConstants
-from bucketjit._tracing.program import Program
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.interface import SizeConstants
+from bucketjit._ir.program import Program
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArtifactError
 
 _MOST_ROWS = 4096

@@ -40,22 +40,22 @@ from bucketjit._artifact.manifest import (
     SavedProgram,
 )
 from bucketjit._artifact.size_tables import table_of
-from bucketjit._autodiff.derivatives import Derivatives
-from bucketjit._autodiff.equations import Path as Steps
 from bucketjit._compile.argument_types import at_sizes
+from bucketjit._compile.files.environment import versions
 from bucketjit._config import Config
-from bucketjit._export.dynamic import check_platforms, refuse_callbacks
-from bucketjit._inspect.explain import masked_equations
+from bucketjit._ir.dynamic_axes import Tokens
+from bucketjit._ir.expressions import Shape, evaluate, is_symbolic
+from bucketjit._ir.program import Program
 from bucketjit._jax.names import Without, lacking
-from bucketjit._persistence.environment import versions
+from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.binding import without_empty
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._signature.structs import sign_like
-from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._sizes.expressions import Shape, evaluate, is_symbolic
-from bucketjit._tracing.program import Program
+from bucketjit._runtime.equations import Path as Steps
+from bucketjit._stages.dynamic import check_platforms, refuse_callbacks
+from bucketjit._stages.explain import masked_equations
+from bucketjit._tracing.binding import without_empty
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
 _OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")

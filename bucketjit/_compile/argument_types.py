@@ -12,15 +12,15 @@ import jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import Pads, SignatureChanged
 from bucketjit._events import shown
+from bucketjit._ir.bounds import upper_bound_text
+from bucketjit._ir.dynamic_axes import STATIC, Tokens
+from bucketjit._ir.expressions import evaluate_text
 from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signature import Signature
-from bucketjit._signature.signer import SignedCall
-from bucketjit._signature.structs import can_be
-from bucketjit._sizes.bounds import upper_bound_text
-from bucketjit._sizes.dynamic_axes import STATIC, Tokens
-from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signature import Signature
+from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.structs import can_be
 from bucketjit.errors import SpecError, StrategyContractError
 
 

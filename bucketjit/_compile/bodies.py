@@ -14,7 +14,11 @@ from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.stored import StoredExact, StoredMasked
 from bucketjit._compile.kernel import Body, Kernel, Transform, exact_kernel, kernel
+from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
 from bucketjit._config import Check, Config
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.debug_info import as_user_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
@@ -23,12 +27,8 @@ from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.interface import Interface
-from bucketjit._tracing.program import Program
-from bucketjit._xla_defects.workarounds import Workarounds, exact_options, hooks, workarounds
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import MaskingError
 
 Options = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # those of bucketjit -> all of them
@@ -229,7 +229,7 @@ def one_by_one(signed: SignedCall) -> Any:
 
     XLA may compute a value again, with another rounding, for each operation that reads it, so that
     a comparison can contradict the value that is used; see
-    `bucketjit._xla_defects.recomputed_values`. Operations that run one by one cannot be affected.
+    `bucketjit._compile.recomputed_values`. Operations that run one by one cannot be affected.
     Raises whatever the function raises for these arguments, or raises only where ``jit`` is
     disabled.
     """

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from bucketjit._arrays.results import Change
-from bucketjit._sizes.expressions import evaluate_text, variables_of
-from bucketjit._tracing.interface import Interface
+from bucketjit._ir.expressions import evaluate_text, variables_of
+from bucketjit._ir.interface import Interface
 from bucketjit.errors import ArgumentError
 
 _KEPT = 64  # counts whose functions are kept

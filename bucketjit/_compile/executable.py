@@ -17,12 +17,12 @@ from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, at_leaves, finisher
 from bucketjit._compile.computed_results import Counts, Selected, finisher_of_counts
 from bucketjit._config import Out
+from bucketjit._ir.dynamic_axes import Tokens
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 
 class SignatureChanged(Exception):
@@ -56,7 +56,7 @@ class Executable:
         constant_bytes: Bytes of the arrays that the program closes over.
         on_compile: Called after each compile but the first: like any jitted function, it compiles
             once more for arguments that are committed to a device where earlier ones were not.
-        loaded: Whether it was read from a file instead of compiled; see `bucketjit._persistence`.
+        loaded: Whether it was read from a file instead of compiled; see `bucketjit._compile.files`.
         checked: Whether a result of it was found to equal the unpadded run (`Check.EXACT`).
         origin: The call that it was first needed for, without its arrays; None if not known.
         open_outs: Positions of the results with open axes, where it runs exact and there is no

@@ -25,16 +25,16 @@ import jax.numpy as jnp
 from bucketjit._compile.argument_types import Expected, abstract, to_donate
 from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads, sizes_argument
 from bucketjit._config import Check
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import is_symbolic, shape_function
+from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._raised import in_one_line
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import is_symbolic, shape_function
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import MaskingError
 
 

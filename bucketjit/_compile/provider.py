@@ -23,9 +23,9 @@ from bucketjit._compile.first_run import run_first
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._config import Background
 from bucketjit._events import Event, shown
+from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import forget_bytes
 from bucketjit._jax.config import ThreadConfig
-from bucketjit._tracing.program import Program
 from bucketjit.errors import CompileBudgetError
 
 

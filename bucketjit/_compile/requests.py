@@ -21,17 +21,17 @@ from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.kernel import ONE, Kernel, Transform
 from bucketjit._compile.rows import Rows, rows_key
+from bucketjit._compile.workarounds import OPTIONS, Workarounds, must_rebuild
 from bucketjit._config import Config
 from bucketjit._events import emit
+from bucketjit._ir.fit import smallest_holding
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._raised import first_line
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.fit import smallest_holding
-from bucketjit._tracing.interface import Interface
-from bucketjit._xla_defects.workarounds import OPTIONS, Workarounds, must_rebuild
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import SpecError
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.

@@ -22,11 +22,11 @@ from bucketjit._arrays.padding import pad
 from bucketjit._compile.argument_types import abstract
 from bucketjit._compile.executable import Pads
 from bucketjit._compile.kernel import Body, Transform
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 _AXIS = "rows"  # how messages and statistics call the axis of the examples
 

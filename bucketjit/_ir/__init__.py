@@ -1,5 +1,5 @@
-"""Read jaxprs: facts about primitives, one walk for all analyses, and primitives of bucketjit.
+"""Sizes and jaxprs: expressions of sizes, facts about primitives, and one walk for all analyses.
 
-Every pass over a program uses the package. It masks nothing. It may import `bucketjit._jax`,
-`bucketjit._sizes` and what these may import.
+Every pass over a program uses the package. `program` says what a program is. It masks nothing, and
+may import `bucketjit._jax` and what that may import.
 """

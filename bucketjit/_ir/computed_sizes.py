@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export, lax
 
+from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate, is_symbolic
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
@@ -42,7 +43,6 @@ from bucketjit._jax.tracers import (
 )
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line
-from bucketjit._sizes.expressions import Dim, bind_unique_names, evaluate, is_symbolic
 from bucketjit.errors import MaskingError
 
 _BITS_OF_SIZES = 32

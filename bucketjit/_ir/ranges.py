@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
+from bucketjit._ir.bounds import is_never_negative, magnitude
+from bucketjit._ir.expressions import Dim, is_symbolic, parsed, variables_of
 from bucketjit._jax.patches.shapes import fresh_dimension
-from bucketjit._sizes.bounds import is_never_negative, magnitude
-from bucketjit._sizes.expressions import Dim, is_symbolic, parsed, variables_of
 
 _BITS_OF_SIZES = 31  # a size is an int32
 _DIGITS_OF_SIZES = 24  # binary digits: a floating type of so many has all sizes up to 2**24

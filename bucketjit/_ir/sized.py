@@ -18,7 +18,7 @@ from jax.extend import core as jex_core
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad, batching
 
-from bucketjit._sizes.expressions import Dim
+from bucketjit._ir.expressions import Dim
 from bucketjit.errors import MaskingError
 
 # --- size constant ------------------------------------------------------------------------------

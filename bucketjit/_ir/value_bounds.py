@@ -24,6 +24,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
 from bucketjit._ir.dataflow import ValueFacts
+from bucketjit._ir.expressions import Dim
 from bucketjit._ir.ranges import (
     Range,
     fitted,
@@ -49,7 +50,6 @@ from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.primitives import called_jaxpr, name_of
 from bucketjit._jax.tracers import Made, constant_of, literal_of
 from bucketjit._jax.user_code import is_code_of_jax
-from bucketjit._sizes.expressions import Dim
 
 
 class _Equation(NamedTuple):

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from bucketjit._ir.dataflow import ValueFacts
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of
-from bucketjit._sizes.expressions import is_symbolic
 
 _BITS_OF_SIZES = 32
 

@@ -1,6 +1,6 @@
 """Texts that identify parameters and types of equations, equal in every process.
 
-`bucketjit._persistence.fingerprint` makes the digest of a program from them. A value without a
+`bucketjit._compile.files.fingerprint` makes the digest of a program from them. A value without a
 sound text gives None, and the program is then not kept in a file.
 """
 

@@ -1,6 +1,6 @@
 """StableHLO modules: read, write, describe and refine them.
 
-`module_building` builds functions in modules. `bucketjit._export` decides what is built.
+`module_building` builds functions in modules. `bucketjit._stages` decides what is built.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 # ``jax.grad`` of a bucketed function. `bucketjit._jax` is not among them: it looks for frames of
 # its own in errors that JAX has shortened (`bucketjit._jax.patches.shapes`, `trouble_of_versions`).
 _HIDDEN = (
-    *("_api", "_arrays", "_autodiff", "_compile", "_ir", "_masking", "_ragged", "_runtime"),
-    *("_signature", "_stages", "_tracing"),
+    *("_api", "_arrays", "_compile", "_ir", "_masking", "_runtime", "_stages", "_tracing"),
 )
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -1,6 +1,6 @@
 """The transformation that a call runs under (none, ``jit``, ``grad``, ...), and rules for it.
 
-`bucketjit._autodiff` defines primitives with these functions.
+`bucketjit._runtime` defines primitives with these functions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Evaluation of a traced program at padded sizes: the interpreter, the rule context, the analyses.
 
 The interpreter knows no primitive: it gets the table of `bucketjit._masking.rules` as an argument.
-The package imports `bucketjit._tracing` and packages before it in `docs/architecture.md`. It
-neither chooses buckets nor serves calls.
+The package imports `bucketjit._ir`, `bucketjit._arrays` and what is below them. It neither chooses
+buckets nor serves calls.
 """

@@ -24,12 +24,12 @@ from jax.extend.core import JaxprEqn
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad, placed_beside
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import evaluate, is_symbolic
+from bucketjit._ir.program import Program
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import evaluate, is_symbolic
-from bucketjit._tracing.program import Program
 from bucketjit.errors import MaskingError
 
 POISONS = ("nan", "low")

@@ -20,6 +20,8 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._jax.config import without_leak_checks
@@ -40,8 +42,6 @@ from bucketjit._masking.padding import Padding
 from bucketjit._masking.rule_context import RuleContext, RuleTable
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._raised import first_line, is_of_machine
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import is_symbolic
 from bucketjit.errors import MaskingError
 
 # Called after each equation, with the equation, its padded outputs and the sizes. The outputs that

@@ -48,12 +48,12 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.transformations import current_trace
-from bucketjit._sizes.expressions import Shape, is_symbolic
 
 _MOST_EXPONENT = 2048  # from 2**2048 on, no float holds a power of 2
 _PARTS = 16  # floats are followed if they are multiples of 1/16

@@ -20,6 +20,8 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._ir.primitive_facts import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._jax.arrays import key_impl, key_shape
 from bucketjit._jax.devices import by_platform
@@ -27,8 +29,6 @@ from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
 from bucketjit._masking.padding import Padding
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit.errors import MaskingError
 
 Rule = Callable[..., Any]

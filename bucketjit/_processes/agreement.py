@@ -19,6 +19,7 @@ import jax
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Agreed, Check, is_int_from
 from bucketjit._events import shown
+from bucketjit._ir.interface import Interface
 from bucketjit._processes.identity import described, differences, digest_of
 from bucketjit._processes.job import Meeting, meeting_of
 from bucketjit._processes.on_shards import (
@@ -31,9 +32,8 @@ from bucketjit._processes.split_rows import ShardedCall
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import (
     AgreementError,
     BucketOverflowError,

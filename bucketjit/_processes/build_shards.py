@@ -18,12 +18,12 @@ from jax.sharding import PartitionSpec
 
 from bucketjit._compile.kernel import Body, Transform
 from bucketjit._config import Sharded
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.interface import Interface
 from bucketjit._processes.shard_axis import LocalShards, local_shards
 from bucketjit._processes.stored_shards import StoredShards
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import SpecError
 
 _SHARED_SEARCH = "xla_gpu_shard_autotuning"

@@ -8,15 +8,15 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from bucketjit._compile.files.fingerprint import NoDigest, program_digest
 from bucketjit._compile.files.keys import OWN_PRIMITIVES
+from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import all_equations
-from bucketjit._persistence.fingerprint import NoDigest, program_digest
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.parameters import PLAIN_STATICS
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import STATIC
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.parameters import PLAIN_STATICS
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 _MOST_INPUTS = 6  # arguments that a message shows
 

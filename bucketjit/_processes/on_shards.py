@@ -23,6 +23,8 @@ from bucketjit._arrays.padding import pad, plain, unpad
 from bucketjit._arrays.results import as_numpy, joined
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Check, Out, Sharded
+from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
 from bucketjit._processes.build_shards import array_leaves
 from bucketjit._processes.same_on_all import is_same_on_all, refuse_two_weightings
 from bucketjit._processes.shard_axis import (
@@ -37,8 +39,6 @@ from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.decisions import Because
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import counted
-from bucketjit._tracing.interface import Interface
-from bucketjit._tracing.program import Program
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
 _NO_EXACT = "a call that processes or shards run together cannot run at its exact shape"

@@ -27,12 +27,12 @@ import jax
 from jax.extend.core import JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, table, through
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.program import Program
 from bucketjit._ir.shard_reductions import COMBINED, shard_mean_p, shard_psum_p
 from bucketjit._jax.jaxprs import all_equations, bodies, is_jaxpr, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._jax.user_code import source_line
-from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._tracing.program import Program
 from bucketjit.errors import MaskingError
 
 

@@ -15,13 +15,13 @@ import jax
 
 from bucketjit._arrays.padding import part as part_of
 from bucketjit._compile.argument_types import at_sizes
+from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._ir.expressions import evaluate_text, is_symbolic, variables_in, variables_of
+from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import STATIC
-from bucketjit._sizes.expressions import evaluate_text, is_symbolic, variables_in, variables_of
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArgumentError
 
 

@@ -13,12 +13,12 @@ import jax
 from jax.sharding import NamedSharding
 
 from bucketjit._compile.files.executable_files import ExecutableFiles
+from bucketjit._compile.files.store import Store
 from bucketjit._compile.files.stored import StoredMasked
 from bucketjit._compile.kernel import Kernel
 from bucketjit._jax.serialization import Placement
-from bucketjit._persistence.store import Store
 from bucketjit._processes.shard_axis import LocalShards
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.signer import SignedCall
 
 
 class StoredShards(StoredMasked):

@@ -14,7 +14,7 @@ from bucketjit._processes.split_rows import sharded_call
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.observers import Together
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import SpecError
 
 

@@ -1,5 +1,5 @@
-"""Serves one call, from its arguments to its results: engine, decisions, counters, statistics.
+"""Serves one call, from its arguments to its results: engine, decisions, counters, derivatives.
 
-`fast_path` serves calls whose shapes were seen before. The package may import `bucketjit._compile`
-and what is below it. It knows neither derivatives nor the bucketed function that users hold.
+`fast_path` serves calls whose shapes were seen before, and `rows` many examples at once. The package
+does not know the bucketed function that users hold.
 """

@@ -15,8 +15,8 @@ import cachetools
 
 from bucketjit import strategies
 from bucketjit._config import Config, Overflow
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._tracing.interface import Interface
+from bucketjit._ir.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import checked_bucket, checked_joint

@@ -18,7 +18,7 @@ _SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then t
 
 
 class CountedBatch(NamedTuple):
-    """What is counted of a call, or of a batch of examples (see `bucketjit._ragged`).
+    """What is counted of a call, or of a batch of examples (see `bucketjit._runtime.rows`).
 
     Attributes:
         rows: How many examples the batch had; 0 for a call.

@@ -18,7 +18,7 @@ from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
 from bucketjit._runtime.fast_path.handler import Evicted
-from bucketjit._signature.cures import note_arguments
+from bucketjit._tracing.cures import note_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")

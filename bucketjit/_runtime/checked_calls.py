@@ -15,12 +15,12 @@ from bucketjit._compile.bodies import one_by_one
 from bucketjit._compile.executable import Executable, arguments_with, run_poisoned
 from bucketjit._config import Check, Out
 from bucketjit._events import LONGEST, logger, one_line
+from bucketjit._ir.program import Program
 from bucketjit._masking.checks import POISONS, blame, compare, failed
 from bucketjit._masking.rule_context import Rule
 from bucketjit._raised import is_of_machine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 
 class CheckedCall(NamedTuple):

@@ -18,9 +18,9 @@ from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signature import Signature
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signature import Signature
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import MaskingError, SelectionError
 
 MAX_RUNS_AGAIN = 6  # after the first run of a call

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bucketjit._compile.cache import Slot
+from bucketjit._ir.interface import Interface
 from bucketjit._runtime.call_counts import CallCounter, CallSums, CountedBatch, SelectedRows
 from bucketjit._runtime.statistics import (
     BucketStats,
@@ -24,7 +25,6 @@ from bucketjit._runtime.statistics import (
     Stats,
     share,
 )
-from bucketjit._tracing.interface import Interface
 
 # Call counters kept after their handler was dropped: its last calls may still be running.
 _RETIRED = 256

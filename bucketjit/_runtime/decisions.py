@@ -12,12 +12,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from bucketjit._compile.requests import Requests
+from bucketjit._ir.interface import Interface
 from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._runtime.global_arrays import refusal_of_global
 from bucketjit._runtime.refusals import Refusals
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArgumentError, BucketOverflowError, MaskingError
 
 

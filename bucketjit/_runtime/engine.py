@@ -20,6 +20,7 @@ from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import Event, emit
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import is_of_machine
@@ -36,10 +37,9 @@ from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import FallbackError, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
@@ -66,7 +66,7 @@ class Engine:
         refusals: Programs that cannot be masked, and why.
         decisions: Decides what a call does.
         takes_turns: Whether `map` computes the rows of a batch one after the other, by program; see
-            `bucketjit._ragged.run`.
+            `bucketjit._runtime.rows.run`.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
             because the function that is traced may call its own bucketed function.
         preparer: Compiles for later calls, or None.

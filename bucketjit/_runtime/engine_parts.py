@@ -16,7 +16,7 @@ from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config
 from bucketjit._runtime.buckets import Buckets, ChoosesBuckets
-from bucketjit._signature.signer import Signer
+from bucketjit._tracing.signer import Signer
 
 MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable]], Requests]
 

@@ -8,8 +8,8 @@ import jax
 
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._events import shown
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArgumentError
 
 _REMEDY = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 
 class Preparer(Protocol):
-    """Compiles for later calls before a new call runs; see `bucketjit._precompile.listed_buckets`.
+    """Compiles for later calls before a new call runs; see `bucketjit._stages.listed_buckets`.
 
     It is called on the slow path only.
     """

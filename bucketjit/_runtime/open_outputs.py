@@ -13,8 +13,8 @@ from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.bodies import result_types
 from bucketjit._compile.executable import Executable
 from bucketjit._raised import is_of_machine
-from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.signer import SignedCall
 
 # The function is traced at sizes ``first * n + second * i`` for the i-th variable. Several factors,
 # because a few rows more need not show in the shape of ``x[::2]``.

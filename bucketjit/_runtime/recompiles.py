@@ -14,10 +14,10 @@ from typing import Any
 
 from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
+from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._raised import frames_inside
-from bucketjit._signature.signature import Signature
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import STATIC
+from bucketjit._tracing.signature import Signature
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import BucketOverflowError, RecompileWarning
 from bucketjit.strategies import Exact
 from bucketjit.strategies.base import Strategy

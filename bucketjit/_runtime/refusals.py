@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Hashable
 
 from bucketjit._events import LONGEST, printable
+from bucketjit._ir.interface import Interface
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.computed_sizes import EagerSignatures
-from bucketjit._tracing.interface import Interface
 from bucketjit.errors import FallbackWarning, MaskingError
 
 
@@ -51,7 +51,7 @@ class Refusals:
         return found.get(None) or found.get(bucket)
 
     def note_batches(self, program: Interface, refusal: MaskingError | None) -> None:
-        """Remember whether a program takes several examples at a time, see `bucketjit._ragged`."""
+        """Remember whether a program takes several examples at a time; see `rows`."""
         self._batches[program] = None if refusal is None else refusal.without_frames()
         self.version += refusal is not None
 

@@ -11,14 +11,14 @@ from bucketjit._arrays.padding import pad, plain
 from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import failed_running
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.open_outputs import open_outs
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 
 def run_padded(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:

@@ -16,9 +16,9 @@ from bucketjit._compile.executable import Executable
 from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._config import Config
 from bucketjit._events import Event, emit
+from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import Counters
-from bucketjit._signature.signer import Signer
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.signer import Signer
 
 
 class Related(Protocol):

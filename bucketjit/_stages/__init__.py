@@ -1,7 +1,6 @@
-"""Ahead of time: what a call needs, as objects of its own, before and without the call.
+"""A call, stopped at a step: explained, traced, lowered, compiled, warmed up or exported.
 
-``trace`` gives the program and its guards, ``lower`` the module of a bucket, ``compile`` the
-executable, which serves every logical size of its bucket. Names and behaviour are those of
-``jax.stages``. The package may import `bucketjit._runtime` and what is below it; `bucketjit._api`
-has the methods of bucketed functions.
+`explain` and `report` say what would happen and what did. ``trace``, ``lower`` and ``compile`` have the
+names and the behaviour of ``jax.stages``. `dynamic`, `bounded` and `refine` make modules for other
+programs. `bucketjit._api` has the methods of bucketed functions.
 """

@@ -13,28 +13,28 @@ from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Fallback
 from bucketjit._events import shown
+from bucketjit._ir.dynamic_axes import Tokens
+from bucketjit._ir.expressions import evaluate_text, variables_of
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import as_stage
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._ragged.examples import examples_of
-from bucketjit._ragged.map import map_examples, options_of
 from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts
+from bucketjit._runtime.rows.examples import examples_of
+from bucketjit._runtime.rows.map import map_examples, options_of
 from bucketjit._runtime.shared_state import SharedState
-from bucketjit._signature.axis_guesses import Shapes
-from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.made_for import MadeFor, fixed_signature
-from bucketjit._signature.mismatches import in_words, open_shapes
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signature import Signature
-from bucketjit._signature.signer import Signer
-from bucketjit._signature.why_traced import Key
-from bucketjit._sizes.dynamic_axes import Tokens
-from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._stages.stage import Stage, StageTypes, Subject
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.axis_guesses import Shapes
+from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.made_for import MadeFor, fixed_signature
+from bucketjit._tracing.mismatches import in_words, open_shapes
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signature import Signature
+from bucketjit._tracing.signer import Signer
+from bucketjit._tracing.why_traced import Key
 from bucketjit.errors import ArgumentError
 
 

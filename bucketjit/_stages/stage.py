@@ -16,13 +16,13 @@ from bucketjit._compile.argument_types import without_values
 from bucketjit._config import is_int_from
 from bucketjit._events import shown
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
+from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._signature.structs import sign_like
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import MaskingError, SpecError
 
 Inside = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]

@@ -1,6 +1,6 @@
-"""Turn a function into a `Program`: a jaxpr with symbolic sizes, and the guards it holds under.
+"""From arguments to a `Program`: their signature, its open axes, and the trace of the function.
 
-A function is traced once with symbolic sizes (`bucketjit._tracing.symbolic`). If it refuses them,
-it is traced at several concrete sizes, and the traces are compared (`bucketjit._tracing.concrete`).
-The package may import `bucketjit._arrays` and what is below it. It knows no padded size.
+`signer` types the arguments of a call; `signature` guesses the open axes and keeps the programs. A
+function is traced once with symbolic sizes (`symbolic`). If it refuses them, it is traced at several
+concrete sizes, and the traces are compared (`concrete`). The package knows no padded size.
 """

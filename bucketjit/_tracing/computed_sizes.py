@@ -19,7 +19,11 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
+from bucketjit._ir.expressions import Shape, is_symbolic, variables_in, variables_of
+from bucketjit._ir.guards import Guard, shapes_in
+from bucketjit._ir.program import TraceRefused, unchecked_reshapes
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -33,10 +37,6 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
-from bucketjit._sizes.bounds import is_never_negative
-from bucketjit._sizes.expressions import Shape, is_symbolic, variables_in, variables_of
-from bucketjit._sizes.guards import Guard, shapes_in
-from bucketjit._tracing.program import TraceRefused, unchecked_reshapes
 from bucketjit.errors import MaskingError
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked

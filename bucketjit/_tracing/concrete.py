@@ -15,11 +15,12 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
+from bucketjit._ir.expressions import evaluate_text, variables_of
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
-from bucketjit._sizes.expressions import evaluate_text, variables_of
 from bucketjit._tracing.held_output import (
     at_sizes_of_nobody,
     is_for_a_call,
@@ -27,7 +28,6 @@ from bucketjit._tracing.held_output import (
     tell,
 )
 from bucketjit._tracing.own_constants import own_constants
-from bucketjit._tracing.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._tracing.skeleton import Skeleton, decompose
 
 X = TypeVar("X")

@@ -26,6 +26,7 @@ import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from bucketjit._ir.expressions import groups, is_symbolic, without_ones
 from bucketjit._jax.jaxprs import (
     Atom,
     EquationScopes,
@@ -37,7 +38,6 @@ from bucketjit._jax.jaxprs import (
     without_dead_code,
 )
 from bucketjit._jax.primitives import called_jaxpr, name_of
-from bucketjit._sizes.expressions import groups, is_symbolic, without_ones
 from bucketjit._tracing.split_axes import FOLLOW, Form, SplitAxis, SplitEquation
 
 

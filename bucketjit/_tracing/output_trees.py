@@ -14,8 +14,8 @@ from typing import Any
 import jax
 from jax.tree_util import PyTreeDef
 
+from bucketjit._ir.closures import holds_a_size
 from bucketjit._raised import is_of_machine
-from bucketjit._tracing.closures import holds_a_size
 
 _STRUCTURAL = (type(None), list, tuple)  # containers without auxiliary data
 

@@ -37,17 +37,17 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.expressions import bind_unique_names, evaluate_text, variables_of
+from bucketjit._ir.fit import fit
+from bucketjit._ir.guards import Guard, decide_even, parse_constraint
+from bucketjit._ir.host_functions import Hosts
+from bucketjit._ir.interface import SizeConstants
+from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._jax.user_code import raising_line
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._sizes.expressions import bind_unique_names, evaluate_text, variables_of
-from bucketjit._sizes.fit import fit
-from bucketjit._sizes.guards import Guard, decide_even, parse_constraint
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
-from bucketjit._tracing.host_functions import Hosts
-from bucketjit._tracing.interface import SizeConstants
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
-from bucketjit._tracing.program import Program, TraceRefused
 from bucketjit._tracing.recompose import recompose
 from bucketjit._tracing.skeleton import HostFunction, Skeleton, same_constant
 from bucketjit._tracing.symbolic import COMPUTE
@@ -62,7 +62,7 @@ _REMEMBERED = 1 << 26  # bytes of size constants that each program keeps
 class Pairing:
     """Checks a program of concrete traces against the trace at the logical sizes of a call.
 
-    It implements the protocol `bucketjit._tracing.program.Pairing`. Safe to use from several
+    It implements the protocol `bucketjit._ir.program.Pairing`. Safe to use from several
     threads.
 
     Attributes:

@@ -10,6 +10,8 @@ from typing import Any
 
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.expressions import Dim, Shape
+from bucketjit._ir.host_functions import Hosts, SizedHost
 from bucketjit._ir.primitive_facts import SIZE_PARAMS
 from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.jaxprs import (
@@ -21,8 +23,6 @@ from bucketjit._jax.jaxprs import (
     rebuilt_jaxpr,
     variable,
 )
-from bucketjit._sizes.expressions import Dim, Shape
-from bucketjit._tracing.host_functions import Hosts, SizedHost
 from bucketjit._tracing.skeleton import IDLE, is_host, is_int
 
 

@@ -25,11 +25,11 @@ from jax import dtypes
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, follow_inside, through
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around
 from bucketjit._jax.number_hooks import NUMBER_OF_SIZES
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import source_line
-from bucketjit._sizes.expressions import is_symbolic
 from bucketjit.errors import MaskingError
 
 _NARROW = frozenset(("int2", "int4", "int8", "int16", "uint2", "uint4", "uint8", "uint16"))

@@ -23,12 +23,12 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from bucketjit._ir.closures import held_by
 from bucketjit._ir.primitive_facts import SIZE_PARAMS
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, is_shaped, open_jaxpr
 from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import is_of_machine
-from bucketjit._tracing.closures import held_by
 
 # Parameters that do not change what an equation computes: names, and functions for derivatives.
 # The programs here are traced after differentiation, so nobody calls these functions any more.

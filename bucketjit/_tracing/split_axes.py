@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import JaxprEqn
 
+from bucketjit._ir.expressions import Shape, groups, is_symbolic, without_ones
 from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.jaxprs import Atom, shape_of
-from bucketjit._sizes.expressions import Shape, groups, is_symbolic, without_ones
 
 
 class SplitAxis(NamedTuple):

@@ -29,9 +29,31 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
+from bucketjit._ir.closures import holds_a_size
 from bucketjit._ir.computed_sizes import Noticing, Sizing
+from bucketjit._ir.expressions import evaluate, is_symbolic, variables_in, variables_of
+from bucketjit._ir.guards import (
+    Guard,
+    decide,
+    decide_equal,
+    decide_even,
+    decide_min_max,
+    decide_slice,
+    lower_bounds,
+    parse_constraint,
+    pinned,
+    without_implied,
+)
 from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax, selecting_jax
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
+from bucketjit._ir.program import (
+    Leaf,
+    Program,
+    TraceRefused,
+    refuse_tracers,
+    size_in_data,
+    unchecked_reshapes,
+)
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -46,20 +68,6 @@ from bucketjit._jax.size_hooks import LengthIsInt, watch_equalities
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._raised import handled_before, is_of_machine
-from bucketjit._sizes.expressions import evaluate, is_symbolic, variables_in, variables_of
-from bucketjit._sizes.guards import (
-    Guard,
-    decide,
-    decide_equal,
-    decide_even,
-    decide_min_max,
-    decide_slice,
-    lower_bounds,
-    parse_constraint,
-    pinned,
-    without_implied,
-)
-from bucketjit._tracing.closures import holds_a_size
 from bucketjit._tracing.computed_sizes import (
     counts_of,
     meeting_of_sizes,
@@ -71,14 +79,6 @@ from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.presumed_sizes import PresumedSizes
-from bucketjit._tracing.program import (
-    Leaf,
-    Program,
-    TraceRefused,
-    refuse_tracers,
-    size_in_data,
-    unchecked_reshapes,
-)
 from bucketjit._tracing.size_floats import refuse_decisions
 from bucketjit.errors import MaskingError
 

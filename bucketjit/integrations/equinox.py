@@ -32,7 +32,7 @@ from bucketjit._api.decorator import jit as bucketed
 from bucketjit._api.options import Options
 from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra
-from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit.errors import ArgumentError, SpecError
 from bucketjit.integrations._wrapped import P, R, Wrapped
 

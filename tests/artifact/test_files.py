@@ -351,7 +351,7 @@ _KILLED = """
 import os, signal, sys, threading
 import jax, jax.numpy as jnp, numpy as np
 import bucketjit
-from bucketjit._persistence import files
+from bucketjit._compile.files import directory as files
 weights = np.ones((2000, 2000), np.float32)
 executor = bucketjit.BucketedExec(lambda x: x @ weights, dynamic_axes="n, _").with_pow2()
 fsync = os.fsync

@@ -17,7 +17,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._artifact.archive import Archive
-from bucketjit._persistence import files
+from bucketjit._compile.files import directory as files
 from bucketjit.errors import (
     ArgumentError,
     ArtifactError,

@@ -11,8 +11,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Check
-from bucketjit._compile import requests
-from bucketjit._xla_defects import workarounds
+from bucketjit._compile import requests, workarounds
 from bucketjit.errors import SpecError
 from tests.comparison import ramp
 

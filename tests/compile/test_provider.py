@@ -30,7 +30,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._compile.provider import ExecutableProvider
-from bucketjit._precompile import requested_sizes, warmup
+from bucketjit._stages import requested_sizes, warmup
 from bucketjit.errors import (
     CompileBudgetError,
     CompileBudgetWarning,

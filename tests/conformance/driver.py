@@ -24,14 +24,14 @@ from jax._src.traceback_util import include_filename
 
 import bucketjit
 from bucketjit import BucketedExec, Fallback
+from bucketjit._compile.workarounds import hooks, workarounds
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import evaluate
+from bucketjit._ir.program import Leaf, Program, TraceRefused
 from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import evaluate
-from bucketjit._tracing.program import Leaf, Program, TraceRefused
 from bucketjit._tracing.symbolic import trace
-from bucketjit._xla_defects.workarounds import hooks, workarounds
 from bucketjit.errors import FallbackError, MaskingError, ShapeCheckError
 from tests.conformance.compare import difference
 from tests.conformance.harnesses import Harness

@@ -20,8 +20,8 @@ import pytest
 
 import tests.ecosystem.libraries
 from bucketjit import BucketedExec, Check
-from bucketjit._signature import traced_programs
-from bucketjit._tracing.program import TraceRefused
+from bucketjit._ir.program import TraceRefused
+from bucketjit._tracing import traced_programs
 from bucketjit.errors import FallbackWarning
 from tests.ecosystem.model import Model
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bucketjit._sizes.expressions import evaluate_text
+from bucketjit._ir.expressions import evaluate_text
 from bucketjit.errors import MaskingError
 from tests.generated.programs import Generated
 from tests.harness import check

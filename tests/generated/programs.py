@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from hypothesis import strategies as st
 from jax import export, lax
 
-from bucketjit._sizes.expressions import is_symbolic
+from bucketjit._ir.expressions import is_symbolic
 from tests.harness import Arg, Case
 
 NAMES = {"jax": jax, "jnp": jnp, "lax": lax}
@@ -111,7 +111,7 @@ class Unfit(Exception):
 
 def size(shape: tuple[Any, ...]) -> int:
     """Elements at the bucket, about."""
-    from bucketjit._sizes.bounds import upper_bound
+    from bucketjit._ir.bounds import upper_bound
 
     lower = dict.fromkeys(BUCKETS, 1)
     return math.prod(upper_bound(d, lower, BUCKETS) for d in shape)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from jax import export, lax
 
+from bucketjit._ir.bounds import is_never_negative
+from bucketjit._ir.expressions import evaluate
 from bucketjit._ir.ranges import (
     Range,
     is_at_most,
@@ -22,8 +24,6 @@ from bucketjit._ir.ranges import (
     times,
 )
 from bucketjit._ir.value_bounds import Bounds
-from bucketjit._sizes.bounds import is_never_negative
-from bucketjit._sizes.expressions import evaluate
 
 
 def whole(x: Any) -> Any:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.program import Leaf, Program
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Leaf, Program
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import MaskingError
 from bucketjit.rules import RuleContext

@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
+from bucketjit._ir.program import Leaf
 from bucketjit._masking.vector_signs import hidden_signs
-from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackError
 from tests.comparison import assert_same

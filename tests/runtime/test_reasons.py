@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._tracing.program import TraceRefused
+from bucketjit._ir.program import TraceRefused
 from bucketjit._tracing.skeleton import decompose
 from tests.comparison import ramp
 

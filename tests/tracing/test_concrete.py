@@ -15,9 +15,9 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Check, Fallback
+from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.pairing import pair
-from bucketjit._tracing.program import Leaf, TraceRefused
 from bucketjit._tracing.skeleton import decompose
 from bucketjit.errors import FallbackError, FallbackWarning
 from tests.comparison import assert_like_jit, assert_same, ramp

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._tracing.program import Leaf
+from bucketjit._ir.program import Leaf
 from bucketjit._tracing.symbolic import trace
 from tests.harness import Arg, Case, check, gradient_of, primitives_of
 

@@ -1,5 +1,5 @@
-"""Executables in files, as the cache sees them: their keys, and how they are stored and loaded.
+"""Executables in files: how a file is written, what is trusted, and which executable it holds.
 
-`bucketjit._persistence` reads and writes the files. This package decides which file holds which
-executable. It may import the modules of `bucketjit._compile` below `requests` and `provider`.
+`directory` reads and writes the files, `store` turns its errors into events, and `stored` makes the
+key of an executable and turns bytes into one.
 """

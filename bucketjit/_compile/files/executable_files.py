@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 from jax.extend.core import Jaxpr
 
+from bucketjit._compile.files.fingerprint import NoDigest, program_digest
 from bucketjit._compile.files.keys import OWN_PRIMITIVES, digest_of
+from bucketjit._compile.files.store import Store
 from bucketjit._config import Persistent
 from bucketjit._events import Event
+from bucketjit._ir.program import Program
 from bucketjit._jax.serialization import compilation_cache
-from bucketjit._persistence.fingerprint import NoDigest, program_digest
-from bucketjit._persistence.store import Store
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.signer import SignedCall
 
 S = TypeVar("S")
 

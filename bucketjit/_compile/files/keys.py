@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 
+from bucketjit._compile.files.fingerprint import Digest, NoDigest, Own
 from bucketjit._ir.associative_scan import Combine, associative_scan_p
 from bucketjit._ir.shard_reductions import COMBINED
 from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
 from bucketjit._jax.devices import default_device, device_name
-from bucketjit._persistence.fingerprint import Digest, NoDigest, Own
-from bucketjit._signature.parameters import PLAIN_STATICS
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.parameters import PLAIN_STATICS
+from bucketjit._tracing.signer import SignedCall
 
 # A `Combine` names its length by a dimension variable that is numbered as it is made, so the name
 # differs between processes.

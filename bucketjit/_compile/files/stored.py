@@ -1,7 +1,7 @@
 """The place of an executable among files: make its key, load it, save it.
 
 `StoredMasked` and `StoredExact` turn bytes into an `Executable` and back. The keys' parts come from
-`bucketjit._compile.files.keys`, and `bucketjit._persistence.store` reads and writes the files.
+`bucketjit._compile.files.keys`, and `bucketjit._compile.files.store` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import jax
 
 from bucketjit._compile.argument_types import Expected
 from bucketjit._compile.executable import Executable, SignatureChanged
+from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.executable_files import ExecutableFiles
+from bucketjit._compile.files.fingerprint import Digest, NoDigest
 from bucketjit._compile.files.keys import (
     device_of,
     kind_of,
@@ -23,8 +25,11 @@ from bucketjit._compile.files.keys import (
     short_digest,
     type_text,
 )
+from bucketjit._compile.files.record import Record
+from bucketjit._compile.files.store import Store
 from bucketjit._compile.kernel import Kernel, Transform, with_type_of_counts
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
 from bucketjit._jax.devices import device_name
@@ -38,13 +43,8 @@ from bucketjit._jax.serialization import (
     loaded_function,
     serialized,
 )
-from bucketjit._persistence.environment import environment
-from bucketjit._persistence.fingerprint import Digest, NoDigest
-from bucketjit._persistence.record import Record
-from bucketjit._persistence.store import Store
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._signature.signer import SignedCall
-from bucketjit._tracing.program import Program
+from bucketjit._tracing.signer import SignedCall
 
 
 class Stored:

@@ -13,6 +13,7 @@ from jax import Array, lax
 from jax.custom_batching import custom_vmap
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import (
     dtype_of,
@@ -26,7 +27,6 @@ from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._raised import is_of_machine
-from bucketjit._sizes.expressions import is_symbolic
 
 
 def strong(x: Array) -> Any:

@@ -18,9 +18,9 @@ from jax import Array, lax
 from jax.errors import InconclusiveDimensionOperation
 from jax.typing import ArrayLike
 
+from bucketjit._ir.expressions import Dim, is_symbolic
 from bucketjit._masking.array_ops import crop, in_every_row, select, take
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._sizes.expressions import Dim, is_symbolic
 
 # --- sliding ------------------------------------------------------------------------------------
 

@@ -14,11 +14,11 @@ import numpy as np
 from jax import Array
 from jax.experimental import io_callback as jax_io_callback
 
+from bucketjit._ir.closures import holds_a_size
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.host_functions import SizedHost
 from bucketjit._jax.primitives import has_ordered_effect
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._sizes.expressions import is_symbolic
-from bucketjit._tracing.closures import holds_a_size
-from bucketjit._tracing.host_functions import SizedHost
 
 
 class _Host:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from bucketjit._ir.expressions import Dim, is_symbolic
 from bucketjit._jax.primitives import fft_name
 from bucketjit._masking.array_ops import (
     crop,
@@ -26,7 +27,6 @@ from bucketjit._masking.array_ops import (
 )
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules.convolution import along
-from bucketjit._sizes.expressions import Dim, is_symbolic
 
 CHIRP_LIMIT = 46340  # positions; `_chirp` squares them, and the next square exceeds int32
 

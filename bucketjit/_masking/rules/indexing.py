@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from bucketjit._ir.expressions import Dim, Shape, is_symbolic
 from bucketjit._masking.array_ops import crop, extend, select, shift_right
 from bucketjit._masking.constant_folding import known_int
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._sizes.expressions import Dim, Shape, is_symbolic
 
 # --- regions ------------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._masking.array_ops import crop, shift_left, without_overflow
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.convolution import fit
-from bucketjit._sizes.expressions import is_symbolic
 
 #: From a context, an operand and its position to the operand with its padding filled.
 Fill = Callable[[RuleContext, Any, int], Any]

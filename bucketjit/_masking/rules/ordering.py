@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, dtypes, lax
 
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.devices import by_platform
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.reductions import Identity, highest, last, lowest, one, only_nan, zero
-from bucketjit._sizes.expressions import is_symbolic
 
 # XLA orders these dtypes as wider floats, in which the NaN with all bits set is positive.
 _WITHOUT_NEGATIVE_NAN = {"float8_e5m2", "float8_e8m0fnu"}

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.random import threefry2x32_p
 
+from bucketjit._ir.expressions import symbolic_axes
 from bucketjit._jax.arrays import key_generator, key_impl, key_shape
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._raised import is_of_machine
-from bucketjit._sizes.expressions import symbolic_axes
 
 _WORD = 1 << 32  # elements; from here on a number needs two 32-bit words
 _HARDWARE = (

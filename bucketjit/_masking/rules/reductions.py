@@ -14,10 +14,10 @@ import numpy as np
 from jax import Array, dtypes, lax
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._sizes.expressions import is_symbolic
 
 # --- monoids ------------------------------------------------------------------------------------
 

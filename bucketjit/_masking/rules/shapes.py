@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from bucketjit._ir.expressions import Dim, Shape, groups, is_symbolic, without_ones
 from bucketjit._masking.array_ops import crop, select, take, window
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.indexing import INT32_MAX, read_window, saturate, write_window
-from bucketjit._sizes.expressions import Dim, Shape, groups, is_symbolic, without_ones
 
 
 def carry(ctx: RuleContext, *operands: Array) -> Any:

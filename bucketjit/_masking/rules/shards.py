@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from bucketjit._ir.expressions import Dim, Shape, is_symbolic
 from bucketjit._ir.shard_reductions import shard_mean_p, shard_psum_p
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import all_equations, open_jaxpr, shape_of
@@ -20,7 +21,6 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.control import evaluate_strong_at
 from bucketjit._masking.rules.reductions import Identity, highest, lowest, zero
 from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
-from bucketjit._sizes.expressions import Dim, Shape, is_symbolic
 
 # --- collectives --------------------------------------------------------------------------------
 

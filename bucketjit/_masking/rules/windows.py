@@ -18,13 +18,13 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules.convolution import Slide, fit
 from bucketjit._masking.rules.indexing import INT32_MAX
 from bucketjit._masking.rules.reductions import Identity, all_ones, highest, lowest, one, zero
-from bucketjit._sizes.expressions import Shape, is_symbolic
 
 Arrays = Sequence[Any]
 Reducer = Callable[[Arrays, Arrays], Arrays]  # from two elements, one value of each array, to one

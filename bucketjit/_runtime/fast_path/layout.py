@@ -14,7 +14,7 @@ import jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._runtime.fast_path.handler import Prepare, Prepared, Where
 from bucketjit._runtime.fast_path.readers import ARRAY, Reader, container_reader, reading
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.signer import SignedCall
 
 
 class Opened(NamedTuple):

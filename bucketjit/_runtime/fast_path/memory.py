@@ -30,8 +30,8 @@ from bucketjit._runtime.fast_path.new_sizes import (
     kind_of,
     other_sizes,
 )
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 
 _MOST_KINDS = 64  # of calls that differ in sizes alone, in one table; at that many all are dropped
 

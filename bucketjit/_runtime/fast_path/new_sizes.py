@@ -14,15 +14,15 @@ import jax
 
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
+from bucketjit._ir.dynamic_axes import Tokens, places_of
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_one_device
 from bucketjit._runtime.fast_path.handler import Where
 from bucketjit._runtime.fast_path.layout import Layout
 from bucketjit._runtime.fast_path.readers import ARRAY, DEVICE_ARRAY, reading_static
-from bucketjit._signature.binding import bind_sizes
-from bucketjit._signature.resolved_call import ResolvedCall
-from bucketjit._signature.signer import SignedCall
-from bucketjit._sizes.dynamic_axes import Tokens, places_of
-from bucketjit._tracing.interface import Interface
+from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArgumentError
 
 Leaves = Mapping[int, Any]  # the arguments with open axes, by position among all leaves

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import MaskingError
 from tests.masking.rules.test_refusals_numeric import of, refusal

@@ -12,10 +12,10 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackError, MaskingError
 

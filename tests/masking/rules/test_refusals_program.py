@@ -17,11 +17,11 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
 from bucketjit import BucketedExec, Fallback
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._masking.rules.refused import REFUSED
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._tracing.program import Leaf
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackWarning, MaskingError
 

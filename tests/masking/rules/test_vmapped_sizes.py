@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import evaluate, evaluate_text
 from bucketjit._masking.interpreter import interpret
-from bucketjit._sizes.bucket_sizes import BucketSizes
-from bucketjit._sizes.expressions import evaluate, evaluate_text
 from tests.harness import Case, Masked, _contents, poison_padding
 
 ROWS = 4

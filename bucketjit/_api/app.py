@@ -1,0 +1,113 @@
+"""Parses the command line, runs the command, and turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from bucketjit._api import bench, cache, plan, refine, report, unpack
+from bucketjit._api.command import Command, CommandError, UsageError
+from bucketjit._events import one_line
+from bucketjit._raised import in_one_line
+from bucketjit._version import __version__
+from bucketjit.errors import BucketJitError
+
+COMMANDS: tuple[Command, ...] = (
+    plan.COMMAND,
+    report.COMMAND,
+    cache.COMMAND,
+    bench.COMMAND,
+    refine.COMMAND,
+    unpack.COMMAND,
+)
+
+FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that reports an error as one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
+
+
+class _CommandParser(_Parser):
+    """The parser of a command. Options may stand between positional arguments."""
+
+    _is_apart = False  # True while `parse_known_intermixed_args` calls back
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse options wherever they are, and then positional arguments.
+
+        ``argparse`` calls this for a subcommand. `parse_known_intermixed_args` calls it again, once
+        for options and once for the rest, which is passed through.
+        """
+        if self._is_apart:
+            return super().parse_known_args(args, namespace)
+        self._is_apart = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_apart = False
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command."""
+    description = "Plans of buckets, reports of bucketed functions, and their files."
+    parser = _Parser(prog=_program(), description=description)
+    parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=command.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(run=command.run, parser=subparser)
+    _open_streams()
+    options = parser.parse_args(argv)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+    except UsageError as error:
+        options.parser.error(str(error))
+    except CommandError as error:
+        print(f"{options.parser.prog}: {one_line(str(error))}", file=sys.stderr)
+        return FAILURE
+    except BucketJitError as error:
+        print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
+        return FAILURE
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # `head` and the like close the pipe early
+            print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
+        # The interpreter flushes standard output at exit; what is buffered must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILURE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _program() -> str:
+    """How this program was started, as the first words of its messages."""
+    is_script = Path(sys.argv[0]).stem == "bucketjit"
+    return "bucketjit" if is_script else "python -m bucketjit"
+
+
+def _open_streams() -> None:
+    """Replace closed streams by the null device, and write unencodable characters as escapes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

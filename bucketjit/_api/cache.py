@@ -1,0 +1,148 @@
+"""The command ``cache``: lists and prunes the files of `BucketedExec.with_persistence`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from bucketjit._api.command import Command, CommandError, UsageError, print_table
+from bucketjit._compile.files import directory as files
+from bucketjit._compile.files.directory import Entry
+from bucketjit._compile.files.record import Damaged
+from bucketjit._events import LONGEST, counted, one_line, shown
+from bucketjit._raised import in_one_line
+from bucketjit._stages.tables import shown_bytes
+
+_DESCRIPTION = """\
+Look after a directory of executables, as with_persistence(DIR) keeps them:
+
+  list    what is there, the file that was of use last first; also where no action is named
+  prune   remove damaged files, what was left unfinished, and what the options name
+
+JAX's own cache directory has them in its subdirectory bucketjit.
+"""
+_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_DAY = 86400.0
+_LONGEST_CELL = 200  # characters of a cell of the table
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = ("list", "prune")
+    parser.add_argument("action", nargs="?", choices=actions, default="list", help="what to do")
+    parser.add_argument("directory", metavar="DIR", help="the directory")
+    parser.add_argument("--json", action="store_true", help="list: print JSON in place of a table")
+    parser.add_argument(
+        "--older-than", metavar="DAYS", type=_days, help="prune: what was of no use for so long"
+    )
+    parser.add_argument(
+        "--max-size", metavar="SIZE", type=_size, help="prune: down to so much (500M, 2G)"
+    )
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not days >= 0:
+        raise argparse.ArgumentTypeError(f"expected a number of days, got {text!r}")
+    return days
+
+
+def _size(text: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not found:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
+    return int(Decimal(found[1]) * _UNITS[found[2]])
+
+
+def _run(options: argparse.Namespace) -> None:
+    of_prune = {"--older-than": options.older_than, "--max-size": options.max_size}
+    for name, value in of_prune.items():
+        if options.action == "list" and value is not None:
+            raise UsageError(f"{name} is for prune")
+    if options.action == "prune" and options.json:
+        raise UsageError("--json is for list")
+    if not options.directory:
+        raise UsageError("the directory is an empty text")
+    directory = Path(options.directory)
+    try:
+        found = files.entries(directory)
+    except OSError as error:
+        raise CommandError(f"cannot read {directory}: {error.strerror or error}") from None
+    if options.action == "prune":
+        _prune(directory, found, options.older_than, options.max_size)
+    elif options.json:
+        print(json.dumps([_told(entry) for entry in found], indent=1))
+    else:
+        columns = ("function", "bucket", "made by", "size", "compiled in", "last use", "problem")
+        total = shown_bytes(sum(entry.nbytes for entry in found))
+        title = f"{counted(len(found), 'executable')}, {total}"
+        numeric = ("size", "compiled in", "last use")
+        print_table(title, columns, [_row(_told(entry)) for entry in found], numeric)
+
+
+def _told(entry: Entry) -> dict[str, Any]:
+    """What is known of a file."""
+    told = {"file": entry.path.name, "bytes": entry.nbytes, "used": entry.used}
+    found = entry.found
+    if isinstance(found, Exception):
+        return {**told, "problem": str(found) or in_one_line(found)}
+    return {
+        **told,
+        "problem": None,
+        "function": found.name,
+        "sizes": dict(found.sizes),
+        "exact": found.exact,
+        "compile_seconds": found.seconds,
+        "environment": dict(found.environment),
+    }
+
+
+def _row(told: dict[str, Any]) -> list[str]:
+    size, used = shown_bytes(told["bytes"]), f"{(time.time() - told['used']) / _DAY:,.1f} d ago"
+    if told["problem"]:
+        return [told["file"][:24], "-", "-", size, "-", used, one_line(told["problem"], LONGEST)]
+    made = told["environment"]
+    by = f"{made.get('bucketjit', '?').partition(' ')[0]}, jax {made.get('jax', '?')}"
+    bucket = shown(told["sizes"]) + " (exact)" * told["exact"]
+    cells = [one_line(text, _LONGEST_CELL) for text in (told["function"], bucket, by)]
+    return [*cells, size, f"{told['compile_seconds']:.2f} s", used, ""]
+
+
+def _prune(
+    directory: Path, found: list[Entry], older_than: float | None, max_size: int | None
+) -> None:
+    """Remove files. What is not to be trusted, or read, stays unless the options name it."""
+    files.remove_unfinished(directory)
+    total, gone = 0, 0
+    for entry in found:  # the most recently used file comes first, so --max-size keeps that one
+        why = None
+        if isinstance(entry.found, Damaged):
+            why = str(entry.found)
+        elif older_than is not None and time.time() - entry.used > older_than * _DAY:
+            why = f"of no use for {older_than:g} days"
+        elif max_size is not None and total + entry.nbytes > max_size:
+            why = "beyond the size"
+        if why is None:
+            total += entry.nbytes
+            continue
+        if not files.remove(entry.path):
+            raise CommandError(f"cannot remove {entry.path}")
+        gone += 1
+        print(one_line(f"removed {entry.path.name}: {why}", LONGEST))
+    print(f"removed {gone} of {counted(len(found), 'file')}, {shown_bytes(total)} stay")
+
+
+COMMAND = Command(
+    name="cache",
+    summary="list or prune the files of with_persistence",
+    description=_DESCRIPTION,
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,337 @@
+"""Unpack a ``.bkt`` file into plain StableHLO modules, raw constants, and how to serve with them.
+
+    model.bkt   ->   model/layout.json
+                     model/constants/0.bin, 1.bin, ...
+                     model/modules/function/n=8.mlirbc, n=16.mlirbc, ...
+
+A program in another language needs nothing else; docs/saved_functions.md describes ``layout.json``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.export  # an attribute of jax only after this import
+
+from bucketjit._artifact import manifest as manifests
+from bucketjit._artifact import modules
+from bucketjit._artifact.archive import Archive
+from bucketjit._artifact.dtypes import dtype_of
+from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram, SizeTable
+from bucketjit._jax import stablehlo
+from bucketjit._jax.custom_calls import custom_call_targets
+from bucketjit._jax.sharding_free import without_sharding
+from bucketjit._jax.stablehlo import BadModule, Module, Tensor, element_of
+from bucketjit._stages.refine import refine
+from bucketjit.errors import ArtifactError, ExportError
+
+LAYOUT = "layout.json"
+
+_KEY = "key:"  # the dtype of random keys begins with it
+_LONGEST = 100  # characters in the name of a module's file
+
+Json = dict[str, Any]
+
+
+class Written(NamedTuple):
+    """What was unpacked.
+
+    Attributes:
+        files: The files, relative to the directory, in the order in which they were written.
+        nbytes: Their bytes.
+    """
+
+    files: tuple[str, ...]
+    nbytes: int
+
+
+def unpack(
+    archive: Archive,
+    directory: Path,
+    platform: str | None = None,
+    text: bool = False,
+    force: bool = False,
+) -> Written:
+    """Write what a file holds into a directory, for programs without Python.
+
+    A failure leaves the directory as it was. Where ``force`` writes into one that has files, they
+    are replaced after all new ones are complete, and ``layout.json`` comes last.
+    """
+    known = archive.manifest.platforms
+    if platform is not None and platform not in known:
+        raise ArtifactError(
+            f"{archive.path} has modules for {', '.join(known)}, not for {platform!r}; save it "
+            f"with platforms=[..., {platform!r}]"
+        )
+    _check_target(directory, force)
+    with _staged(directory) as stage:
+        files = _Writer(archive, stage, known if platform is None else (platform,), text).write()
+        nbytes = sum((stage / name).stat().st_size for name in files)
+        _publish(stage, directory, files)
+    return Written(tuple(files), nbytes)
+
+
+def _check_target(directory: Path, force: bool) -> None:
+    if not directory.is_dir():
+        if directory.exists() or directory.is_symlink():
+            raise ArtifactError(f"{directory} is no directory; name another one")
+    elif not force and any(directory.iterdir()):
+        raise ArtifactError(
+            f"{directory} is not empty; name another directory, or write into it with --force"
+        )
+
+
+@contextlib.contextmanager
+def _staged(directory: Path) -> Iterator[Path]:
+    """A directory beside another one; it is removed afterwards, with what is left in it."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=directory.parent))
+    try:
+        yield stage
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _publish(stage: Path, directory: Path, files: Sequence[str]) -> None:
+    """Move complete files to where they belong."""
+    directory.mkdir(exist_ok=True)
+    (directory / LAYOUT).unlink(missing_ok=True)  # it would describe a mixture
+    for name in files:  # the layout is the last
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        os.replace(stage / name, directory / name)
+
+
+class _Writer:
+    """Writes the files of one unpacked archive into an empty directory."""
+
+    def __init__(self, archive: Archive, stage: Path, platforms: Sequence[str], text: bool) -> None:
+        self._archive, self._stage = archive, stage
+        self._platforms, self._text = platforms, text
+        self._files: list[str] = []
+
+    def write(self) -> list[str]:
+        """Write all files."""
+        manifest = self._archive.manifest
+        constants = [
+            {
+                "file": self._add(f"constants/{i}.bin", self._archive.view(constant.member)),
+                **_kind(constant.dtype),
+                "shape": list(constant.shape),
+            }
+            for i, constant in enumerate(manifest.constants)
+        ]
+        layout = {
+            "format": "bucketjit-unpacked",
+            "version": 3,
+            "made_by": dict(manifest.versions),
+            "platforms": list(self._platforms),
+            "padding": 0,
+            "constants": constants,
+            "functions": [
+                self._function(function, "function" if order == 0 else f"derivative{order}")
+                for order, function in enumerate(manifest.functions)
+            ],
+        }
+        self._add(LAYOUT, (json.dumps(layout, indent=1) + "\n").encode())
+        return self._files
+
+    def _add(self, name: str, data: bytes | memoryview) -> str:
+        path = self._stage / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self._files.append(name)
+        return name
+
+    def _function(self, function: SavedFunction, folder: str) -> Json:
+        several = len(function.programs) > 1
+        outputs = function.programs[0].outputs
+        return {
+            "name": function.name,
+            "arguments": [
+                {
+                    "name": leaf.path,
+                    **({"is_size": True} if leaf.dtype is None else _kind(leaf.dtype)),
+                }
+                for leaf in function.leaves
+            ],
+            "results": [
+                {"name": name, **_kind(out.dtype)}
+                for name, out in zip(self._results(function), outputs, strict=True)
+            ],
+            "programs": [
+                self._program(function, program, f"{folder}/{i}" if several else folder)
+                for i, program in enumerate(function.programs)
+            ],
+        }
+
+    def _results(self, function: SavedFunction) -> list[str]:
+        """The names of the results: where they stand in what the Python function returns."""
+        count = len(function.programs[0].outputs)
+        place = f"{self._archive.path}: {function.tree}"
+        try:
+            tree = modules.deserialized(self._archive.read(function.tree), place).out_tree
+            nested = jax.tree_util.tree_unflatten(tree, range(count))
+        except (ArtifactError, ValueError):  # a class of the user's, which is not registered here
+            return [f"[{i}]" for i in range(count)]
+        paths = jax.tree_util.tree_flatten_with_path(nested)[0]
+        return [jax.tree_util.keystr(path) or "result" for path, _ in paths]
+
+    def _program(self, function: SavedFunction, program: SavedProgram, folder: str) -> Json:
+        lower = [f"{v} >= {program.lower.get(v, 1)}" for v in program.variables]
+        reshapes = [f"{_product(a)} == {_product(b)}" for a, b in program.reshapes]
+        bounds = {made.variable: made for made in program.computed}
+        ordered = sorted(program.buckets, key=lambda b: math.prod(b.sizes.values()))
+        buckets = [
+            self._bucket(function, program, bucket, f"{folder}/{_name(bucket, i)}")
+            for i, bucket in enumerate(ordered)
+        ]
+        # The words of random keys stand behind the sizes, in the modules alone.
+        given = {x["argument"]: x["shape"] for x in buckets[0]["inputs"] if "argument" in x}
+        results = buckets[0]["outputs"]
+        return {
+            "variables": list(program.variables),
+            "guards": list(dict.fromkeys((*lower, *program.guards, *reshapes))),
+            "arguments": [
+                [*leaf.axes, *given.get(i, ())[len(leaf.axes) :]]
+                for i, leaf in enumerate(function.leaves)
+            ],
+            "results": [
+                [*out.axes, *made["shape"][len(out.axes) :]]
+                for out, made in zip(program.outputs, results, strict=False)
+            ],
+            "size_constants": None if program.table is None else self._table(program.table, folder),
+            "computed_sizes": [
+                {
+                    "variable": variable,
+                    "output": len(program.outputs) + number,
+                    "bound": str(bounds[variable].bound[0]),
+                    "is_checked": bounds[variable].is_checked,
+                }
+                for number, variable in enumerate(program.counts)
+            ],
+            "presumed": list(program.presumed),
+            "buckets": buckets,
+        }
+
+    def _table(self, table: SizeTable, folder: str) -> Json:
+        return {
+            "arrays": [
+                {
+                    "file": self._add(
+                        f"size_constants/{folder}/{i}.bin", self._archive.read(member)
+                    ),
+                    **_kind(dtype),
+                    "shape": list(axes),
+                }
+                for i, (member, dtype, axes) in enumerate(
+                    zip(table.members, table.dtypes, table.axes, strict=True)
+                )
+            ],
+            "more_variables": list(table.unfitted),
+            "rows": [
+                {"sizes": list(row), "more_sizes": list(extra)}
+                for row, extra in zip(table.rows, table.extra, strict=True)
+            ],
+        }
+
+    def _bucket(
+        self, function: SavedFunction, program: SavedProgram, bucket: Bucket, name: str
+    ) -> Json:
+        raw = self._archive.read(bucket.module)
+        place = f"{self._archive.path}: {bucket.module}"
+        exported = modules.deserialized(raw, place)
+        files: dict[str, str] = {}
+        calls: dict[str, list[str]] = {}
+        for platform in self._platforms:
+            artifact, module = _plain(raw, exported, platform, place)
+            at = "modules" if len(exported.platforms) == 1 else f"modules/{platform}"
+            files[platform] = self._add(f"{at}/{name}.mlirbc", artifact)
+            calls[platform] = custom_call_targets(artifact)
+            if self._text:
+                self._add(f"{at}/{name}.mlir", stablehlo.text_of(module).encode())
+        constants = self._archive.manifest.constants
+        kinds: list[tuple[str, int | None, str]]
+        kinds = [("constant", i, constants[i].dtype) for i in program.constants]
+        kinds.append(("sizes", None, "int32"))
+        dtypes = () if program.table is None else program.table.dtypes
+        kinds += [("size_constant", i, dtype) for i, dtype in enumerate(dtypes)]
+        kinds += [
+            ("argument", i, leaf.dtype)
+            for i, leaf in enumerate(function.leaves)
+            if leaf.dtype is not None
+        ]
+        taken = stablehlo.arguments_of(module)
+        outputs = [*(out.dtype for out in program.outputs), *("int32" for _ in program.counts)]
+        try:
+            for tensor, shape in zip(reversed(taken), reversed(bucket.arguments), strict=False):
+                if tuple(tensor.shape[: len(shape)]) != tuple(shape):
+                    raise ValueError(f"{tensor} where the shape is {list(shape)}")
+            return {
+                "sizes": dict(bucket.sizes),
+                "modules": files,
+                "custom_calls": calls,
+                "inputs": [
+                    {"kind": kind, **({} if i is None else {kind: i}), **_typed(tensor, dtype)}
+                    for (kind, i, dtype), tensor in zip(kinds, taken, strict=True)
+                ],
+                "outputs": [
+                    _typed(tensor, dtype)
+                    for tensor, dtype in zip(stablehlo.results_of(module), outputs, strict=True)
+                ],
+            }
+        except ValueError as error:
+            raise ArtifactError(
+                f"{place}: its arguments or results are not those of manifest.json ({error}); the "
+                "file is damaged or was altered"
+            ) from None
+
+
+def _kind(dtype: str) -> Json:
+    """The dtype of the elements of an array; random keys are arrays of words."""
+    dtype_of(dtype, manifests.NAME)
+    if dtype.startswith(_KEY):
+        return {"dtype": "uint32", "random_keys": dtype.removeprefix(_KEY)}
+    return {"dtype": dtype}
+
+
+def _typed(tensor: Tensor, dtype: str) -> Json:
+    """The type of an argument or result of a module, which the manifest gives this dtype."""
+    plain = _kind(dtype)["dtype"]
+    if tensor.element != element_of(dtype_of(plain, manifests.NAME)) or not tensor.is_static:
+        raise ValueError(f"{tensor} where the type is {dtype}")
+    return {"dtype": plain, "element": tensor.element, "shape": list(tensor.shape)}
+
+
+def _product(axes: Sequence[int | str]) -> str:
+    return " * ".join(f"({axis})" for axis in axes) or "1"
+
+
+def _plain(
+    raw: bytes, exported: jax.export.Exported, platform: str, place: str
+) -> tuple[bytes, Module]:
+    """An exported module for one platform, as a portable artifact of StableHLO alone."""
+    artifact = bytes(exported.mlir_module_serialized)
+    try:
+        if len(exported.platforms) > 1:  # then the first argument is the number of the platform
+            artifact = refine(raw, {}, platform)
+        module = stablehlo.read_module(artifact)
+        if without_sharding(module):
+            artifact = stablehlo.write_module(module)
+    except (BadModule, ExportError) as error:
+        raise ArtifactError(f"{place}: it cannot be unpacked for {platform}: {error}") from error
+    return artifact, module
+
+
+def _name(bucket: Bucket, number: int) -> str:
+    """The name of the files of a bucket."""
+    name = ",".join(f"{variable}={size}" for variable, size in bucket.sizes.items())
+    return name if name and name.isascii() and len(name) <= _LONGEST else f"bucket{number}"

@@ -1,1 +1,0 @@
-"""The command line ``python -m bucketjit``: `app` parses, and each command has its own file."""

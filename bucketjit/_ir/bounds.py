@@ -1,0 +1,364 @@
+"""Bounds of a size expression over all sizes of a bucket.
+
+`bucket_sizes` takes padded sizes from here: the padded size of ``n // 2 + 1`` is its largest value
+for ``n`` up to the bucket.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from bucketjit._ir.expressions import (
+    FUNCTIONS,
+    Dim,
+    compiled,
+    evaluate_text,
+    parsed,
+    variables_of,
+)
+
+
+def _growth(node: ast.expr) -> int:
+    """Whether an expression decreases with no variable, all of them being >= 0.
+
+    1 says so, 2 that it is >= 0 as well, and 0 that nothing is known. ``b - 1`` is negative at 0.
+    """
+    match node:
+        case ast.Constant(value=int() as value):
+            return 2 if value >= 0 else 1
+        case ast.Name():
+            return 2
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
+            return 1
+        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant()):
+            return min(1, _growth(left))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return min(_growth(left), _growth(right))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return 2 if _growth(left) == _growth(right) == 2 else 0
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant()):
+            return 2 if _growth(left) == 2 else 0
+        case ast.Call(func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int() as k)]):
+            return _growth(left) if k > 0 else 0
+        case ast.Call(func=ast.Name(id="max" | "min"), args=args):
+            return min(map(_growth, args))
+    return 0
+
+
+_LATTICE_LIMIT = 1 << 20  # points of a box that are evaluated one by one for an exact bound
+
+Range = tuple[int, int]  # smallest and largest value, both included
+
+
+def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Range:
+    """Bounds of an expression by interval arithmetic: always sound, not always tight."""
+
+    def corners(
+        op: Callable[[int, int], int], a: tuple[int, int], b: tuple[int, int]
+    ) -> tuple[int, int]:
+        values = [op(x, y) for x in a for y in b]
+        return min(values), max(values)
+
+    match node:
+        case ast.Constant(value=int() as value):
+            return value, value
+        case ast.Name(id=name):
+            return lo[name], hi[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            a, b = interval(operand, lo, hi)
+            return -b, -a
+        case ast.BinOp(left=left, op=op, right=right):
+            x, y = interval(left, lo, hi), interval(right, lo, hi)
+            if isinstance(op, ast.Add):
+                return x[0] + y[0], x[1] + y[1]
+            if isinstance(op, ast.Sub):
+                return x[0] - y[1], x[1] - y[0]
+            if isinstance(op, ast.Mult):
+                return corners(lambda a, b: a * b, x, y)
+            if isinstance(op, ast.Pow):
+                # An even power of an interval around 0 is 0 inside, not in a corner.
+                low, high = corners(lambda a, b: a**b, x, y)
+                return (min(low, 0) if x[0] < 0 else low), high
+        case ast.Call(func=ast.Name(id=name), args=[left, right]):
+            x, y = interval(left, lo, hi), interval(right, lo, hi)
+            if name == "max":
+                return max(x[0], y[0]), max(x[1], y[1])
+            if name == "min":
+                return min(x[0], y[0]), min(x[1], y[1])
+            if name == "floordiv":  # a divisor other than 0 never makes a number larger
+                largest = max(map(abs, x))
+                return corners(lambda a, b: a // b, x, y) if y[0] > 0 else (-largest, largest)
+            if name == "mod":  # the result has the sign of the divisor, and is nearer to 0
+                most = max(0, y[1] - 1)
+                return min(0, y[0] + 1), min(most, x[1]) if x[0] >= 0 < y[0] else most
+    raise ValueError(f"cannot bound {ast.unparse(node)}")
+
+
+def upper_bound(dim: Dim, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
+    """The largest value of ``dim`` while every variable ``v`` is in ``lo[v]..hi[v]``.
+
+    Exact where the expression grows with its variables or the box has at most 2**20 points;
+    otherwise an upper bound from interval arithmetic.
+    """
+    return dim if isinstance(dim, int) else upper_bound_text(str(dim), lo, hi)
+
+
+def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
+    """`upper_bound` of the text of an expression."""
+    return _upper_bound(text, tuple((v, lo[v], hi[v]) for v in variables_of(text)))
+
+
+@functools.lru_cache(maxsize=16384)
+def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
+    node = parsed(text)
+    hi = {v: h for v, _, h in box}
+    if _growth(node):  # the largest value is in the corner of the largest sizes
+        return max(0, evaluate_text(text, hi))
+    if math.prod(h - low + 1 for _, low, h in box) <= _LATTICE_LIMIT:
+        # Python's ints, in object arrays, where an intermediate value would overflow int64.
+        widest = max(map(abs, reach(node, hi)))
+        exact = np.int64 if widest <= MOST_OF_INT64 else object
+        axes = [np.arange(low, h + 1, dtype=exact) for _, low, h in box]
+        grid = np.meshgrid(*axes, indexing="ij", sparse=True)
+        with np.errstate(divide="ignore"):
+            return max(0, int(np.max(compiled(text, "array")(*grid))))
+    return max(0, interval(node, {v: low for v, low, _ in box}, hi)[1])
+
+
+@functools.lru_cache(maxsize=16384)
+def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
+    """A lower bound of an expression; 0 if the expression is known not to be negative.
+
+    Interval arithmetic gives the bound. Only if it is below int32, where the exact value matters,
+    the bound of `upper_bound` for the negated expression is taken.
+    """
+    node = parsed(text)
+    if _growth(node) == 2:
+        return 0
+    least = interval(node, {v: low for v, low, _ in box}, {v: h for v, _, h in box})[0]
+    return least if least >= -MOST else -_upper_bound(f"-({text})", box)
+
+
+MOST, MOST_OF_INT64 = 2**31 - 1, 2**63 - 1  # the largest int32 and int64
+
+
+def reach(node: ast.expr, hi: Mapping[str, int]) -> Range:
+    """Bounds of an expression and all its parts, for sizes from 0 on."""
+    lo = dict.fromkeys(hi, 0)
+    bounds = [
+        interval(part, lo, hi)
+        for part in ast.walk(node)
+        if isinstance(part, ast.expr) and getattr(part, "id", None) not in FUNCTIONS["int"]
+    ]
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
+
+
+# --- order --------------------------------------------------------------------------------------
+
+# Which sizes are never negative, and how large they are: answers that ask JAX nothing.
+#
+# A comparison that JAX cannot decide raises, and a trace takes that for a question of the user.
+# Here an expression is a polynomial over its variables and over the calls in it, so nothing is
+# raised:
+#
+#     n - floordiv(2*n, 3)     3*n - 2*n >= 0, as 3*floordiv(2*n, 3) <= 2*n
+
+#: A size is taken to be at most this where a multiple of it might not fit an integer type.
+LARGE = 1 << 24
+
+_ANY_SIZE = 1 << 40  # stands for the largest size
+_DEEPEST = 12  # calls and variables that are replaced, one after the other
+
+# The coefficient of each product of atoms. An atom is a variable or the text of a call.
+_Polynomial = dict[tuple[str, ...], int]
+
+
+@functools.lru_cache(maxsize=4096)
+def is_never_negative(text: str, most_of: tuple[tuple[str, str], ...] = ()) -> bool:
+    """Whether an expression is at least 0 for all sizes from 1 on; False if that is not known."""
+    try:
+        return _holds(_polynomial(parsed(text)), most_of, _DEEPEST)
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def magnitude(text: str) -> float:
+    """How far from 0 an expression is if its sizes, and their products, are at most 2**24.
+
+    A product of sizes counts as one: it is the size of an array.
+
+    >>> magnitude("3*n*m - 1") == 3 * 2**24 + 1
+    True
+
+    Args:
+        text: The text of the expression.
+
+    Returns:
+        An upper bound; infinity if there is none.
+    """
+    try:
+        return _magnitude(_polynomial(parsed(text)))
+    except ValueError:
+        return float("inf")
+
+
+def _magnitude(polynomial: _Polynomial) -> float:
+    return sum(abs(c) * max(map(_of_atom, atoms), default=1) for atoms, c in polynomial.items())
+
+
+def _of_atom(atom: str) -> float:
+    if atom.isidentifier():
+        return LARGE
+    name, one, other = _call(atom)
+    sizes = _magnitude(one), _magnitude(other)
+    if name == "floordiv":
+        divisor = _number(other)
+        return sizes[0] / divisor if divisor is not None and divisor > 0 else sizes[0]
+    return sizes[1] if name == "mod" else {"min": min, "max": max}[name](sizes)
+
+
+# --- polynomials ---------------------------------------------------------------------------------
+
+
+def _polynomial(node: ast.expr) -> _Polynomial:
+    match node:
+        case ast.Constant(value=int() as value):
+            return {(): value} if value else {}
+        case ast.Name(id=name):
+            return {(name,): 1}
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return _product(_polynomial(operand), {(): -1})
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _sum(_polynomial(left), _polynomial(right))
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _sum(_polynomial(left), _product(_polynomial(right), {(): -1}))
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _product(_polynomial(left), _polynomial(right))
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
+            return functools.reduce(_product, [_polynomial(left)] * power, {(): 1})
+        case ast.Call(func=ast.Name(id="floordiv" | "mod" | "max" | "min" as name), args=args):
+            one, other = (_text(_polynomial(x)) for x in args)
+            return {(f"{name}({one}, {other})",): 1}
+    raise ValueError(f"no polynomial: {ast.unparse(node)}")
+
+
+def _text(polynomial: _Polynomial) -> str:
+    terms = ["*".join([f"({c})", *atoms]) for atoms, c in sorted(polynomial.items())]
+    return " + ".join(terms) or "0"
+
+
+def _call(atom: str) -> tuple[str, _Polynomial, _Polynomial]:
+    node = parsed(atom)
+    assert isinstance(node, ast.Call)
+    one, other = (_polynomial(x) for x in node.args)
+    return ast.unparse(node.func), one, other
+
+
+def _number(polynomial: _Polynomial) -> int | None:
+    """The value of a constant polynomial; None for any other one."""
+    return polynomial.get((), 0) if not polynomial.keys() - {()} else None
+
+
+def _sum(*polynomials: _Polynomial) -> _Polynomial:
+    found: _Polynomial = {}
+    for polynomial in polynomials:
+        for atoms, c in polynomial.items():
+            found[atoms] = found.get(atoms, 0) + c
+    return {atoms: c for atoms, c in found.items() if c}
+
+
+def _product(one: _Polynomial, other: _Polynomial) -> _Polynomial:
+    return _sum(*({(*sorted((*a, *b)),): c * d} for a, c in one.items() for b, d in other.items()))
+
+
+def _apart(polynomial: _Polynomial, atom: str) -> tuple[_Polynomial, _Polynomial] | None:
+    """The factor of an atom, and the terms without it; None if the polynomial is not linear."""
+    if any(atoms.count(atom) > 1 for atoms in polynomial):
+        return None
+    factor = {tuple(a for a in k if a != atom): c for k, c in polynomial.items() if atom in k}
+    return factor, {k: c for k, c in polynomial.items() if atom not in k}
+
+
+# --- the proof: atoms are replaced by their bounds, calls first ----------------------------------
+
+
+def _holds(polynomial: _Polynomial, most_of: tuple[tuple[str, str], ...], steps: int) -> bool:
+    """Whether a polynomial is never negative."""
+    if _is_plainly_natural(polynomial):
+        return True
+    if not steps:
+        return False
+    atoms = {atom for atoms in polynomial for atom in atoms}
+    calls = sorted((x for x in atoms if not x.isidentifier()), key=len, reverse=True)
+    bounded = [v for v, _ in reversed(most_of) if v in atoms]
+    for atom in (*calls, *bounded):
+        parts = _apart(polynomial, atom)
+        if parts is None:
+            continue
+        factor, rest = parts
+        for sign in (1, -1):
+            if _holds(_product(factor, {(): sign}), most_of, steps - 1):
+                cases = _cases(atom, factor, rest, sign, most_of)
+                return any(all(_holds(x, most_of, steps - 1) for x in case) for case in cases)
+    return False
+
+
+def _cases(
+    atom: str,
+    factor: _Polynomial,
+    rest: _Polynomial,
+    sign: int,
+    most_of: tuple[tuple[str, str], ...],
+) -> Iterator[list[_Polynomial]]:
+    """Lists of polynomials. If all of one list are natural, so is ``factor*atom + rest``."""
+
+    def with_bound(bound: _Polynomial, divisor: int = 1) -> _Polynomial:
+        # A whole number is natural if `divisor` times it is more than ``-divisor``.
+        return _sum(_product(rest, {(): divisor}), _product(factor, bound), {(): divisor - 1})
+
+    if atom.isidentifier():
+        yield [with_bound({(): 1} if sign > 0 else _polynomial(parsed(dict(most_of)[atom])))]
+        return
+    name, one, other = _call(atom)
+    if name in ("min", "max"):
+        found = [with_bound(one), with_bound(other)]
+        yield from [[x] for x in found] if (name == "max") == (sign > 0) else [found]
+        return
+    by = _number(other)
+    if by is None or by < 1:
+        return
+    if name == "mod":
+        yield [with_bound({} if sign > 0 else {(): by - 1})]
+        if sign < 0:
+            yield [with_bound(one), one]
+    elif sign > 0:
+        yield [rest, one]
+        yield [with_bound(_sum(one, {(): 1 - by}), by)]
+    else:
+        yield [with_bound(one, by)]
+
+
+def _is_plainly_natural(polynomial: _Polynomial) -> bool:
+    """Whether no term is negative after ``v = 1 + w``, or interval arithmetic says so."""
+    calls = any(not atom.isidentifier() for atoms in polynomial for atom in atoms)
+    if not calls and all(c >= 0 for c in _from_zero(polynomial).values()):
+        return True
+    node = parsed(_text(polynomial))
+    names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+    try:
+        return interval(node, dict.fromkeys(names, 1), dict.fromkeys(names, _ANY_SIZE))[0] >= 0
+    except (ValueError, KeyError):
+        return False
+
+
+def _from_zero(polynomial: _Polynomial) -> _Polynomial:
+    def shifted(atoms: Iterable[str]) -> _Polynomial:
+        return functools.reduce(_product, ({(x,): 1, (): 1} for x in atoms), {(): 1})
+
+    return _sum(*(_product({(): c}, shifted(atoms)) for atoms, c in polynomial.items()))

@@ -1,0 +1,235 @@
+"""The padded size of every expression in one bucket, and its logical size at run time.
+
+Masking rules ask `BucketSizes` for both, and for masks. `bounds` computes the padded sizes.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from bucketjit._ir.bounds import MOST, MOST_OF_INT64, interval, lower_bound, reach, upper_bound
+from bucketjit._ir.expressions import Dim, Shape, function_of, is_symbolic, parsed, variables_of
+from bucketjit._jax.transformations import current_trace
+from bucketjit.errors import MaskingError
+
+
+def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[str, int]) -> Any:
+    """The value of a dimension at sizes that are known at run time.
+
+    It is computed in int32, or in int64 if an intermediate value may overflow in this bucket.
+    """
+    if isinstance(dim, int):
+        return dim
+    text = str(dim)
+    names = variables_of(text)
+    function, is_wide = _traced(text, tuple((v, bucket[v]) for v in names))
+    values = [sizes[v] for v in names]
+    if not is_wide:
+        return function(*values)
+    with jax.enable_x64(True):  # without it int64 becomes int32
+        wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
+        return lax.convert_element_type(wide, np.int32)
+
+
+@functools.lru_cache(maxsize=16384)
+def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
+    """A function of run-time sizes that computes an expression, and whether it needs int64."""
+    node, is_wide = decided(text, dict(box))
+    return function_of(text, node, "traced"), is_wide
+
+
+def decided(text: str, bucket: Mapping[str, int]) -> tuple[ast.expr, bool]:
+    """The syntax tree of an expression, without operations that a bucket decides."""
+    node = _Decided(dict(bucket)).visit(copy.deepcopy(parsed(text)))
+    least, most = reach(node, dict(bucket))
+    if max(-least, most) > MOST_OF_INT64:
+        raise MaskingError(
+            f"computing the size {text} takes integers of more than 64 bits in this bucket",
+            "choose smaller buckets, or compute on the size with jax.numpy",
+            in_bucket=True,
+        )
+    return node, max(-least, most) > MOST
+
+
+def _not_int32(dim: Dim) -> MaskingError:
+    return MaskingError(
+        f"the size {dim} does not fit into int32 in this bucket",
+        "choose smaller buckets",
+        in_bucket=True,
+    )
+
+
+class _Decided(ast.NodeTransformer):
+    """Simplifies operations whose result is the same for all sizes of a bucket.
+
+    So ``min(n, 9223372036854775807)``, from ``x[: sys.maxsize]``, becomes ``n`` and fits int32.
+    """
+
+    def __init__(self, hi: Mapping[str, int]) -> None:
+        self._lo, self._hi = dict.fromkeys(hi, 0), hi
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        assert isinstance(node.func, ast.Name)
+        left, right = node.args
+        # ``left`` is in a..b, ``right`` in c..d for all sizes of the bucket.
+        (a, b), (c, d) = (interval(x, self._lo, self._hi) for x in node.args)
+        match node.func.id:
+            case "min" if b <= c:
+                return left
+            case "min" if d <= a:
+                return right
+            case "max" if a >= d:
+                return left
+            case "max" if c >= b:
+                return right
+            case "mod" if a >= 0 and b < c:
+                return left
+            case "floordiv" if a >= 0 and b < c:
+                return ast.Constant(0)
+        return node
+
+
+class BucketSizes:
+    """The sizes one executable is built for: padded sizes as ints, logical sizes at run time.
+
+    Attributes:
+        bucket: Padded size of each variable.
+        values: Run-time logical size of each variable, int32 scalars.
+        size_constants: Constants that depend on the logical sizes, padded.
+        uneven: The axes of a mesh along which the logical sizes differ from shard to shard.
+    """
+
+    def __init__(
+        self,
+        bucket: Mapping[str, int],
+        lower: Mapping[str, int],
+        values: Mapping[str, Any],
+        size_constants: Sequence[Any] = (),
+        uneven: Iterable[Any] = (),
+    ) -> None:
+        self.uneven = frozenset(uneven)
+        self.size_constants = tuple(size_constants)
+        self.bucket = dict(bucket)
+        for variable, size in bucket.items():
+            if size > MOST:
+                raise _not_int32(variable)
+        self.values = dict(values)
+        self._lower = {v: lower.get(v, 1) for v in bucket}
+        # Both are keyed by `id`, as hashing an expression formats it. The entry keeps the
+        # expression alive, so that no other one gets its `id`.
+        self._padded: dict[int, tuple[Dim, int]] = {}
+        self._texts: dict[int, tuple[Dim, str]] = {}
+        self._made: dict[Any, Any] = {}
+        self._masks: dict[Any, Any] = {}
+
+    def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
+        """These sizes with more variables, for rules that make new dimensions."""
+        return BucketSizes(
+            {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
+            {**self._lower, **dict.fromkeys(more, 0)},
+            {**self.values, **{v: logical for v, (_, logical) in more.items()}},
+            self.size_constants,
+            self.uneven,
+        )
+
+    def at(self, values: Mapping[str, Any], size_constants: Sequence[Any]) -> BucketSizes:
+        """The same padded sizes with other logical ones."""
+        return BucketSizes(self.bucket, self._lower, values, size_constants, self.uneven)
+
+    def define(self, variable: str, value: Any) -> None:
+        """Give a variable its run-time size, which the program has just computed.
+
+        A program that is evaluated again, such as the body of a loop, computes another one.
+        """
+        self.values[variable] = value
+        stale = [
+            key for key in self._masks if any(variable in variables_of(text) for _, text in key[2])
+        ]
+        for key in stale:
+            del self._masks[key]
+
+    def padded(self, dim: Dim) -> int:
+        """The padded size of a dimension: its upper bound over the whole bucket."""
+        if isinstance(dim, int):
+            return dim
+        known = self._padded.get(id(dim))
+        if known is None:
+            size = upper_bound(dim, self._lower, self.bucket)
+            if size > MOST:
+                raise _not_int32(dim)
+            known = self._padded[id(dim)] = (dim, size)
+        return known[1]
+
+    def _text(self, dim: Dim) -> str:
+        known = self._texts.get(id(dim))
+        if known is None:
+            known = self._texts[id(dim)] = (dim, str(dim))
+        return known[1]
+
+    def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
+        """The padded shape of a logical shape."""
+        return tuple(map(self.padded, shape))
+
+    def logical(self, dim: Dim) -> Any:
+        """The logical size of a dimension."""
+        if isinstance(dim, int):
+            return dim
+        self.padded(dim)  # raises if the size is too large
+        text = self._text(dim)
+        box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
+        if lower_bound(text, box) < -MOST:
+            raise _not_int32(dim)
+        return jnp.asarray(evaluate_traced(dim, self.values, self.bucket), jnp.int32)
+
+    def in_bounds(
+        self,
+        shape: Shape,
+        axes: Iterable[int] | None = None,
+        broadcast_to: tuple[int, ...] | None = None,
+    ) -> Any | None:
+        """The mask of the real elements of an array of this logical shape; False in its padding.
+
+        A mask is made once per trace and shape, as most equations of a program share theirs.
+        """
+        rank = len(shape)
+        every = range(rank) if axes is None else sorted({a % rank for a in axes})
+        parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
+        if not parts:
+            return None
+        # With the trace, as its arrays cannot be used in another one.
+        key = (current_trace(), rank, parts, broadcast_to)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = self._make_mask(shape, [a for a, _ in parts])
+            if broadcast_to is not None:
+                mask = lax.broadcast_in_dim(mask, broadcast_to, range(rank))
+            self._masks[key] = mask
+        return mask
+
+    def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: object) -> Any:
+        """An array filled with a known scalar, made once per trace."""
+        scalar = np.asarray(value).astype(dtype)
+        key = (current_trace(), shape, str(dtype), scalar.tobytes())
+        if key not in self._made:
+            self._made[key] = lax.full(shape, scalar, dtype)
+        return self._made[key]
+
+    def _make_mask(self, shape: Shape, axes: Sequence[int]) -> Any:
+        mask = None
+        for axis in axes:
+            dims = [1] * len(shape)
+            dims[axis] = self.padded(shape[axis])
+            positions = lax.broadcasted_iota(jnp.int32, dims, axis)
+            here = lax.lt(positions, lax.broadcast(self.logical(shape[axis]), dims))
+            mask = here if mask is None else mask & here
+        return mask

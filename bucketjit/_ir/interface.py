@@ -1,0 +1,256 @@
+"""What serving a call needs to know of a program: its shapes, types, trees and guards.
+
+A `bucketjit._ir.program.Program` adds the jaxpr. A program that was saved in a file adds
+compiled modules instead, see `bucketjit._artifact.saved_program`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from bucketjit._ir.bounds import upper_bound_text
+from bucketjit._ir.computed_sizes import Computed, presumed_rows
+from bucketjit._ir.expressions import (
+    Shape,
+    evaluate,
+    evaluate_text,
+    is_symbolic,
+    variables_in,
+)
+from bucketjit._ir.guards import Guard
+from bucketjit.errors import MaskingError, ShapeCheckError
+
+_BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
+
+
+@dataclass(frozen=True)
+class SizeConstants:
+    """What a program needs at certain logical sizes and cannot compute from them.
+
+    Attributes:
+        sizes: The unfitted sizes, in the order of `Program.unfitted`.
+        values: Constants that depend on the sizes: scalars, or arrays of logical shape.
+        out_tree: Tree of the outputs if its auxiliary data depends on the sizes, else None.
+    """
+
+    sizes: tuple[int, ...] = ()
+    values: tuple[np.ndarray, ...] = ()
+    out_tree: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the constants, plus an estimate for the tree."""
+        tree = 0 if self.out_tree is None else _BYTES_OF_TREE
+        return sum(v.nbytes for v in self.values) + tree
+
+
+NO_SIZE_CONSTANTS = SizeConstants()
+
+
+class Pairing(Protocol):
+    """The concrete traces that a program was made from.
+
+    `bucketjit._tracing.pairing.Pairing` implements it.
+    """
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, int]]:
+        """The sizes that the traces were made at."""
+
+    @property
+    def num_size_constants(self) -> int:
+        """How many constants depend on the logical sizes."""
+
+    @property
+    def nests_by_size(self) -> bool:
+        """Whether auxiliary data in the tree of the outputs depends on the logical sizes."""
+
+    @property
+    def why(self) -> str:
+        """Why the function is not traced with symbolic sizes."""
+
+    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
+        """The size constants at these logical sizes; None if the program does not serve them."""
+
+    def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
+        """The unfitted sizes at these padded sizes; None if the program does not serve them."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Interface:
+    """A program without its body: which arguments and sizes it takes, and what it returns.
+
+    Attributes:
+        in_shapes: Shapes of the input arrays. Leaves that are sizes themselves are left out.
+        out_shapes: Shapes of the outputs.
+        out_types: dtype and weak type of each output.
+        out_tree: Tree of the outputs; a flat tuple if the tree depends on the logical sizes.
+        guards: Conditions that the logical sizes of a call must meet.
+        lower: Smallest size of each variable, 1 unless a guard demands more.
+        reshapes: The two shapes of each reshape whose element counts are equal at some sizes only.
+        unfitted: Additional variables, for sizes that no expression of the others fits.
+        size_constant_shapes: Shape of each of `SizeConstants.values`.
+        pairing: The concrete traces it was made from; None if it was traced symbolically.
+        computed: The sizes that the program computes, by variable, in order.
+        counts: The computed sizes that its executables return after the results.
+        presumed: Conditions that the computed sizes of a call must meet, checked after it ran.
+    """
+
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+    out_types: tuple[tuple[Any, bool], ...]
+    out_tree: Any
+    guards: tuple[Guard, ...]
+    lower: Mapping[str, int]
+    reshapes: tuple[tuple[Shape, Shape], ...] = ()
+    unfitted: tuple[str, ...] = ()
+    size_constant_shapes: tuple[Shape, ...] = ()
+    pairing: Pairing | None = None
+    computed: Mapping[str, Computed] = field(default_factory=dict)
+    counts: tuple[str, ...] = ()
+    presumed: tuple[Guard, ...] = ()
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the arrays that each of its executables holds."""
+        return 0
+
+    def why_not_apart(self) -> MaskingError | None:
+        """Why the program cannot be exported, or None: no module has results of such sizes."""
+        if not self.computed:
+            return None
+        made = next(iter(self.computed.values()))
+        where = f" [{made.line}]" if made.line else ""
+        return MaskingError(
+            f"the program computes sizes{where}, and a module has no such results",
+            "save it with BucketedExec.save, or give jnp.nonzero and the like a size",
+        )
+
+    @property
+    def is_checked_after_runs(self) -> bool:
+        """Whether the sizes that a run computes must be checked before its results are used."""
+        is_given = any(made.is_checked for made in self.computed.values())
+        return bool(self.presumed or is_given or self.computed_reshapes)
+
+    @functools.cached_property
+    def computed_reshapes(self) -> tuple[tuple[Shape, Shape], ...]:
+        """Those of `reshapes` whose sizes the program computes, so that a run must tell them."""
+        return tuple(
+            (before, after)
+            for before, after in self.reshapes
+            if variables_in((*before, *after)) & self.computed.keys()
+        )
+
+    def computed_in_words(self) -> tuple[str, ...]:
+        """The sizes that it computes, each with its bound and its line, and what it presumes."""
+        sizes = [
+            f"{variable} - 1 <= {made.bound}" + (f"  [{made.line}]" if made.line else "")
+            for variable, made in self.computed.items()
+        ]
+        presumed = ", ".join(map(str, self.presumed))
+        return (*sizes, f"presumed: {presumed}") if presumed else tuple(sizes)
+
+    @property
+    def open_outs(self) -> tuple[int, ...]:
+        """Positions of the outputs with open axes."""
+        return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
+
+    def padded_sizes(self, bucket: Mapping[str, int]) -> Mapping[str, int]:
+        """A bucket with the padded values of the computed sizes.
+
+        A computed size is padded to the largest number of rows that it can select in the bucket,
+        or that `presumed` allows.
+        """
+        if not self.computed:
+            return bucket
+        lower = {**dict.fromkeys(bucket, 1), **self.lower}
+        padded = dict(bucket)
+        # In the program, an expression stands for a variable that is presumed to be equal to it.
+        presumed = [
+            g for g in self.presumed if g.op != "==" or g.pins or g.left not in self.computed
+        ]
+        for variable, made in self.computed.items():
+            most = upper_bound_text(made.bound, {**dict.fromkeys(padded, 1), **lower}, padded) + 1
+            padded[variable] = most
+            for guard in presumed:
+                # A guard of several computed sizes bounds none of them: the others may be smaller.
+                if guard.variables & self.computed.keys() == {variable}:
+                    padded[variable] = min(padded[variable], guard.largest(variable, padded))
+        for guard in presumed:
+            if guard.op != "!=" and not guard.holds(padded):
+                raise MaskingError(
+                    f"the function is traced for computed sizes with {guard}, which does not hold "
+                    "at the padded sizes",
+                    "decide by other sizes",
+                    in_bucket=True,
+                )
+        return padded
+
+    def presumes(self, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
+        """Whether the conditions on computed sizes hold."""
+        known = dict(sizes)
+        for variable, made in self.computed.items():
+            rows = presumed_rows(evaluate_text(made.bound, known))
+            known[variable] = computed.get(variable, rows + 1)
+        return all(g.holds(known) for g in self.presumed)
+
+    def admits(self, sizes: Mapping[str, int]) -> bool:
+        """Whether every guard holds at these sizes, and `presumed` may hold."""
+        return all(g.holds(sizes) for g in self.guards) and self._may_be_presumed(sizes)
+
+    def _may_be_presumed(self, sizes: Mapping[str, int]) -> bool:
+        """Whether `presumed` holds for some computed sizes: of 2 rows no 3 can be selected."""
+        if not self.presumed:
+            return True
+        try:
+            self.padded_sizes(sizes)
+        except MaskingError:
+            return False
+        return True
+
+    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
+        """The size constants of a call."""
+        if not self.admits(sizes):
+            return None
+        return NO_SIZE_CONSTANTS if self.pairing is None else self.pairing.size_constants(sizes)
+
+    def unfitted_sizes(self, bucket: Mapping[str, int]) -> dict[str, int] | None:
+        """The padded values of the unfitted sizes."""
+        return {} if self.pairing is None else self.pairing.unfitted_sizes(bucket)
+
+    def fits(self, bucket: Mapping[str, int]) -> bool:
+        """Whether the program may be built at the padded sizes of a bucket.
+
+        Its shapes were simplified under its guards, so they must hold for padded sizes too. A guard
+        ``!=`` comes from a comparison in user code. It concerns logical sizes only.
+        """
+        return all(g.op == "!=" or g.holds(bucket) for g in self.guards)
+
+    def check_reshapes(self, sizes: Mapping[str, int]) -> None:
+        """Raise the error of a reshape that fails at these logical sizes in the exact run.
+
+        JAX does not check a reshape of symbolic sizes: ``x.reshape(s // 2, 2)`` is traced for all
+        ``s``, but the exact run raises if ``s`` is odd.
+        """
+        for before, after in self.reshapes:
+            if not sizes.keys() >= variables_in((*before, *after)):
+                continue
+            a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
+            if product(a) != product(b):
+                raise ShapeCheckError(
+                    f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
+                    f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
+                )
+
+
+def product(sizes: Sequence[Any]) -> Any:
+    """The product of sizes, ints or symbolic ones."""
+    total: Any = 1
+    for d in sizes:
+        total = total * d
+    return total

@@ -1,0 +1,166 @@
+"""Calls under ``jax.grad`` and the like: which run in buckets, and which engine serves them.
+
+`bucketjit._runtime.equations` has what JAX sees of such a call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bucketjit._arrays.padding import copied
+from bucketjit._config import Config, Out
+from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._ir.expressions import is_symbolic, variables_of
+from bucketjit._ir.program import Program
+from bucketjit._jax.debug_info import derived
+from bucketjit._jax.jaxprs import first_effect
+from bucketjit._jax.transformations import eval_context
+from bucketjit._runtime import equations
+from bucketjit._runtime.engine import Engine
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit.errors import MaskingError
+
+Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # a bucketed function, and its engine
+
+
+class Derivatives:
+    """The differentiable functions of a bucketed function."""
+
+    def __init__(self, engine: Engine, make: Make) -> None:
+        self._engine = engine
+        self._make = make
+        self._functions: dict[Any, equations.Bucketed] = {}
+        self._engines: dict[Callable[..., Any], Engine] = {}
+
+    def clear(self) -> None:
+        """Forget all derivatives."""
+        self._functions.clear()
+        self._engines.clear()
+
+    def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
+        """The engine that serves the calls of a derivative."""
+        call = self._engine.resolve(signed)
+        refusal = self.refusal(signed, call)
+        program = call.program
+        if not isinstance(program, Program) or refusal is not None:
+            if refusal is not None:
+                raise refusal.without_frames()
+            raise MaskingError("it has no open axes", "name them in dynamic_axes")
+        made = self._function(signed, call, program).at(path)
+        return self._engines.get(made.execute, self._engine)
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
+        """What makes a differentiated call in buckets; None if the call is not bucketed."""
+        engine = self._engine
+        with eval_context():
+            signed = engine.signer.sign(args, kwargs)
+            call = engine.resolve(signed)
+        program, refusal = call.program, self.refusal(signed, call)
+        if refusal is not None:
+            engine.note_fallback(refusal)
+        if not isinstance(program, Program) or refusal is not None:
+            return None
+        tree, fn = call.out_tree, self._function(signed, call, program)
+        return lambda: tree.unflatten(equations.call(fn, signed.leaves))
+
+    def refusal(self, signed: SignedCall, call: ResolvedCall) -> MaskingError | None:
+        """Why a call is not differentiated in buckets, or None."""
+        if call.program is None:
+            return call.refusal
+        assert isinstance(call.program, Program)
+        return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
+
+    def _function(
+        self, signed: SignedCall, call: ResolvedCall, program: Program
+    ) -> equations.Bucketed:
+        """The differentiable function of a call's signature, axes and program. Made once."""
+        with self._engine.lock:
+            key = (signed.signature, call.tokens, program)
+            found = self._functions.get(key)
+            if found is None:
+                found = self._functions[key] = self._differentiable(signed, call, program)
+        return found
+
+    def _differentiable(
+        self, signed: SignedCall, call: ResolvedCall, program: Program
+    ) -> equations.Bucketed:
+        """Make the differentiable function of a call, with flat arguments and results."""
+        # It is kept, and must not keep the arguments.
+        signed = dataclasses.replace(signed, leaves=[])
+        engine, signature = self._engine, signed.signature
+
+        def flat(*leaves: object) -> list[Any]:
+            args, kwargs = signed.tree.unflatten(leaves)
+            return jax.tree_util.tree_leaves(signature.fn(*args, **kwargs))
+
+        def execute(*leaves: Any) -> list[Any]:
+            shapes = [np.shape(x) for x in leaves]
+            if engine.config.copy_inputs:
+                leaves = tuple(map(copied, leaves))
+            given = dataclasses.replace(signed, leaves=list(leaves), shapes=shapes)
+            return jax.tree_util.tree_leaves(engine.serve(given))
+
+        def derive(fn: Callable[..., list[Any]], ins: equations.Shapes) -> Callable[..., list[Any]]:
+            names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
+            made, self._engines[made] = self._make(
+                dataclasses.replace(
+                    engine.config,
+                    fn=fn,
+                    per_dim={v: s for v, s in engine.config.per_dim.items() if v in names},
+                    overflow_per_dim={
+                        v: p for v, p in engine.config.overflow_per_dim.items() if v in names
+                    },
+                    dynamic_axes=tuple(", ".join(row) if row else None for row in ins),
+                    constraints=(),
+                    static_argnums=(),
+                    static_argnames=(),
+                    donate_argnums=(),
+                    out=Out.JAX,
+                )
+            )
+            return made
+
+        derived(flat, signature.fn, engine.name)
+        equations.register()
+        outs = tuple(
+            tuple(str(d) if is_symbolic(d) else STATIC for d in shape)
+            for shape in program.out_shapes
+        )
+        ins = tuple(tuple(STATIC if t.isdigit() else t for t in row) for row in call.tokens)
+        # The bucketed function itself serves the calls only if it donates nothing, as the
+        # derivative needs the arguments later, and returns arrays, which JAX can differentiate.
+        # Else another one does.
+        as_it_is = not signed.donate and engine.config.out is Out.JAX
+        run = execute if as_it_is else derive(flat, ins)
+        dtypes = tuple(dtype for dtype, _ in program.out_types)
+        return equations.Bucketed(flat, run, ins, outs, derive, dtypes)
+
+
+def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
+    """Why derivatives of a program are not bucketed, or None."""
+    kinds = zip(signed.signature.paths, signed.signature.types, strict=True)
+    if sizes := [path for path, kind in kinds if kind.dtype is None]:
+        return MaskingError(
+            f"a function of an argument that is a size, {sizes[0]}, is not differentiated in "
+            "buckets",
+            "open an axis of an array in its place, or make a bucketed function of its gradient",
+        )
+    if program.counts:
+        return MaskingError(
+            "its results or decisions depend on computed sizes, so its derivative is that of the "
+            "function itself",
+            "make a bucketed function of the gradient",
+        )
+    if program.jaxpr.effects:
+        return MaskingError(
+            "a derivative in buckets would run the function's effects (io_callback, debug.print) "
+            f"once more: {first_effect(program.jaxpr)}",
+            "make a bucketed function of the gradient",
+        )
+    return None

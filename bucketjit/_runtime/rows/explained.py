@@ -1,0 +1,129 @@
+"""What a call of `map` would do: `MapExplanation`, and how it is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bucketjit._compile.rows import rows_key
+from bucketjit._events import shown
+from bucketjit._runtime.decisions import Exact
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.rows.examples import Examples
+from bucketjit._runtime.rows.kinds import Alone, Row
+from bucketjit._runtime.rows.map import MapOptions
+from bucketjit._runtime.rows.run import MapCall
+from bucketjit._runtime.statistics import FrozenDict, share
+
+
+@dataclass(frozen=True)
+class ExplainedGroup:
+    """Examples of one bucket, and the batches that they run in.
+
+    Attributes:
+        bucket: The padded size of each variable.
+        examples: How many examples there are.
+        batches: How many rows the executable of each batch takes.
+        missing: The row counts that have no executable yet.
+        tokens: Padded tokens of one example.
+        real: Elements of the examples that are not padding.
+        total: Elements of all batches, padding and spare rows included.
+    """
+
+    bucket: Mapping[str, int]
+    examples: int
+    batches: tuple[int, ...]
+    missing: tuple[int, ...]
+    tokens: int
+    real: int
+    total: int
+
+    def __str__(self) -> str:
+        batches = Counter(self.batches).items()
+        rows = ", ".join(f"{n} x {_counted(count, 'row')}" for count, n in batches)
+        told = f"{shown(self.bucket)}: {_counted(self.examples, 'example')} in {rows}"
+        new = f", to compile: {', '.join(map(str, self.missing))} rows" if self.missing else ""
+        return f"{told}, {share(self.total - self.real, self.total):.0%} padding{new}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class MapExplanation:
+    """What a call of `BucketedExec.map` would do. ``print`` it.
+
+    Attributes:
+        mapped: The arguments that are lists of examples.
+        shared: The other arguments.
+        examples: How many examples there are.
+        groups: The examples that run in batches, by bucket.
+        alone: How many examples run one by one, by reason.
+    """
+
+    mapped: tuple[str, ...]
+    shared: tuple[str, ...]
+    examples: int
+    groups: tuple[ExplainedGroup, ...]
+    alone: Mapping[str, int]
+
+    @property
+    def padding_waste(self) -> float:
+        """Share of padding in what the batches compute, 0 to 1."""
+        total = sum(group.total for group in self.groups)
+        return share(total - sum(group.real for group in self.groups), total)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{_counted(self.examples, 'example')}; lists: {', '.join(self.mapped)}; "
+            f"shared: {', '.join(self.shared) or 'none'}"
+        ]
+        lines += [f"  {group}" for group in self.groups]
+        alone = ((_counted(count, "example"), why) for why, count in self.alone.items())
+        lines += [f"  one by one, {examples}: {why}" for examples, why in alone]
+        if self.groups:
+            lines.append(f"  padding: {self.padding_waste:.0%} of what is computed")
+        return "\n".join(lines)
+
+
+def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapExplanation:
+    """Explain a call of `map`; nothing is compiled or run."""
+    call = MapCall(engine, examples, options.out, options.token_budget, options.is_stacked)
+    summed = options.reduce is not None
+    count, groups, alone = 0, [], Counter[str]()
+    for window in call.windows():
+        count += len(window)
+        alone.update(_reason(call, row) for row in window if isinstance(row.kind.way, Alone))
+        for planned in call.plan(window, summed):
+            way, given = planned.way, (summed, planned.in_turn)
+            keys = {
+                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *given))
+                for n in planned.rows
+            }
+            groups.append(
+                ExplainedGroup(
+                    bucket=FrozenDict(way.bucket),
+                    examples=len(planned.members),
+                    batches=tuple(planned.rows),
+                    missing=tuple(n for n, key in keys.items() if key not in engine.cache),
+                    tokens=way.tokens,
+                    real=sum(window[i].kind.real for i in planned.members),
+                    total=sum(planned.rows) * way.elements,
+                )
+            )
+    shared = tuple(examples.words[n] for n in examples.given if n not in examples.mapped)
+    return MapExplanation(examples.names, shared, count, tuple(groups), FrozenDict(alone))
+
+
+def _reason(call: MapCall, row: Row) -> str:
+    """Why an example runs alone, in words."""
+    kind = row.kind
+    if isinstance(kind.way, Alone) and kind.way.why is not None:
+        return kind.way.why.reason
+    match call.engine.decide(call.kinds.call_of(row), kind.call):
+        case Exact(_, why):
+            return why.reason
+        case decision:
+            return getattr(decision, "beyond", None) or "a call of its own serves it"

@@ -1,0 +1,361 @@
+"""Sign the examples of a call of `map`, and decide what examples of equal shapes do.
+
+The first example is signed like any call. Of the others only the mapped arguments are looked at:
+their trees, types and shapes. All examples of equal shapes are one `Kind`: one resolved call, and
+one decision.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from bucketjit._arrays.padding import fresh
+from bucketjit._compile.argument_types import padded_leaf_shapes
+from bucketjit._compile.rows import Rows
+from bucketjit._config import Fallback
+from bucketjit._ir.dynamic_axes import STATIC, Tokens
+from bucketjit._ir.expressions import evaluate_text
+from bucketjit._ir.interface import Interface
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
+from bucketjit._runtime.rows.examples import Examples, Values, places_of_arguments
+from bucketjit._runtime.rows.placement import placement_of, rows_sharding
+from bucketjit._tracing.leaf_types import LeafType, leaf_type
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, MaskingError
+
+_REMEMBERED = 4096  # kinds that a signature remembers
+_MOST_BYTES = 1 << 16  # of the constants of a kind that is remembered
+
+NO_SIZES = MaskingError("no axis of the lists of examples is open", "name it in dynamic_axes")
+
+
+@dataclass(frozen=True)
+class Batched:
+    """Examples run in batches.
+
+    Attributes:
+        program: Their program.
+        bucket: The padded size of each variable.
+        tokens: The padded tokens of one example: the positions along the open axes of the mapped
+            argument that has most.
+        elements: Elements of the padded mapped arguments with open axes, per example.
+        nbytes: Bytes of the padded mapped arguments of one example.
+        shared_bytes: Bytes of the arguments that all examples share.
+    """
+
+    program: Interface
+    bucket: dict[str, int]
+    tokens: int
+    elements: int
+    nbytes: int
+    shared_bytes: int
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Examples run one by one, each as a call of its own.
+
+    Attributes:
+        why: Why they are not batched; None if the call itself says why it is not masked.
+    """
+
+    why: MaskingError | None
+
+
+@dataclass(eq=False)
+class Kind:
+    """Examples of equal shapes. It is kept for later calls, so it holds none of their arrays.
+
+    Attributes:
+        shapes: Shape of each leaf of their calls.
+        call: Their call, resolved.
+        way: How they run.
+        version: `Refusals.version` when that was decided.
+        real: Elements of the mapped arguments with open axes, per example.
+        key: `SignedCall.shape_key` of their calls.
+        ordered: The logical size of each variable.
+    """
+
+    shapes: list[tuple[int, ...]]
+    call: ResolvedCall
+    way: Batched | Alone
+    version: int
+    real: int = 0
+    key: int | None = None
+
+    def __post_init__(self) -> None:
+        """Compute what each example would compute anew."""
+        self.ordered = self.call.ordered
+
+
+class Row(NamedTuple):
+    """One example.
+
+    Attributes:
+        leaves: The leaves of its mapped arguments.
+        kind: What examples of its shapes do.
+        like: An example of the same signature, as a call.
+    """
+
+    leaves: Sequence[Any]
+    kind: Kind
+    like: SignedCall
+
+
+class Kinds:
+    """Signs the examples of one call of `map`, and decides what they do.
+
+    Attributes:
+        engine: The engine of the function.
+        mapped: The mapped leaves: their positions among the leaves of a call.
+        sharding: How the rows of batches are sharded; None if they are not.
+    """
+
+    def __init__(self, engine: Engine, examples: Examples) -> None:
+        self.engine = engine
+        self._examples = examples
+        self._first: SignedCall | None = None
+        self._trees: list[Any] = []
+        self._known: dict[Any, tuple[Kind, SignedCall]] = {}
+        # An example of each signature: weak types may differ.
+        self._variants: dict[tuple[LeafType, ...], SignedCall] = {}
+        self.mapped: tuple[int, ...] = ()
+        self.sharding: NamedSharding | None = None
+
+    def row(self, index: int, values: Values) -> Row:
+        """Sign an example, and find its kind."""
+        # Most examples are NumPy arrays, which are leaves themselves.
+        key: Any = tuple([(x.shape, x.dtype) for x in values if type(x) is np.ndarray])
+        is_plain = len(key) == len(values)
+        if is_plain and (found := self._known.get(key)) is not None:
+            return Row(values, *found)
+        try:
+            if self._first is None:
+                self._begin(values)
+            leaves = self._leaves(index, values)
+            types, shapes = self._types(index, leaves)
+            key = key if is_plain else (types, shapes)
+            if (found := self._known.get(key)) is None:
+                like = self._variants.get(types)
+                if like is None:
+                    like = self._variants[types] = self._signed(values)
+                found = self._known[key] = self._kind(like, leaves, shapes), like
+            return Row(leaves, *found)
+        except BucketJitError as error:
+            told = str(error)
+            if told.startswith(f"example {index}"):
+                raise
+            named = copy.copy(error)  # a stored error may be raised for several examples
+            named.args = (f"example {index}: {told}",)
+            raise named.with_traceback(error.__traceback__) from error.__cause__
+        except Exception as error:  # of the user's function, which was traced
+            error.add_note(f"bucketjit: this is example {index} of map")
+            raise
+
+    def call_of(self, row: Row) -> SignedCall:
+        """The call of an example."""
+        leaves = list(row.like.leaves)
+        for i, leaf in zip(self.mapped, row.leaves, strict=True):
+            leaves[i] = leaf
+        return _owning(dataclasses.replace(row.like, leaves=leaves, shapes=row.kind.shapes))
+
+    def rows(self, count: int, summed: bool = False, in_turn: bool = False) -> Rows:
+        """The rows of a batch."""
+        placement = placement_of(self.sharding, count)
+        return Rows(count, frozenset(self.mapped), summed, placement, in_turn)
+
+    @property
+    def first(self) -> SignedCall:
+        """The first example."""
+        assert self._first is not None
+        return self._first
+
+    def _begin(self, values: Values) -> None:
+        """Sign the first example, and find out which leaves are mapped."""
+        examples, signed = self._examples, self._signed(values)
+        places = places_of_arguments(signed)
+        own = [places[name] for name in examples.mapped]
+        self._trees = [jax.tree_util.tree_structure(part) for part in own]
+        self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
+        self._first = signed
+        self.sharding = rows_sharding(
+            leaf for i, leaf in enumerate(signed.leaves) if i not in self.mapped
+        )
+        self._variants[tuple(signed.signature.types[i] for i in self.mapped)] = signed
+
+    def _leaves(self, index: int, values: Values) -> list[Any]:
+        """The leaves of the mapped arguments."""
+        leaves: list[Any] = []
+        for name, tree, value in zip(self._examples.names, self._trees, values, strict=True):
+            own, of = jax.tree_util.tree_flatten(value)
+            if of != tree:
+                raise ArgumentError(
+                    f"example {index}, {name}: {_other_tree(tree, of)}{_cure(value)}"
+                )
+            leaves += own
+        return leaves
+
+    def _types(
+        self, index: int, leaves: Sequence[Any]
+    ) -> tuple[tuple[LeafType, ...], tuple[tuple[int, ...], ...]]:
+        """The types and shapes of the mapped leaves."""
+        signature = self.first.signature
+        types, shapes = [], []
+        for place, leaf in zip(self.mapped, leaves, strict=True):
+            wanted, path = signature.types[place], signature.paths[place]
+            found, shape = leaf_type(leaf, path)
+            if wanted.dtype is None:
+                if isinstance(leaf, bool) or not isinstance(leaf, int | np.integer):
+                    raise ArgumentError(
+                        f"example {index}, {path}: a size must be an int, got {leaf!r}"
+                    )
+                found, shape = wanted, (int(leaf),)
+            elif found.dtype != wanted.dtype or found.rank != wanted.rank:
+                tokens, own = signature.tokens, self.first.shapes[place]
+                row = ("_",) * wanted.rank if tokens is None else tokens[place]
+                sizes = [n if t == STATIC else t for t, n in zip(row, own, strict=True)]
+                cure = (
+                    f"convert it by .astype({str(wanted.dtype)!r})"
+                    if found.rank == wanted.rank
+                    else "reshape it, or map examples of another rank by themselves"
+                )
+                raise ArgumentError(
+                    f"example {index}, {path}: {_shown(found, shape)}, the others are "
+                    f"{_shown(wanted, sizes)}; {cure}"
+                )
+            types.append(found)
+            shapes.append(shape)
+        return tuple(types), tuple(shapes)
+
+    def _signed(self, values: Values) -> SignedCall:
+        args, kwargs = self._examples.call(values)
+        return self.engine.signer.sign(args, kwargs)
+
+    def _kind(
+        self, like: SignedCall, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
+    ) -> Kind:
+        every, own = list(like.leaves), list(like.shapes)
+        for i, leaf, shape in zip(self.mapped, leaves, shapes, strict=True):
+            every[i], own[i] = leaf, shape
+        signed = dataclasses.replace(like, leaves=every, shapes=own)
+        memory, key = like.signature.remembered, (self.mapped, *own)
+        tokens, known = memory.get(key, (None, None))
+        engine = self.engine
+        if (
+            known is not None
+            and tokens is like.signature.tokens
+            and known.version == engine.refusals.version
+            # Buckets grow with sizes that did not fit.
+            and (known.call.program is None or not known.call.program.unfitted)
+        ):
+            return known
+        call = engine.resolve(signed)
+        way, real = self._way(signed, call), self._real(call.tokens, signed)
+        kind = Kind(signed.shapes, call, way, engine.refusals.version, real, signed.shape_key)
+        if isinstance(way, Batched) and call.size_constants.nbytes <= _MOST_BYTES:
+            if len(memory) >= _REMEMBERED:
+                memory.clear()
+            memory[key] = like.signature.tokens, kind
+        return kind
+
+    def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
+        engine = self.engine
+        match engine.decide(signed, call):
+            case Masked(program, bucket, None):
+                why = why_not_batched(engine, program, signed, self.mapped)
+                if why is not None:
+                    if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
+                        raise FallbackError(why.reason, why.remedy)
+                    return Alone(why)
+                return self._batched(signed, call, program, bucket)
+            case Refused(error):
+                raise error
+            case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+                raise FallbackError(why.reason, why.remedy)
+            case Exact(Because.NO_OPEN_AXIS):
+                return Alone(NO_SIZES)
+            case _:
+                return Alone(None)
+
+    def _batched(
+        self, signed: SignedCall, call: ResolvedCall, program: Interface, bucket: Any
+    ) -> Batched:
+        # It raises if a padded argument would be too large.
+        padded = dict(padded_leaf_shapes(call, signed.signature, bucket, signed.shapes))
+        sizes, own = dict(bucket), frozenset(self.mapped)
+        tokens = [
+            math.prod(evaluate_text(t, sizes) for t in call.tokens[i] if is_open(t)) for i in own
+        ]
+        nbytes = {
+            i: math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
+            for i, kind in enumerate(signed.signature.types)
+            if kind.dtype is not None
+        }
+        elements = sum(math.prod(shape) for i, shape in padded.items() if i in own)
+        mapped = sum(n for i, n in nbytes.items() if i in own)
+        shared = sum(nbytes.values()) - mapped
+        return Batched(program, sizes, max([1, *tokens]), elements, mapped, shared)
+
+    def _real(self, tokens: Tokens, signed: SignedCall) -> int:
+        types = signed.signature.types
+        opened = [
+            i for i in self.mapped if any(map(is_open, tokens[i])) and types[i].dtype is not None
+        ]
+        return sum(math.prod(signed.shapes[i]) for i in opened)
+
+
+def is_open(token: str) -> bool:
+    """Whether a token of an axis names a size that varies."""
+    return token != STATIC and not token.isdigit()
+
+
+def _owning(signed: SignedCall) -> SignedCall:
+    """The same call with copies of the arrays that it would donate, as all examples share them."""
+    if not signed.donate:
+        return signed
+    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    donated = {i for position in signed.donate for i in jax.tree_util.tree_leaves(args[position])}
+    return signed.with_leaves(
+        [fresh(x) if i in donated else x for i, x in enumerate(signed.leaves)]
+    )
+
+
+def _shown(kind: LeafType, shape: Sequence[Any]) -> str:
+    return f"{kind.dtype}[{', '.join(map(str, shape))}]"
+
+
+def _other_tree(wanted: Any, got: Any) -> str:
+    """What differs between two trees, in words; leaves are written as ``*``."""
+    words = [
+        repr(jax.tree_util.tree_unflatten(tree, [_Star()] * tree.num_leaves))
+        for tree in (got, wanted)
+    ]
+    if words[0] == words[1]:
+        words = [str(got), str(wanted)]
+    return f"{words[0]}, the others are {words[1]}"
+
+
+def _cure(value: Any) -> str:
+    """What to do about an example of another structure."""
+    if isinstance(value, list | tuple) and all(
+        isinstance(x, int | float | complex) for x in jax.tree_util.tree_leaves(value)
+    ):
+        return "; a list of numbers is a tree of scalars: pass np.asarray(...) for an array"
+    return "; give all examples the same structure"
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"

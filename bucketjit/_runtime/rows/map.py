@@ -1,0 +1,173 @@
+"""The whole of a call of `map`: its options, and the results in the form that the user chose."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bucketjit._compile.rows import sum_dtype
+from bucketjit._config import Check, Out, is_positive_int
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.interface import Interface
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.rows.examples import Examples
+from bucketjit._runtime.rows.run import MapCall, Summed
+from bucketjit._runtime.rows.stacked import Ragged, stacked
+from bucketjit.errors import ArgumentError, SpecError
+
+STACKED = "stacked"
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """What the user chose for one call of `map`.
+
+    Attributes:
+        out: The form of each result.
+        is_stacked: Whether the results are stacked to a `Ragged`.
+        token_budget: The most padded tokens of a batch; None to choose it from the sizes.
+        reduce: How results are reduced; None to return that of each example.
+    """
+
+    out: Out
+    is_stacked: bool = False
+    token_budget: int | None = None
+    reduce: str | None = None
+
+
+def options_of(configured: Out, reduce: Any, token_budget: Any, out: Any) -> MapOptions:
+    """Check the options of a call of `map`."""
+    if reduce is not None and reduce not in ("sum", "mean"):
+        raise SpecError(f"map: reduce must be 'sum', 'mean' or None, got {reduce!r}")
+    if token_budget is not None and not is_positive_int(token_budget):
+        raise SpecError(
+            f"map: token_budget must be an int of at least 1, or None, got {token_budget!r}"
+        )
+    if out is not None and out not in (*(form.value for form in Out), STACKED):
+        raise SpecError(f"map: out must be 'jax', 'numpy', 'padded' or 'stacked', got {out!r}")
+    if reduce is not None and out in (STACKED, Out.PADDED.value):
+        raise SpecError(f"map: a result that is reduced has no rows; out={out!r} is for rows")
+    if out == STACKED:
+        form = Out.NUMPY if configured is Out.NUMPY else Out.JAX
+        return MapOptions(form, True, token_budget)
+    return MapOptions(configured if out is None else Out(out), False, token_budget, reduce)
+
+
+def map_examples(
+    engine: Engine,
+    examples: Examples,
+    options: MapOptions,
+    inside: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None,
+) -> Any:
+    """Run a call of `map`; ``inside`` of a transformation, the function for each example."""
+    if inside is not None and options.is_stacked:
+        raise SpecError("map: out='stacked' is not for calls inside of jit, grad and the like")
+    if inside is not None:
+        results = [inside(*examples.call(values)) for values in examples]
+        if options.reduce is None:
+            return results
+        total = functools.reduce(functools.partial(jax.tree_util.tree_map, _plus), _any(results))
+        by = len(results) if options.reduce == "mean" else None
+        return total if by is None else jax.tree_util.tree_map(lambda x: x / by, total)
+    out = Out.NUMPY if options.is_stacked else options.out
+    call = MapCall(engine, examples, out, options.token_budget, options.is_stacked)
+    if options.reduce is not None:
+        return _reduced(call, options)
+    results = call.results()
+    if not options.is_stacked:
+        return results
+    return stacked(results, call.open_axes, options.out is Out.JAX) if results else Ragged((), ())
+
+
+# --- sums and means ---
+
+
+def _plus(one: Any, other: Any) -> Any:
+    return one + other
+
+
+def _any(results: Any) -> Iterator[Any]:
+    """The results to reduce; an error if there are none."""
+    is_empty = True
+    for result in results:
+        is_empty = False
+        yield result
+    if is_empty:
+        raise ArgumentError("map: there are no examples to reduce; give at least one")
+
+
+def _reduced(call: MapCall, options: MapOptions) -> Any:
+    """The sum or the mean of the results, without a result for each of them.
+
+    The executable of a batch adds the results of its rows up (`bucketjit._compile.rows`), and the
+    sums of batches are added here. So the gradients of a loss take the memory of one gradient.
+    """
+    total: Summed = functools.reduce(_added, _any(_parts(call)))
+    found = []
+    for value, dtype in zip(total.values, total.dtypes, strict=True):
+        value = value / total.rows if options.reduce == "mean" else value
+        value = value.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else value
+        found.append(np.asarray(value) if options.out is Out.NUMPY else value)
+    return total.tree.unflatten(found)
+
+
+def _parts(call: MapCall) -> Iterator[Summed]:
+    """The sums over some examples; each result, where it is compared with an exact one."""
+    for window in call.windows():
+        for program in dict.fromkeys(row.kind.call.program for row in window):
+            if program is not None:
+                _refuse_open_results(program)
+        is_compared = call.engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS)
+        for _, parts in call.run(window, summed=not is_compared):
+            yield from (part if isinstance(part, Summed) else _of_one(part) for part in parts)
+
+
+def _of_one(result: Any) -> Summed:
+    """The result of one example as a sum."""
+    leaves, tree = jax.tree_util.tree_flatten(result)
+    arrays = [jnp.asarray(x) for x in leaves]
+    return Summed(
+        tree, [x.dtype for x in arrays], [x.astype(sum_dtype(x.dtype)) for x in arrays], 1
+    )
+
+
+def _added(one: Summed, other: Summed) -> Summed:
+    """The sum of two sums; the memory of the first one is used again."""
+    shapes = [[np.shape(x) for x in part.values] for part in (one, other)]
+    if one.tree != other.tree or shapes[0] != shapes[1]:
+        raise ArgumentError(
+            "map: results that differ between examples cannot be added: "
+            f"{one.tree.unflatten(shapes[0])} and {other.tree.unflatten(shapes[1])}"
+        )
+    values = _adding()(one.values, other.values)
+    return one._replace(values=values, rows=one.rows + other.rows)
+
+
+@functools.cache
+def _adding() -> Callable[[list[Any], list[Any]], list[Any]]:
+    """A function that adds two lists of arrays."""
+    return jax.jit(lambda one, other: list(map(_plus, one, other)), donate_argnums=0)
+
+
+def _refuse_open_results(program: Interface) -> None:
+    """Refuse a program whose results cannot be added."""
+    paths = jax.tree_util.tree_leaves_with_path(
+        program.out_tree.unflatten(range(program.out_tree.num_leaves))
+    )
+    for (path, _), shape, (dtype, _) in zip(
+        paths, program.out_shapes, program.out_types, strict=True
+    ):
+        what = f"result{jax.tree_util.keystr(path)}"
+        if any(map(is_symbolic, shape)):
+            raise ArgumentError(
+                f"map: {what} is {dtype}[{', '.join(map(str, shape))}], so it differs between "
+                "examples and cannot be added; reduce it in the function"
+            )
+        if dtype == jax.dtypes.float0 or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+            raise ArgumentError(f"map: {what} is of dtype {dtype}, which cannot be added")

@@ -1,0 +1,322 @@
+"""Run a call of `map`: sign the examples, group them, run the batches, keep the order.
+
+Nothing runs before all examples of a window are signed and decided. Lists are one window; an
+iterator is taken in windows of `_WINDOW` tokens, so that its examples are not in memory at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bucketjit._compile.executable import Executable, SignatureChanged
+from bucketjit._compile.rows import Rows, rows_key
+from bucketjit._config import Check, Fallback, Out
+from bucketjit._events import LONGEST, Event, printable
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.interface import Interface
+from bucketjit._raised import frames_inside
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.open_outputs import has_empty_axis, open_axes
+from bucketjit._runtime.rows.batchable import OF_FILE
+from bucketjit._runtime.rows.batches import (
+    SharedArguments,
+    checked_results,
+    checked_sums,
+    count,
+    launch,
+    results_of,
+)
+from bucketjit._runtime.rows.examples import Examples
+from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kinds, Row
+from bucketjit._runtime.rows.plan import Group, batches, default_budget
+from bucketjit._runtime.rows.turns import is_faster_in_turn, may_take_turns, rows_in_turn
+from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
+
+_WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
+_WINDOW_ROWS = 1 << 16  # and the most examples
+_LEAST_SUMMED = 1 << 16  # bytes of a batch that is summed, if the shared arguments have fewer
+_UNDER_WAY = 8  # batches that run while later ones are filled
+
+_PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The batches of the examples that have one program and one bucket.
+
+    Attributes:
+        way: The program and the bucket.
+        members: The examples, by their place in the window.
+        rows: How many rows the executable of each batch takes.
+        in_turn: Whether rows are computed one after the other.
+    """
+
+    way: Batched
+    members: Sequence[int]
+    rows: Sequence[int]
+    in_turn: bool = False
+
+    def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """The row count and the examples of each batch."""
+        for rows, end in zip(self.rows, itertools.accumulate(self.rows), strict=True):
+            yield rows, self.members[end - rows : end]
+
+
+class Summed(NamedTuple):
+    """The sum of the results of some examples.
+
+    Attributes:
+        tree: The tree of one result.
+        dtypes: The dtypes of its leaves.
+        values: The sum of each leaf, of a dtype that holds it.
+        rows: How many examples there were.
+    """
+
+    tree: Any
+    dtypes: Sequence[Any]
+    values: list[Any]
+    rows: int
+
+
+Wait = Callable[[], list[Any]]  # waits for a batch, and returns results or one `Summed`
+
+
+class MapCall:
+    """One call of `map`.
+
+    Attributes:
+        engine: The engine of the function.
+        kinds: Signs the examples.
+    """
+
+    def __init__(
+        self, engine: Engine, examples: Examples, out: Out, budget: int | None, is_stacked: bool
+    ) -> None:
+        self.engine = engine
+        self.kinds = Kinds(engine, examples)
+        self._examples, self._out, self._budget = examples, out, budget
+        self._is_stacked = is_stacked
+        self._shared = SharedArguments(self.kinds)
+        self._opened: dict[Any, Sequence[Sequence[int]] | None] = {}
+
+    def windows(self) -> Iterator[list[Row]]:
+        """The examples, signed: all of them, or some at a time if an iterator has them."""
+        rows = (self.kinds.row(i, values) for i, values in enumerate(self._examples))
+        if self._examples.count is not None:
+            if window := list(rows):
+                yield window
+            return
+        while True:
+            window, tokens = [], 0
+            for row in itertools.islice(rows, _WINDOW_ROWS):
+                window.append(row)
+                tokens += row.kind.way.tokens if isinstance(row.kind.way, Batched) else 1
+                if tokens >= _WINDOW:
+                    break
+            if not window:
+                return
+            yield window
+
+    def results(self) -> list[Any]:
+        """The results of the examples, in their order."""
+        every: list[Any] = []
+        for window in self.windows():
+            results: list[Any] = [None] * len(window)
+            for members, found in self.run(window):
+                for i, result in zip(members, found, strict=True):
+                    results[i] = result
+            every += results
+        return every
+
+    def run(self, window: Sequence[Row], summed: bool = False) -> Iterator[tuple[Any, list[Any]]]:
+        """The places of some examples, and their results or the sum of them; all, bit by bit."""
+        if self._is_stacked:
+            for row in {row.kind: row for row in window}.values():
+                self._note_open_axes(row)
+        under_way: deque[tuple[Sequence[int], Wait]] = deque()
+        for planned in self.plan(window, summed):
+            for rows, members in planned.batches():
+                examples = [window[i] for i in members]
+                under_way.append((members, self._start(planned, rows, examples, summed)))
+                if len(under_way) > _UNDER_WAY:
+                    done, wait = under_way.popleft()
+                    yield done, wait()
+        yield from ((members, wait()) for members, wait in under_way)
+        for i, row in enumerate(window):
+            if isinstance(row.kind.way, Alone):
+                yield [i], self._run_alone([row], row.kind.way.why)
+
+    # --- planning ---
+
+    def plan(self, window: Sequence[Row], summed: bool = False) -> list[Planned]:
+        """Group the examples of a window that run in batches."""
+        ways: dict[Any, Batched] = {}
+        members: defaultdict[Any, list[int]] = defaultdict(list)
+        for i, row in enumerate(window):
+            if isinstance(way := row.kind.way, Batched):
+                key = way.program, tuple(way.bucket.values())
+                ways.setdefault(key, way)
+                members[key].append(i)
+        for own in members.values():
+            # Rows of like lengths go together: a loop of a batch runs as long as the longest row.
+            own.sort(key=lambda i: window[i].kind.real)
+        planned = []
+        for key, way in [*ways.items()]:
+            if not summed and self.engine.takes_turns.get(way.program):
+                rows = rows_in_turn(ways.pop(key))
+                planned.append(
+                    Planned(way, members[key], [rows] * -(-len(members[key]) // rows), True)
+                )
+        if not ways:
+            return planned
+        known, asked = self._known_counts(summed)
+        groups = [
+            Group(
+                len(members[key]),
+                way.tokens,
+                frozenset(known[key]),
+                # A loop over the rows of a batch copies them.
+                max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1 if summed else None,
+                key in asked,
+            )
+            for key, way in ways.items()
+        ]
+        counts = batches(groups, self._budget or default_budget(groups))
+        return planned + [
+            Planned(way, members[key], rows)
+            for (key, way), rows in zip(ways.items(), counts, strict=True)
+        ]
+
+    def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
+        """The row counts that have an executable, by program and bucket; and which are the user's.
+
+        If nothing may be compiled, all of them are as good as chosen by the user.
+        """
+        found: defaultdict[Any, set[int]] = defaultdict(set)
+        asked: set[Any] = set()
+        for (owner, *rest), entry in self.engine.cache.items():
+            if entry.rows is not None and rest[0][0] == self.kinds.rows(entry.rows, summed):
+                key = owner, rest[0][1:]
+                found[key].add(entry.rows)
+                asked |= {key} if entry.asked else set()
+        return found, asked if self.engine.provider.allowance.affordable() else set(found)
+
+    # --- open axes of results ---
+
+    @property
+    def open_axes(self) -> list[frozenset[int]] | None:
+        """The axes of each result that are open for one of the examples; None if all may be."""
+        every = [axes for axes in self._opened.values() if axes is not None]
+        return [frozenset().union(*axes) for axes in zip(*every, strict=False)] if every else None
+
+    def _note_open_axes(self, row: Row) -> None:
+        """Note which axes of the results of an example are open.
+
+        A program of all sizes tells it. One that is for some sizes only, of which there may be no
+        others in this call, does not: then the function is asked.
+        """
+        program, signature = row.kind.call.program, row.like.signature
+        if program is not None:
+            self._opened[program] = _open_axes_of(program)
+        signed = self.kinds.call_of(row)
+        is_for_all = program is not None and not program.guards
+        if (is_for_all and not has_empty_axis(signed.shapes)) or signature in self._opened:
+            return
+        found = open_axes(signed)
+        if found is None and (beside := self.engine.program_beside(signed)) is not None:
+            found = _open_axes_of(beside)
+        if found is not None or program is None:
+            self._opened[signature] = found
+
+    # --- running ---
+
+    def _start(self, planned: Planned, size: int, rows: Sequence[Row], summed: bool) -> Wait:
+        """Start a batch."""
+        engine, kinds, way = self.engine, self.kinds, planned.way
+        found = self._executable(way, kinds.rows(size, summed, planned.in_turn), rows[0])
+        if isinstance(found, Alone):
+            return functools.partial(self._run_alone, rows, found.why)
+        entry, is_compiled = found
+        wait: Wait
+        try:
+            is_checked = engine.config.check is not Check.OFF
+            if is_checked and not summed:
+                results = checked_results(entry, rows, kinds, self._shared, self._out)
+                wait = functools.partial(list, results)
+            else:
+                if is_compiled and not summed and may_take_turns(engine, entry, way, kinds):
+                    self._compare_ways(way, entry, rows)
+                run = checked_sums if is_checked else launch
+                outs = run(entry, rows, kinds, self._shared)
+                dtypes = [dtype for dtype, _ in way.program.out_types]
+                part = Summed(rows[0].kind.call.out_tree, dtypes, outs, len(rows))
+                wait = functools.partial(results_of, entry, rows, outs, self._out)
+                wait = functools.partial(list, [part]) if summed else wait
+        except SignatureChanged:
+            return functools.partial(self._run_alone, rows, _PLACED)
+        engine.counters.batch(count(entry, rows, kinds.mapped))
+        return wait
+
+    def _compare_ways(self, way: Batched, entry: Executable, rows: Sequence[Row]) -> None:
+        """Run a batch in both ways, and note whether the rows of the program take turns."""
+        found = self._executable(way, self.kinds.rows(rows_in_turn(way), in_turn=True), rows[0])
+        is_faster = False
+        if not isinstance(found, Alone):
+            at_once, in_turn = (
+                functools.partial(launch, each, rows[: each.rows], self.kinds, self._shared)
+                for each in (entry, found[0])
+            )
+            share = min(1.0, rows_in_turn(way) / len(rows))
+            is_faster = is_faster_in_turn(at_once, in_turn, share)
+        self.engine.takes_turns[way.program] = is_faster
+
+    def _executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
+        """The executable of a batch."""
+        engine, kind = self.engine, like.kind
+        refused = engine.refusals.of_batches(way.program)  # when another batch was built
+        if refused is not None:
+            return Alone(refused)
+        signed = self.kinds.call_of(like)
+        try:
+            entry, source, _ = engine.provider.get(
+                rows_key(way.program, way.bucket, rows),
+                lambda: engine.requests.rows(signed, kind.call, way.bucket, rows),
+            )
+        except MaskingError as error:
+            if not error.is_defect:  # no rule masks an equation, for one example neither
+                engine.refusals.note(engine.requests.masked_key(way.program, way.bucket), error)
+                return Alone(None)
+            why = MaskingError(f"it does not build for several examples: {error.reason}")
+            engine.refusals.note_batches(way.program, why)
+            return Alone(why)
+        bucket = tuple(way.bucket.values())
+        own = [key for key, _ in engine.cache.items() if key[0] is way.program]
+        if source == "compile" and sum(key[1][-len(bucket) :] == bucket for key in own) == 1:
+            # The first executable of the bucket: others, for more rows, are no new sizes.
+            engine.recompiles.note(signed, kind.call.sizes)
+        return entry, source == "compile"
+
+    def _run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:
+        """Run examples one by one, each as a call of its own, and warn of each reason once."""
+        engine = self.engine
+        if why is not None:
+            if engine.config.fallback is Fallback.ERROR and why not in (NO_SIZES, OF_FILE):
+                raise FallbackError(why.reason, why.remedy) from why
+            if engine.counters.alone(why.reason, len(rows)):
+                told = f"map, one example at a time: {why}"
+                engine.emit(Event("fallback", engine.name, detail=told))
+                message = f"{engine.name}.map runs one example at a time: {why}"
+                stacklevel = frames_inside()
+                warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=stacklevel)
+        return [engine.serve(self.kinds.call_of(row), None, self._out) for row in rows]
+
+
+def _open_axes_of(program: Interface) -> list[list[int]]:
+    """The open axes of each result of a program."""
+    return [[i for i, n in enumerate(shape) if is_symbolic(n)] for shape in program.out_shapes]

@@ -1,0 +1,373 @@
+"""Write the bucket of a masked program into the types of its module.
+
+    masked    func masked(%sizes: tensor<1xi32>, %x: tensor<8x4xf32>) -> tensor<8x4xf32>
+    bounded   func main(%x: tensor<?x4xf32, #stablehlo.bounds<8, ?>>)
+                  -> tensor<?x4xf32, #stablehlo.bounds<8, ?>>
+
+The new ``main`` reads the sizes of its arguments, makes the arguments whole buffers with zeros
+behind them, calls the masked function, and gives the results their sizes. So the masks are those of
+bucketjit, and everything within the masked function is static: a compiler need not know how to pad.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from bucketjit._ir.bucket_sizes import decided
+from bucketjit._ir.dynamic_axes import places_of
+from bucketjit._ir.expressions import (
+    evaluate_text,
+    is_symbolic,
+    parsed,
+    variables_in,
+    variables_of,
+)
+from bucketjit._ir.guards import parse_constraint
+from bucketjit._ir.program import Program
+from bucketjit._jax.module_building import (
+    Building,
+    Value,
+    aliased_result,
+    attributes_in,
+    kept_arguments,
+    new_main,
+)
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.stablehlo import BadModule, Module, copy_of
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
+
+_MOST_SIZES = 1 << 16  # combinations of sizes in a bucket that are looked at
+_MOST_TRACES = 1 << 10  # and, of a program of concrete traces, traced at
+
+
+def bounded_module(
+    lowered: jax.stages.Lowered,
+    call: ResolvedCall,
+    bucket: Mapping[str, int],
+    constraints: Sequence[str] = (),
+) -> Module:
+    """The module of a masked program, with bounded types.
+
+    Its function ``main`` takes the leaves of the user's arguments in order, also those that the
+    program does not read. An argument that is itself a size is an int32 scalar. Where several
+    arguments have the size of a variable, the first of them decides, and others are cut to it or
+    filled up with 0: StableHLO has no operation that compares them and fails. The attribute
+    ``bucketjit.shape`` of each argument and result names its sizes.
+    """
+    if lack := lacking(Without.EXPORT):
+        raise ExportError(lack)
+    program = call.program
+    if not isinstance(program, Program):
+        raise ExportError("the call is not masked, so its module has no bucket")
+    if (why := program.why_not_apart()) is not None:
+        raise ExportError(f"cannot export: {why}")
+    _check_program(program)
+    _check_sizes(program, bucket, constraints)
+    try:
+        kept = kept_arguments(lowered)
+        module = copy_of(lowered.compiler_ir())
+        avals = jax.tree_util.tree_leaves(lowered.in_avals)
+        with new_main(module, "masked") as build:
+            _Main(build, program, call, bucket, avals, kept).add()
+    except BadModule as error:
+        raise ExportError(f"the masked module cannot have bounds: {error}") from error
+    return module
+
+
+# --- which programs -------------------------------------------------------------------------
+
+
+def _check_program(program: Program) -> None:
+    """Refuse a program that needs more than sizes."""
+    pairing = program.pairing
+    if pairing is None:
+        return
+    why = f"; {pairing.why}" if pairing.why else ""
+    if pairing.num_size_constants or program.unfitted or pairing.nests_by_size:
+        what = "constants" if pairing.num_size_constants else "sizes"
+        what = "the tree of its results" if pairing.nests_by_size else what
+        raise ExportError(
+            f"the program takes {what} that Python computes from the sizes of each call, which a "
+            f"module cannot{why} (compute on the size with jax.numpy)"
+        )
+
+
+def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Sequence[str]) -> None:
+    """Refuse a program that does not serve all sizes of its bucket: bounds have no lower end."""
+    promised = [parse_constraint(text) for text in constraints]
+    guards = [guard for guard in program.guards if guard not in promised]
+    needed = {v for guard in guards for v in guard.variables}
+    needed |= variables_in(d for pair in program.reshapes for shape in pair for d in shape)
+    if program.pairing is not None:
+        needed = set(bucket)
+    names = [v for v in bucket if v in needed]
+    promised = [guard for guard in promised if guard.variables <= set(names)]
+    most = _MOST_SIZES if program.pairing is None else _MOST_TRACES
+    if math.prod(bucket[v] for v in names) > most:
+        raise ExportError(
+            f"the program holds under guards ({', '.join(map(str, guards)) or 'its traces'}), and "
+            f"the bucket has more than {most} combinations of sizes to check them at; choose a "
+            "smaller bucket"
+        )
+    for sizes in itertools.product(*(range(1, bucket[v] + 1) for v in names)):
+        at = dict(zip(names, sizes, strict=True))
+        if all(guard.holds(at) for guard in promised):
+            _check_at(program, guards, at, {**dict.fromkeys(bucket, 1), **at})
+
+
+def _check_at(program: Program, guards: Any, at: Mapping[str, int], every: Any) -> None:
+    broken = next((guard for guard in guards if not guard.holds(at)), None)
+    told = ", ".join(f"{v}={n}" for v, n in at.items())
+    if broken is not None:
+        raise ExportError(
+            f"the program holds for {broken} only, and a module with bounds takes every size up to "
+            f"the bucket, {told} too; promise it by constraints=[...], or decide by no size"
+        )
+    try:
+        program.check_reshapes(every)
+    except ShapeCheckError as error:
+        raise ExportError(
+            f"at {told}: {error}; and a module with bounds takes every size up to the bucket"
+        ) from error
+    if program.pairing is not None and program.size_constants(every) is None:
+        raise ExportError(
+            f"at {told} the function does something else than its program, and a module with "
+            "bounds takes every size up to the bucket; decide by no size"
+        )
+
+
+# --- the new function -----------------------------------------------------------------------
+
+
+class _Argument(NamedTuple):
+    """An argument of the new ``main``.
+
+    Attributes:
+        leaf: Position of the leaf.
+        type: Its type in the masked module, without open sizes.
+        tokens: The expression of each open axis.
+        is_size: Whether it is itself a size.
+    """
+
+    leaf: int
+    type: Any
+    tokens: Mapping[int, str]
+    is_size: bool
+
+
+class _Main:
+    """Adds the new ``main``."""
+
+    def __init__(
+        self,
+        build: Building,
+        program: Program,
+        call: ResolvedCall,
+        bucket: Mapping[str, int],
+        avals: Sequence[Any],
+        kept: Sequence[int],
+    ) -> None:
+        self._build, self._program, self._call = build, program, call
+        self._bucket, self._kept = bucket, list(kept)
+        self._own: dict[tuple[int, int], Value] = {}  # the size of each open axis
+        opened: dict[int, dict[int, str]] = {}
+        for place in places_of(call.tokens).opened:
+            if not place.token.isdigit():
+                opened.setdefault(place.leaf, {})[place.axis] = place.token
+        self._arguments = [
+            self._argument(leaf, aval, opened.get(leaf, {})) for leaf, aval in enumerate(avals[1:])
+        ]
+
+    def _argument(self, leaf: int, aval: Any, tokens: dict[int, str]) -> _Argument:
+        if tokens and not aval.shape:
+            return _Argument(leaf, self._build.scalar_type(), tokens, True)
+        position = leaf + 1
+        if position in self._kept:
+            type = self._build.old.inputs[self._kept.index(position)]
+        else:
+            type = self._build.type_of(aval)
+        return _Argument(leaf, type, tokens, False)
+
+    def add(self) -> None:
+        """Add the function."""
+        build = self._build
+        inputs = [
+            x.type if x.is_size else build.bounded(x.type, list(x.tokens)) for x in self._arguments
+        ]
+        axes = [
+            [i for i, dim in enumerate(shape) if is_symbolic(dim)]
+            for shape in self._program.out_shapes
+        ]
+        pairs = zip(build.old.results, axes, strict=True)
+        results = [build.bounded(type, opened) for type, opened in pairs]
+        with build.main(inputs, results, *self._attributes(inputs, results)):
+            sizes = self._sizes()
+            whole = {0: build.vector([sizes[v] for v in self._call.variables])}
+            for x, value in zip(self._arguments, build.arguments, strict=True):
+                if x.leaf + 1 in self._kept:
+                    whole[x.leaf + 1] = value if x.is_size else self._whole(x, value, sizes)
+            outs = build.call([whole[i] for i in self._kept])
+            cut = [
+                self._cut(out, shape, type, sizes)
+                for out, shape, type in zip(outs, self._program.out_shapes, results, strict=True)
+            ]
+            build.returns(cut)
+
+    def _attributes(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any]:
+        """Attributes of the arguments and of the results.
+
+        An argument stays donated to a result of its own type. With bounds, the types may differ
+        though those of the whole buffers do not.
+        """
+        old = self._build.old
+        of_args = []
+        for x, type in zip(self._arguments, inputs, strict=True):
+            own: dict[str, Any] = {}
+            if x.leaf + 1 in self._kept and old.arg_attributes:
+                own = attributes_in(old.arg_attributes[self._kept.index(x.leaf + 1)])
+            result = aliased_result(own)
+            if result is not None and results[result] != type:
+                del own["tf.aliasing_output"]
+            of_args.append({**own, "bucketjit.shape": self._shape_of(x)})
+        of_results = []
+        for i, shape in enumerate(self._program.out_shapes):
+            own = attributes_in(old.result_attributes[i]) if old.result_attributes else {}
+            of_results.append({**own, "bucketjit.shape": str(tuple(shape))})
+        return of_args, of_results
+
+    def _shape_of(self, x: _Argument) -> str:
+        if x.is_size:
+            return x.tokens[0]
+        shape = self._build.shape(x.type)
+        dims = [x.tokens.get(i, str(n)) for i, n in enumerate(shape)]
+        return f"({dims[0]},)" if len(dims) == 1 else f"({', '.join(dims)})"
+
+    def _whole(self, x: _Argument, value: Value, sizes: Mapping[str, Value]) -> Value:
+        """The whole buffer of a bounded argument, with 0 in its padding, as masked programs expect.
+
+        What a compiler has in the padding of a bounded buffer is not defined.
+        """
+        shape = self._build.shape(x.type)
+        left = list(x.tokens)
+        for axis in x.tokens:
+            left.remove(axis)
+            type = self._build.bounded(x.type, left)
+            value = self._build.with_size(value, self._build.constant(shape[axis]), axis, type)
+        for axis, token in x.tokens.items():
+            own = size = self._own[x.leaf, axis]
+            if sizes.get(token) is not own:  # another argument has decided
+                size = self._build.binary("minimum", own, self._expression(token, sizes))
+            value = self._build.with_zeros(value, size, axis)
+        return value
+
+    def _cut(self, out: Value, shape: Sequence[Any], type: Any, sizes: Mapping[str, Value]) -> Any:
+        """A result with its logical sizes."""
+        done: list[int] = []
+        whole = out.type
+        for axis, dim in enumerate(shape):
+            if is_symbolic(dim):
+                done.append(axis)
+                size = self._expression(str(dim), sizes)
+                out = self._build.with_size(out, size, axis, self._build.bounded(whole, done))
+        assert out.type == type
+        return out
+
+    # --- sizes ---
+
+    def _places(self) -> Iterator[tuple[str, Value]]:
+        """Each expression in the shapes of the arguments, and its value."""
+        for x, value in zip(self._arguments, self._build.arguments, strict=True):
+            for axis, token in x.tokens.items():
+                own = value if x.is_size else self._build.size_of(value, axis)
+                self._own[x.leaf, axis] = own
+                yield token, own
+
+    def _sizes(self) -> dict[str, Value]:
+        """The size of each variable, from the first argument that has it."""
+        sizes: dict[str, Value] = {}
+        places = list(self._places())
+        for token, value in places:
+            if token.isidentifier():
+                sizes.setdefault(token, value)
+        while missing := [v for v in self._call.variables if v not in sizes]:
+            solved = self._solved(places, sizes)
+            if solved is None:
+                raise ExportError(
+                    f"the size of {', '.join(missing)} does not follow from the shapes of the "
+                    "arguments by a linear equation; give an argument that has it as an axis"
+                )
+            sizes |= solved
+        return sizes
+
+    def _solved(
+        self, places: Sequence[tuple[str, Value]], sizes: Mapping[str, Value]
+    ) -> dict[str, Value] | None:
+        """A variable that an expression of known ones determines: ``2*b + 1`` is known, so b is."""
+        for token, value in places:
+            unknown = [v for v in variables_of(token) if v not in sizes]
+            if len(unknown) == 1 and _is_linear(token, unknown[0]):
+                at = [
+                    self._expression(token, {**sizes, unknown[0]: self._build.constant(n)})
+                    for n in (0, 1)
+                ]
+                slope = self._build.binary("subtract", at[1], at[0])
+                rest = self._build.binary("subtract", value, at[0])
+                return {unknown[0]: self._build.binary("divide", rest, slope)}
+        return None
+
+    def _expression(self, text: str, sizes: Mapping[str, Value]) -> Value:
+        """An expression of sizes, in int32; in int64 if it may overflow in this bucket."""
+        try:
+            node, is_wide = decided(text, {v: self._bucket[v] for v in variables_of(text)})
+        except MaskingError as error:
+            raise ExportError(error.reason) from error
+        bits = 64 if is_wide else 32
+        return self._build.converted(self._computed(node, sizes, bits), 32)
+
+    def _computed(self, node: ast.expr, sizes: Mapping[str, Value], bits: int) -> Value:
+        build = self._build
+        match node:
+            case ast.Constant(value=int(value)):
+                return build.constant(value, bits)
+            case ast.Name(id=name):
+                return build.converted(sizes[name], bits)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                value = self._computed(operand, sizes, bits)
+                return build.binary("subtract", build.constant(0, bits), value)
+            case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+                factor = self._computed(left, sizes, bits)
+                value = build.constant(1, bits)
+                for _ in range(power):
+                    value = build.binary("multiply", value, factor)
+                return value
+            case ast.BinOp(left=left, op=op, right=right):
+                operation = _OPERATIONS[type(op)]
+            case ast.Call(func=ast.Name(id=name), args=[left, right]):
+                operation = {"max": "maximum", "min": "minimum"}.get(name, name)
+            case _:
+                raise ExportError(f"cannot compute the size {ast.unparse(node)} in a module")
+        sides = [self._computed(side, sizes, bits) for side in (left, right)]
+        return build.binary(operation, *sides)
+
+
+_OPERATIONS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply"}
+
+
+def _is_linear(text: str, variable: str) -> bool:
+    """Whether a size is linear in a variable, whatever the others are, and depends on it."""
+    calls = [node for node in ast.walk(parsed(text)) if isinstance(node, ast.Call)]
+    others = [v for v in variables_of(text) if v != variable]
+    for size in (1, 3):
+        fixed = dict.fromkeys(others, size)
+        at = [evaluate_text(text, {**fixed, variable: n}) for n in range(4)]
+        steps = {b - a for a, b in itertools.pairwise(at)}
+        if len(steps) != 1 or steps == {0}:
+            return False
+    return not any(variable in variables_of(ast.unparse(call)) for call in calls)

@@ -1,0 +1,294 @@
+"""Export a traced program with its symbolic sizes, as one module for all sizes.
+
+The program that bucketjit has traced is evaluated under ``jax.export``, with its own dimension
+variables. The user's function is not traced again, so every decision about sizes that the first
+trace has made, and the guards that hold it, are those of the module:
+
+    guard      n >= 5                                   in the symbolic scope of the program
+    module     custom_call @shape_assertion(...)        checked when the sizes are fixed
+
+Nothing is masked, so a program that no masking rule serves is exported all the same.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.export  # an attribute of jax only after this import
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn
+
+from bucketjit._ir.expressions import Shape, is_symbolic, variables_of
+from bucketjit._ir.guards import Guard
+from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
+from bucketjit._ir.program import Program
+from bucketjit._ir.sized import size_constant_p
+from bucketjit._jax.exporting import (
+    assert_sizes,
+    evaluate_program,
+    register_namedtuples,
+    with_derivatives,
+)
+from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
+from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.user_code import source_line
+from bucketjit._raised import in_one_line, is_of_machine
+from bucketjit._tracing.concrete import at_other_sizes
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit.errors import ExportError
+
+# Small sizes, and sizes around powers of two, up to which programs tend to decide otherwise.
+_SIZES = (*range(1, 10), 12, 13, *(2**k + d for k in range(4, 12) for d in (-1, 0, 1)), 4095, 4096)
+_FURTHER = (100, 500, 1000, 1500, 3000)
+
+
+def checked_sizes(program: Program, sizes: Mapping[str, int]) -> list[Guard]:
+    """Compare a program with traces at many sizes of each variable."""
+    pinned = {guard.left for guard in program.guards if guard.pins}
+    free = [v for v in sizes if v not in pinned]
+    guards = []
+    for variable in free:
+        size = sizes[variable]
+        tried = sorted({*_SIZES, *_FURTHER, *(k * size for k in (1, 2, 3, 4))})
+        least = _last(program, sizes, variable, [n for n in reversed(tried) if n <= size])
+        most = _last(program, sizes, variable, [n for n in tried if n >= size])
+        if least > 1:
+            guards.append(Guard(variable, ">=", str(least)))
+        guards.append(Guard(variable, "<=", str(most)))
+    return guards
+
+
+def _last(program: Program, sizes: Mapping[str, int], variable: str, tried: Sequence[int]) -> int:
+    """The last of these sizes up to which all traces are those of the program."""
+    last = sizes[variable]
+    for size in tried:
+        if not _is_right(program, {**sizes, variable: size}):
+            return _boundary(program, sizes, variable, last, size)
+        last = size
+    return last
+
+
+def _boundary(
+    program: Program, sizes: Mapping[str, int], variable: str, good: int, bad: int
+) -> int:
+    """The last good size before a bad one, by halving."""
+    while abs(good - bad) > 1:
+        middle = (good + bad) // 2
+        if _is_right(program, {**sizes, variable: middle}):
+            good = middle
+        else:
+            bad = middle
+    return good
+
+
+def _is_right(program: Program, at: Mapping[str, int]) -> bool:
+    """Whether the trace at these sizes is that of the program, or a guard excludes them."""
+    if not program.admits(at):
+        return True
+    return at_other_sizes(lambda: program.size_constants(at)) is not None
+
+
+_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+PLATFORMS = frozenset(("cpu", "cuda", "rocm", "tpu"))
+_CALLBACKS = frozenset(
+    ("pure_callback", "io_callback", "debug_callback", "debug_print", "buffer_callback")
+)
+
+
+def export_dynamic(
+    signed: SignedCall, call: ResolvedCall, platforms: Sequence[str] | None, vjp_order: int
+) -> Any:
+    """Export the program of a call; see `BucketedExec.export_dynamic`."""
+    if lack := lacking(Without.EXPORT):
+        raise ExportError(lack)
+    check_platforms(platforms)
+    _check_sizes_of_leaves(signed)
+    types = [t for t in signed.signature.types if t.dtype is not None]
+    program = call.program
+    if program is None:
+        if call.refusal is not None:
+            raise ExportError(f"cannot export: {call.refusal}")
+        if any(0 in shape for shape in signed.shapes):
+            raise ExportError("an axis has size 0; give arguments in which every axis is longer")
+        shapes: Sequence[Shape] = signed.shapes
+        function: Callable[..., Any] = signed.signature.fn
+    else:
+        assert isinstance(program, Program)
+        if (why := program.why_not_apart()) is not None:
+            raise ExportError(f"cannot export: {why}")
+        shapes = program.in_shapes
+        run = evaluator(program, call.sizes)
+        tree, consts = program.out_tree, program.consts
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return tree.unflatten(run(consts, jax.tree_util.tree_leaves((args, kwargs))))
+
+    structs = [
+        jax.ShapeDtypeStruct(shape, t.dtype, weak_type=t.weak_type, sharding=t.sharding)
+        for shape, t in zip(shapes, types, strict=True)
+    ]
+    args, kwargs = signed.tree.unflatten(structs)
+
+    def exported(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    fn = signed.signature.fn
+    exported.__name__ = getattr(fn, "__name__", type(fn).__name__)
+    jitted = jax.jit(exported, donate_argnums=tuple(signed.donate))
+    with _told_of_failures():
+        with lenient_jax(), forgetful_jax():
+            made = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+        register_namedtuples(made.in_tree)  # for `Exported.serialize`
+        register_namedtuples(made.out_tree)
+        return with_derivatives(made, vjp_order, lenient_jax)
+
+
+@contextmanager
+def _told_of_failures() -> Iterator[None]:
+    """Raise what ``jax.export`` raises about the program as an `ExportError`."""
+    try:
+        yield
+    except ExportError:
+        raise
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        raise ExportError(f"jax.export cannot export it: {in_one_line(error)}") from error
+
+
+def check_platforms(platforms: object) -> None:
+    """Refuse platforms that modules cannot be for."""
+    if platforms is None:
+        return
+    is_list = isinstance(platforms, Iterable) and not isinstance(platforms, str)
+    names = list(platforms) if is_list else []  # type: ignore[call-overload]
+    if not names or not all(isinstance(name, str) and name in PLATFORMS for name in names):
+        raise ExportError(
+            "platforms: expected a list such as ['cpu', 'cuda'], of the names that JAX gives to "
+            f"modules ({', '.join(sorted(PLATFORMS))}), got {platforms!r}"
+        )
+
+
+def _check_sizes_of_leaves(signed: SignedCall) -> None:
+    """Refuse arguments that are sizes themselves: a module takes sizes from shapes alone."""
+    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
+        if kind.dtype is None:
+            raise ExportError(
+                f"{path}: it is itself a size, and a module takes sizes from the shapes of arrays "
+                "alone; take the size from an array's shape, or make the argument static"
+            )
+
+
+def refuse_callbacks(jaxpr: Jaxpr) -> None:
+    """Refuse a program that calls back into Python, which no module can."""
+    for eqn in all_equations(jaxpr):
+        if eqn.primitive.name in _CALLBACKS:
+            raise ExportError(
+                f"{eqn.primitive.name}: a module cannot call back into Python"
+                f"{_place(eqn, equations_around(jaxpr, eqn))}; return the value, or leave it out"
+            )
+
+
+def _place(eqn: JaxprEqn, around: Sequence[JaxprEqn] = ()) -> str:
+    line = source_line(eqn, around)
+    return f" [{line}]" if line else ""
+
+
+# --- the function that is exported ----------------------------------------------------------
+
+
+def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[Any]]:
+    """A program as a function to export, with its guards as shape assertions."""
+    refuse_callbacks(program.jaxpr)
+    variables = _variables(program.in_shapes)
+    # The scope of symbolic traces holds all guards but "!="; that of concrete traces holds the
+    # user's constraints only.
+    guards = [g for g in program.guards if g.op == "!=" or program.pairing is not None]
+    if program.pairing is not None:
+        _refuse_size_constants(program)
+        guards += checked_sizes(program, sizes)
+
+    def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        for guard in guards:
+            _assert_guard(guard, variables)
+        return evaluate_program(program.jaxpr, consts, leaves)
+
+    return run
+
+
+def _variables(shapes: Sequence[Shape]) -> dict[str, Any]:
+    """The dimension variables of these shapes by name, as sizes of their scope."""
+    dims = [d for shape in shapes for d in shape if is_symbolic(d)]
+    return {
+        name: jax.export.symbolic_shape(name, scope=d.scope)[0]
+        for d in dims
+        for name in variables_of(str(d))
+    }
+
+
+def _value(text: str, variables: Mapping[str, Any]) -> Any:
+    """The value of an expression as a traced int."""
+    scope = next(d.scope for d in variables.values() if is_symbolic(d))
+    dim: Any = jax.export.symbolic_shape(text, scope=scope)[0]
+    return dim.dimension_as_value() if is_symbolic(dim) else jnp.asarray(dim, jnp.int32)
+
+
+def _assert_guard(guard: Guard, variables: Mapping[str, Any]) -> None:
+    left, right = (_value(side, variables) for side in (guard.left, guard.right))
+    names = sorted(guard.variables)
+    told = ", ".join(f"{name} = {{{i}}}" for i, name in enumerate(names))
+    assert_sizes(
+        _COMPARE[guard.op](left, right),
+        f"The module holds for sizes with {guard} only, but found {told}.",
+        *(_value(name, variables) for name in names),
+    )
+
+
+def _text(shape: Shape) -> str:
+    return str(tuple(shape))
+
+
+# --- programs of concrete traces ------------------------------------------------------------
+
+
+def _refuse_size_constants(program: Program) -> None:
+    """Refuse a program that needs, at each size, what only Python can compute."""
+    pairing = program.pairing
+    assert pairing is not None
+    why = f"; {pairing.why}" if pairing.why else ""
+    remedy = "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)"
+    if pairing.num_size_constants:
+        raise ExportError(
+            f"a constant of shape {_text(program.size_constant_shapes[0])} is computed by Python "
+            f"from a size, or decided by one{_line_of_use(program.jaxpr)}{why} ({remedy})"
+        )
+    if program.unfitted:
+        raise ExportError(
+            f"a size in the program is computed by Python in a way that no expression of the "
+            f"variables fits{why} ({remedy})"
+        )
+    if pairing.nests_by_size:
+        raise ExportError(
+            f"the tree of the results depends on a size{why} (return the same tree at all sizes)"
+        )
+
+
+def _line_of_use(jaxpr: Jaxpr) -> str:
+    """The line of the first equation that reads a size constant, in brackets."""
+    made = {v for eqn in all_equations(jaxpr) for v in eqn.outvars if _is_size_constant(eqn)}
+    readers = (eqn for eqn in all_equations(jaxpr) if made.intersection(_variables_in(eqn)))
+    lines = (_place(eqn, equations_around(jaxpr, eqn)) for eqn in readers)
+    return next(filter(None, lines), "")
+
+
+def _is_size_constant(eqn: JaxprEqn) -> bool:
+    return eqn.primitive is size_constant_p
+
+
+def _variables_in(eqn: JaxprEqn) -> list[Any]:
+    return [atom for atom in eqn.invars if not is_literal(atom)]

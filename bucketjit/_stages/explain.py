@@ -1,0 +1,324 @@
+"""Explains what a call would do: sizes, bucket, program, and which equations are masked.
+
+Nothing is compiled or run. The function is traced if it has not been. Its program is then
+interpreted on abstract arrays with the ordinary masking rules, each wrapped by a function that
+notes whether the rule did anything else than bind the equation unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bucketjit._events import counted, printable, shown
+from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.interface import Interface
+from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.program import Program
+from bucketjit._jax.jaxprs import struct_of
+from bucketjit._jax.user_code import source_line
+from bucketjit._masking.interpreter import interpret
+from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
+from bucketjit._runtime.decisions import NO_STRATEGY, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.statistics import FrozenDict
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.shards import bound_axis
+from bucketjit._tracing.signer import SignedCall
+from bucketjit.errors import MaskingError
+
+
+def how(rule: Callable[..., Any]) -> str:
+    """What a rule does, in words."""
+    text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
+    made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
+    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
+
+
+def closure_of(rule: object) -> dict[str, Any]:
+    """The values that a rule was made with, by name: keywords of a partial, and closure cells."""
+    if isinstance(rule, functools.partial):
+        return {**closure_of(rule.func), **rule.keywords}
+    if not isinstance(rule, FunctionType):
+        return {}
+    names = rule.__code__.co_freevars
+    cells = [c.cell_contents for c in rule.__closure__ or ()]
+    return dict(zip(names, cells, strict=True))
+
+
+def first_paragraph(text: str | None) -> str:
+    """The first paragraph of a docstring, as one line."""
+    return " ".join((text or "").strip().split("\n\n")[0].split())
+
+
+def functions_in(values: Any) -> Iterator[FunctionType]:
+    """The functions of bucketjit among some values, and in tuples and lists among them."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from functions_in(value)
+        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
+            yield value
+
+
+def maker_of(rule: object) -> Any:
+    """The function at the top level of a module that made a rule; the rule itself if it is one."""
+    if isinstance(rule, functools.partial):
+        return maker_of(rule.func)
+    if not isinstance(rule, FunctionType):
+        return rule
+    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
+
+
+@dataclass(frozen=True)
+class MaskedEquation:
+    """An equation whose result padding would change, and how its masking rule prevents that.
+
+    Attributes:
+        primitive: Name of its primitive.
+        sizes: The open sizes in the shapes of its operands and results.
+        how: What its masking rule does, in words.
+        fills: What is written into the padding of its operands, such as ``"-inf along s"``.
+        where: File, line and function of the user's code; empty if not known.
+    """
+
+    primitive: str
+    sizes: tuple[str, ...]
+    how: str
+    fills: tuple[str, ...]
+    where: str
+
+    def __str__(self) -> str:
+        filled = f" ({'; '.join(self.fills)})" if self.fills else ""
+        where = f"  [{self.where}]" if self.where else ""
+        return f"{self.primitive} of {', '.join(self.sizes) or 'sizes'}: {self.how}{filled}{where}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The result of `BucketedExec.explain`; ``print`` it.
+
+    Attributes:
+        name: Name of the function.
+        sizes: Logical size of each dimension variable.
+        bucket: Padded size of each dimension variable; equal to ``sizes`` if the call runs exact.
+        kind: ``"masked"``; ``"paired"`` if masked and its program was made from traces at concrete
+            sizes; or ``"exact"``.
+        compiled: Whether the executable that the call needs is in the cache.
+        program: How the program was made, in words.
+        guards: Conditions that hold for the sizes of every call that the program serves.
+        masked: The equations that are masked, in the order of the program.
+        reason: Why the call runs exact, or an empty string.
+        remedy: What to do about that, or an empty string.
+        computed: The sizes that the program computes, each with its bound and the line, and what
+            is presumed of them. If a run computes others, the call runs again.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    bucket: Mapping[str, int]
+    kind: str
+    compiled: bool
+    program: str = ""
+    guards: tuple[str, ...] = ()
+    masked: tuple[MaskedEquation, ...] = ()
+    reason: str = ""
+    remedy: str = ""
+    computed: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        sizes = shown(self.sizes) or "no open axes"
+        lines = [f"{self.name} at {sizes}: {self.kind}"]
+        if self.kind == "exact":
+            if self.reason:
+                lines.append(f"  reason: {self.reason}")
+            if self.remedy:
+                lines.append(f"  remedy: {self.remedy}")
+        else:
+            lines.append("  bucket: " + shown(self.bucket))
+            lines.append(f"  program: {self.program}")
+            if self.guards:
+                lines.append(f"  guards: {', '.join(self.guards)}")
+            lines += [f"  computed: {size}" for size in self.computed]
+            lines.append("  masked:" if self.masked else "  masked: nothing has to be")
+            lines += [f"    {equation}" for equation in self.masked]
+        lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
+        return printable("\n".join(lines))
+
+
+def describe(program: Interface) -> str:
+    """How a program was made, in words."""
+    if program.pairing is None:
+        return "traced once, with symbolic sizes"
+    samples = "; ".join(map(shown, program.pairing.samples))
+    number = program.pairing.num_size_constants
+    depend = f"{counted(number, 'constant')} {'depends' if number == 1 else 'depend'}"
+    trees = ", and so does the tree of the results" if program.pairing.nests_by_size else ""
+    why = f"; {program.pairing.why}" if program.pairing.why else ""
+    return f"concrete traces, at {samples}; {depend} on the sizes{trees}{why}"
+
+
+def masked_equations(
+    program: Program, bucket: Mapping[str, int], rules: RuleTable
+) -> tuple[MaskedEquation, ...]:
+    """The equations of a program that are masked in a bucket."""
+    found: dict[int, tuple[Any, MaskedEquation]] = {}
+    watched = {key: _watched(rule, found) for key, rule in rules.items()}
+    padded = program.padded_sizes(bucket)
+    static = BucketSizes(padded, program.lower, {})
+
+    def run(values: Any, size_constants: Any, arrays: Any) -> Any:
+        at = BucketSizes(padded, program.lower, values, size_constants)
+        return interpret(program.jaxpr, program.consts, arrays, at, watched, padding=0)
+
+    scalar = jax.ShapeDtypeStruct((), jnp.int32)
+    size_constants = [
+        jax.ShapeDtypeStruct(static.padded_shape(shape), jnp.float32)
+        for shape in program.size_constant_shapes
+    ]
+    avals = [v.aval for v in program.jaxpr.invars]
+    arrays = [struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
+    with forgetful_jax():  # the interpretation may fail, and JAX must not cache what it did
+        jax.eval_shape(run, dict.fromkeys(bucket, scalar), size_constants, arrays)
+    return tuple(equation for _, equation in found.values())
+
+
+_CALLS = (  # not listed: the equations of the program that they call are
+    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
+    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "call_hi_primitive"),
+)
+
+
+def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
+    """A rule that notes the equations which it masks.
+
+    A rule that does not mask returns what ``ctx.bind`` returned for the unchanged operands. So the
+    wrapper replaces ``bind`` and ``fill`` of the context: it remembers those results, and compares.
+    """
+
+    @functools.wraps(rule)
+    def watched(ctx: RuleContext, *operands: object) -> Any:
+        plain: list[Any] = []
+        fills: list[str] = []
+        bind, fill = ctx.bind, ctx.fill
+
+        def watched_bind(*given: Any, **overrides: Any) -> Any:
+            out = bind(*given, **overrides)
+            # Only a bind of the same operands, with no parameter changed, is the plain equation.
+            same = len(given) == len(operands) and all(map(_is, given, operands))
+            if same and not overrides:
+                plain.append(out)
+            return out
+
+        def watched_fill(operand: Any, **given: Any) -> Any:
+            out = fill(operand, **given)
+            if out is not operand:
+                shape = given.get("shape") or ctx.shape_of(operand)
+                axes = given.get("axes")
+                every = range(len(shape)) if axes is None else axes
+                names = dict.fromkeys(str(shape[a]) for a in every if is_symbolic(shape[a]))
+                fills.append(f"{_shown(given['value'])} along {', '.join(names)}")
+            return out
+
+        ctx.bind, ctx.fill = watched_bind, watched_fill  # type: ignore[method-assign]
+        out = rule(ctx, *operands)
+        if not any(out is p for p in plain) and ctx.primitive.name not in _CALLS:
+            shapes = (*ctx.in_shapes, *ctx.out_shapes)
+            sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
+            noted = MaskedEquation(
+                ctx.primitive.name,
+                tuple(sizes),
+                how(rule),
+                tuple(dict.fromkeys(fills)),
+                source_line(ctx.eqn),
+            )
+            found.setdefault(id(ctx.eqn), (ctx.eqn, noted))
+        return out
+
+    return watched
+
+
+def _is(a: object, b: object) -> bool:
+    return a is b
+
+
+def _shown(value: object) -> str:
+    return "a value computed" if isinstance(value, jax.core.Tracer) else str(value)
+
+
+Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
+
+
+def explain(
+    engine: Engine,
+    signed: SignedCall,
+    equations: Equations | None = None,
+    unpadded: MaskingError | None = None,
+) -> Explanation:
+    """Explain what a call would do; see `BucketedExec.explain`."""
+    if engine.config.always_exact or unpadded is not None:
+        sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
+        return _explained_exact(engine, signed, sizes, unpadded or NO_STRATEGY)
+    # Resolving may open axes of the signature, which an explanation must not leave behind.
+    with engine.lock, signed.signature.restoring_axes():
+        call = signed.signature.resolve(signed.shapes)
+
+    def interpreted(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
+        assert isinstance(program, Program)
+        with bound_axis(engine.config.sharded):
+            return masked_equations(program, bucket, engine.requests.rules())
+
+    return _explained(engine, signed, call, equations or interpreted)
+
+
+def _explained(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, equations: Equations
+) -> Explanation:
+    match engine.decide(signed, call):
+        case Masked() as decision:
+            return _explained_masked(engine, signed, call, decision, equations)
+        case Exact(_, why):
+            return _explained_exact(engine, signed, call.sizes, why)
+        case Refused(error):
+            raise error
+
+
+def _explained_masked(
+    engine: Engine,
+    signed: SignedCall,
+    call: ResolvedCall,
+    decision: Masked,
+    equations: Equations,
+) -> Explanation:
+    program = decision.program
+    try:
+        masked = equations(program, decision.bucket)
+    except MaskingError as error:
+        return _explained_exact(engine, signed, call.sizes, error)
+    return Explanation(
+        engine.name,
+        FrozenDict(call.sizes),
+        FrozenDict(decision.bucket),
+        "masked" if program.pairing is None else "paired",
+        decision.key in engine.cache,
+        describe(program),
+        tuple(map(str, program.guards)),
+        masked,
+        computed=program.computed_in_words(),
+    )
+
+
+def _explained_exact(
+    engine: Engine, signed: SignedCall, at: Mapping[str, int], why: MaskingError
+) -> Explanation:
+    sizes = FrozenDict(at)
+    compiled = engine.requests.exact_key(signed) in engine.cache
+    return Explanation(
+        engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
+    )

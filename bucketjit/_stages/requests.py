@@ -1,0 +1,240 @@
+"""What to compile for calls of some sizes: `requests_for` asks the engine what such calls do."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import reprlib
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bucketjit import strategies
+from bucketjit._compile.argument_types import at_sizes
+from bucketjit._compile.requests import CompileRequest
+from bucketjit._compile.rows import Rows
+from bucketjit._config import Fallback, is_int_from
+from bucketjit._ir.dynamic_axes import Tokens
+from bucketjit._raised import in_one_line
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.rows.batchable import why_not_batched
+from bucketjit._runtime.statistics import FrozenDict
+from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.signer import SignedCall
+from bucketjit.errors import FallbackError, SpecError
+from bucketjit.strategies.listing import MOST_LISTED
+
+_LOOKED_AT_EACH = 4096  # combinations that are not thinned; looking up the bucket of one is 0.1 ms
+_MOST_SIZES = 1 << 22  # sizes of one variable
+_MOST_DICTS = 1 << 20  # dicts of a list, or of any other iterable
+
+BucketOf = Callable[[str, int], Hashable]
+
+
+def combinations(
+    sizes: Any, variables: Sequence[str], own: Mapping[str, int], bucket_of: BucketOf
+) -> list[dict[str, int]]:
+    """The combinations of sizes that a warm-up is for.
+
+    Too many combinations are thinned: of the sizes in one bucket of a variable, only the smallest
+    and the largest are kept.
+    """
+    if sizes is None:
+        return [dict(own)]
+    if _is_strategy(sizes):
+        if len(variables) != 1:
+            raise SpecError(
+                f"sizes: {sizes!r} is for sizes of one dimension, and these arguments have "
+                f"{_listed(variables)}; give a dict of each to its sizes"
+            )
+        sizes = {variables[0]: sizes}
+    if isinstance(sizes, Mapping):
+        check_names(sizes, variables)
+        each = {v: _sizes_of(v, given) for v, given in sizes.items()}
+        if _count(each) > _LOOKED_AT_EACH:
+            each = {v: _ends(ns, functools.partial(bucket_of, v)) for v, ns in each.items()}
+        if (count := _count(each)) > MOST_LISTED:
+            raise SpecError(
+                f"sizes: {count} combinations of sizes, those in one bucket not counted; give "
+                "those that occur as a list of dicts"
+            )
+        return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
+    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        raise SpecError(
+            f"sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
+            f"a strategy, got {reprlib.repr(sizes)}"
+        )
+    found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
+    for i, one in enumerate(sizes):
+        if i == _MOST_DICTS:
+            raise SpecError(f"sizes: more than {_MOST_DICTS} dicts are too many to look at")
+        if not isinstance(one, Mapping):
+            raise SpecError(f"sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
+        check_names(one, variables)
+        chosen = {v: _size_of(v, n) for v, n in one.items()}
+        found.setdefault(frozenset(chosen.items()), chosen)
+    return list(found.values())
+
+
+def _size_of(variable: str, given: object) -> int:
+    if not isinstance(given, int | np.integer):
+        raise SpecError(
+            f"sizes: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
+            "dict of all sizes stands by itself"
+        )
+    return _sizes_of(variable, given)[0]
+
+
+def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
+    """Check that all names are dimension variables."""
+    if unknown := [v for v in sizes if v not in variables]:
+        raise SpecError(
+            f"sizes: there is no dimension {unknown[0]!r}; these arguments have "
+            f"{_listed(variables)}"
+        )
+
+
+def _listed(variables: Sequence[str]) -> str:
+    return ", ".join(map(repr, variables)) or "no open axis; name those that vary in dynamic_axes"
+
+
+def _count(each: Mapping[str, Sequence[int]]) -> int:
+    return math.prod(map(len, each.values()))
+
+
+def _ends(sizes: Sequence[int], bucket_of: Callable[[int], Hashable]) -> list[int]:
+    """The smallest and the largest size in each bucket, in the order of the buckets found."""
+    ends: dict[Hashable, tuple[int, int]] = {}
+    for n in sizes:
+        bucket = bucket_of(n)
+        low, high = ends.get(bucket, (n, n))
+        ends[bucket] = min(low, n), max(high, n)
+    return [n for pair in ends.values() for n in dict.fromkeys(pair)]
+
+
+def _is_strategy(sizes: object) -> bool:
+    """Whether an object is a strategy; strategies of users may have ``boundaries`` only."""
+    return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
+
+
+def _sizes_of(variable: str, given: Any) -> list[int]:
+    if _is_strategy(given):
+        given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
+    values: list[Any] = []
+    try:  # `given` may be any object, or an iterable without end
+        one = isinstance(given, int | np.integer)
+        values = [given] if one else list(itertools.islice(given, _MOST_SIZES + 1))
+        found = [int(n) for n in values]
+    except (TypeError, ValueError):
+        found = []
+    if len(found) > _MOST_SIZES:
+        raise SpecError(
+            f"sizes: more than {_MOST_SIZES} sizes of {variable!r} are too many to look at"
+        )
+    if not found or not all(is_int_from(n, 0) for n in values):
+        raise SpecError(
+            f"the sizes of {variable!r} must be ints of at least 0, one or more, or a "
+            "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
+            f"below it, got {reprlib.repr(given)}"
+        )
+    return found
+
+
+class Unmasked(NamedTuple):
+    """A call that cannot be masked.
+
+    Attributes:
+        why: Why it cannot be masked.
+        request: The request for its exact shape.
+        call: The call.
+        shapes: The shapes of its leaves.
+    """
+
+    why: str
+    request: CompileRequest
+    call: ResolvedCall
+    shapes: Sequence[tuple[int, ...]]
+
+
+class Asked(NamedTuple):
+    """The compile requests for calls of some sizes.
+
+    Attributes:
+        requests: The requests for calls that are masked, and for those that the user wants exact.
+        exact: The calls that cannot be masked, by their sizes.
+        failed: Sizes for which no request could be made, and why.
+        left: Sizes that were not looked at, because the time was up.
+    """
+
+    requests: list[CompileRequest]
+    exact: dict[FrozenDict[str, int], Unmasked]
+    failed: list[tuple[Mapping[str, int], str]]
+    left: list[Mapping[str, int]]
+
+    @property
+    def every_request(self) -> list[CompileRequest]:
+        """All requests, those for calls that cannot be masked included."""
+        return [*self.requests, *(one.request for one in self.exact.values())]
+
+
+def requests_for(
+    engine: Engine,
+    signed: SignedCall,
+    tokens: Tokens,
+    own: Mapping[str, int],
+    wanted: Iterable[Mapping[str, int]],
+    until: float | None = None,
+    rows: Sequence[Rows] = (),
+) -> Asked:
+    """The compile requests for calls of some sizes."""
+    found: dict[Hashable, CompileRequest] = {}
+    exact: dict[FrozenDict[str, int], Unmasked] = {}
+    failed: list[tuple[Mapping[str, int], str]] = []
+    waiting = deque(wanted)
+    is_first = True
+    while waiting and (is_first or until is None or time.monotonic() < until):
+        is_first = False
+        chosen = waiting.popleft()
+        all_sizes = {**own, **chosen}
+        try:
+            at = at_sizes(signed, tokens, all_sizes)
+            call = None if engine.config.always_exact else engine.resolve(at)
+            if call is None:
+                asked: list[CompileRequest] | Unmasked = [engine.requests.exact(at, all_sizes)]
+            else:
+                asked = _requests_of(engine, at, call, rows)
+            if isinstance(asked, Unmasked):
+                exact[FrozenDict(chosen or asked.request.sizes)] = asked
+            else:
+                for one in asked:
+                    found.setdefault(one.key, one)
+        except Exception as error:  # often of the function, which does not take these sizes
+            failed.append((FrozenDict(chosen), in_one_line(error)))
+    return Asked(list(found.values()), exact, failed, list(waiting))
+
+
+def _requests_of(
+    engine: Engine, signed: SignedCall, call: ResolvedCall, rows: Sequence[Rows]
+) -> list[CompileRequest] | Unmasked:
+    """The compile requests for a call: one for its bucket, or one for each of ``rows``."""
+    match engine.decide(signed, call):
+        case Masked(program, bucket, None) if rows and not why_not_batched(
+            engine, program, signed, rows[0].mapped
+        ):
+            return [engine.requests.rows(signed, call, bucket, each) for each in rows]
+        case Masked(bucket=bucket):
+            return [engine.requests.masked(signed, call, bucket)]
+        case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+            raise FallbackError(why.reason, why.remedy)
+        case Exact(because, why):
+            request = engine.requests.exact(signed, call.sizes)
+            if because in (Because.UNMASKED, Because.EMPTY):
+                return Unmasked(why.reason, request, call, signed.shapes)
+            return [request]
+        case Refused(error):
+            raise error

@@ -1,0 +1,226 @@
+"""Choose which axes of a signature's arguments are open, and which variables they get.
+
+The user names the open axes, or lists them without names, or leaves them to the default rule (axis
+0 of every array). Everything here is a function of shapes. The state, such as the shapes of earlier
+calls, is kept by `bucketjit._tracing.signature` and passed as an argument.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from bucketjit._ir.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, tokens_of
+from bucketjit._ir.expressions import bind_unique_names
+from bucketjit._tracing.binding import check_declared
+from bucketjit.errors import ArgumentError
+
+Shapes = Sequence[tuple[int, ...]]
+Place = tuple[int, int]  # a leaf, and one of its axes
+
+_MAX_GUESSES = 64  # each is a trace, in the first call of a function that refuses all of them
+
+
+class Renamed(NamedTuple):
+    """Axes, some of which have a new variable.
+
+    Attributes:
+        tokens: A token per axis of each leaf.
+        reasons: Why each variable is new, in words, one line each.
+    """
+
+    tokens: Tokens
+    reasons: list[str]
+
+
+class AxisGuesses:
+    """The axes of the arguments of one signature.
+
+    Attributes:
+        specs: See above.
+        paths: See above.
+        learns: See above.
+        are_named: Whether the user names all open axes, so that nothing is guessed.
+    """
+
+    def __init__(self, specs: Sequence[LeafSpec], paths: Sequence[str], learns: bool) -> None:
+        self.specs = tuple(specs)
+        self.paths = tuple(paths)
+        self.learns = learns
+        self.are_named = not learns and not any(isinstance(s, Anonymous) for s in specs)
+        self._declared = _names_in(specs)
+
+    def tokens(self, shapes: Shapes, names: Mapping[Place, str]) -> Tokens:
+        """A token per axis of each leaf: those of the user, and names for axes without one."""
+        rows = []
+        for leaf, (spec, shape) in enumerate(zip(self.specs, shapes, strict=True)):
+            if isinstance(spec, Anonymous):
+                rows.append(tuple(names.get((leaf, i), STATIC) for i in range(len(shape))))
+            else:
+                rows.append(tokens_of(spec, len(shape), self.paths[leaf], shape))
+        for row, shape, path in zip(rows, shapes, self.paths, strict=True):
+            for axis, (token, size) in enumerate(zip(row, shape, strict=True)):
+                if token.isdigit():
+                    check_declared(token, size, f"axis {axis} of {path}")
+        return tuple(rows)
+
+    def anonymous(self, shapes: Shapes) -> list[Place]:
+        """The axes that the user lists as open, without a name."""
+        axes = []
+        for leaf, spec in enumerate(self.specs):
+            if isinstance(spec, Anonymous):
+                rank = len(shapes[leaf])
+                for axis in spec.axes:
+                    if not -rank <= axis < rank:
+                        raise ArgumentError(
+                            f"{self.paths[leaf]}: dynamic axis {axis} does not exist in an array "
+                            f"of shape {tuple(shapes[leaf])}"
+                        )
+                    axes.append((leaf, axis % rank))
+        return axes
+
+    def guesses(
+        self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
+    ) -> Iterator[dict[tuple[int, int], str]]:
+        """Sets of axes to open, with their names, best first: more open axes are better.
+
+        The order is: all axes, where axes of equal number and size share a variable; the same
+        without those that the default rule guesses to be data, which are left out from there on;
+        all axes, each with its own variable; without some groups that share a variable (weights
+        beside data); without single axes (a weight that happens to have the size of the batch).
+        """
+        shared = self._shared(wanted, shapes)
+        if not shared:
+            return
+        yield shared
+        known = [(leaf, axis) for leaf, axis in wanted if not self.specs[leaf].is_guessed]
+        if len(known) < len(wanted):
+            if known and all(tuple(shapes[leaf]) == (2,) for leaf, _ in known):  # a random key
+                yield self._shared([place for place in wanted if place not in known], shapes)
+            wanted, shared = known, self._shared(known, shapes)
+            if not shared:
+                return
+            yield shared
+        own: dict[tuple[int, int], str] = {}
+        for leaf, axis in wanted:
+            own[leaf, axis] = self._new_name(axis, own)
+        if own != shared:
+            yield own
+        groups = list(dict.fromkeys(shared.values()))
+        seen = [set(wanted)]
+        trials = itertools.chain(
+            ([k for k in wanted if shared[k] in some] for some in _smaller_subsets(groups)),
+            _smaller_subsets(wanted),
+        )
+        for kept in itertools.islice(trials, _MAX_GUESSES):
+            if kept and set(kept) not in seen:
+                seen.append(set(kept))
+                yield self._shared(kept, shapes)
+
+    def _shared(self, places: Sequence[Place], shapes: Shapes) -> dict[Place, str]:
+        """Names for axes, where axes of equal number and size share one."""
+        names: dict[Place, str] = {}
+        for leaf, axis in places:
+            self._name(names, leaf, axis, shapes)
+        return names
+
+    def _name(
+        self, names: dict[tuple[int, int], str], leaf: int, axis: int, shapes: Shapes
+    ) -> None:
+        for (other, its_axis), name in names.items():
+            if its_axis == axis and shapes[other][axis] == shapes[leaf][axis]:
+                names[leaf, axis] = name
+                return
+        names[leaf, axis] = self._new_name(axis, names)
+
+    def _new_name(self, axis: int, names: Mapping[tuple[int, int], str]) -> str:
+        return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
+
+    def unnamed(self, shapes: Shapes) -> list[tuple[int, int]]:
+        """The axes without a name of the user's, which are opened or renamed as calls vary them."""
+        if self.learns:
+            return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
+        return self.anonymous(shapes)
+
+    def without_shared_names(self, tokens: Tokens, shapes: Shapes) -> Renamed | None:
+        """Split a variable that several axes share, where their sizes differ in a call."""
+        seen: dict[str, int] = {}
+        rows = [list(row) for row in tokens]
+        renamed: dict[tuple[str, int], str] = {}
+        reasons: dict[tuple[str, int], str] = {}
+        for leaf, axis in self.unnamed(shapes):
+            token, size = rows[leaf][axis], shapes[leaf][axis]
+            # The first axis keeps the variable; those of another size share a new one.
+            if token == STATIC or seen.setdefault(token, size) == size:
+                continue
+            name = renamed.setdefault((token, size), _unused_name(axis, rows))
+            reason = (
+                f"traced anew: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
+                f"{seen[token]}: opened as {name}"
+            )
+            reasons.setdefault((token, size), reason)
+            seen[name] = size
+            rows[leaf][axis] = name
+        return Renamed(_as_tokens(rows), list(reasons.values())) if renamed else None
+
+    def opened(
+        self, tokens: Tokens, before: Shapes, now: Shapes, places: Sequence[Place]
+    ) -> Renamed:
+        """Open static axes whose size has changed.
+
+        Axes with the same old and the same new size share a variable. It is that of an open axis
+        with these two sizes, if there is one.
+        """
+        rows = [list(row) for row in tokens]
+        names: dict[tuple[int, int], str] = {}
+        varied = []
+        for leaf, axis in places:
+            old, new = before[leaf][axis], now[leaf][axis]
+            name = names.get((old, new)) or _variable_that_moved(tokens, before, now, (old, new))
+            names[old, new] = rows[leaf][axis] = name or _unused_name(axis, rows)
+            varied.append(
+                f"traced anew: axis {axis} of {self.paths[leaf]} varies ({old}, then {new})"
+            )
+        return Renamed(_as_tokens(rows), varied)
+
+
+def _variable_that_moved(
+    tokens: Tokens, before: Shapes, now: Shapes, moved: tuple[int, int]
+) -> str | None:
+    """The variable of an open axis that had these two sizes, old and new; None if there is none."""
+    for row, old, new in zip(tokens, before, now, strict=True):
+        for token, a, b in zip(row, old, new, strict=True):
+            if token.isidentifier() and token != STATIC and (a, b) == moved:
+                return token
+    return None
+
+
+def _unused_name(axis: int, rows: Sequence[Sequence[str]]) -> str:
+    return bind_unique_names(_base_name(axis), {token for row in rows for token in row})
+
+
+def _as_tokens(rows: Sequence[Sequence[str]]) -> Tokens:
+    return tuple(map(tuple, rows))
+
+
+def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
+    """Proper, non-empty subsets: larger ones first, and of one size those of later items first."""
+    for size in range(len(items) - 1, 0, -1):
+        for kept in sorted(itertools.combinations(range(len(items)), size), reverse=True):
+            yield [items[i] for i in kept]
+
+
+def _names_in(specs: Sequence[LeafSpec]) -> frozenset[str]:
+    """Every word in the user's entries. Some are no names, which does no harm: they are avoided."""
+    return frozenset(re.findall(r"\w+", repr([s for s in specs if not isinstance(s, Anonymous)])))
+
+
+def _base_name(axis: int) -> str:
+    return "batch" if axis == 0 else f"axis{axis}"
+
+
+def is_default_name(name: str) -> bool:
+    """Whether an axis without a name of the user's may get this name."""
+    return re.fullmatch(r"(batch|axis[1-9]\d*)(_\d+)?", name) is not None

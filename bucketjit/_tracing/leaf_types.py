@@ -1,0 +1,111 @@
+"""The type and the shape of each argument leaf; values that are no arrays are refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._jax import arrays
+from bucketjit._jax.arrays import explicit_sharding, on_one_device
+from bucketjit._tracing.cures import cure, cure_of_dtype, described
+from bucketjit.errors import ArgumentError
+
+
+class LeafType(NamedTuple):
+    """Everything that a program depends on of a leaf, except for its sizes.
+
+    Attributes:
+        dtype: JAX dtype; None for a Python int that is itself a size.
+        weak_type: JAX's weak type (True for Python scalars other than bool).
+        rank: Number of axes.
+        sharding: How the leaf is sharded over explicit axes of a mesh, which are part of JAX's
+            types; None if it is not.
+        partitions: The number of equal parts that each axis is cut into over several devices, which
+            must divide padded sizes too; None if no axis is cut.
+    """
+
+    dtype: Any
+    weak_type: bool
+    rank: int
+    sharding: Any = None
+    partitions: tuple[int, ...] | None = None
+
+
+_SCALARS = {
+    bool: np.dtype(bool),
+    int: np.dtype(int),
+    float: np.dtype(float),
+    complex: np.dtype(complex),
+}
+
+# Signing a call then costs one dict look-up a leaf, in place of a new tuple.
+_leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
+
+
+def leaf_type(
+    value: object, path: str, remedy: str | None = None
+) -> tuple[LeafType, tuple[int, ...]]:
+    """The type and the logical shape of an argument leaf."""
+    if (plain := on_one_device(value)) is not None:
+        return _leaf_type(plain.dtype, plain.weak_type, len(plain.shape)), plain.shape
+    if isinstance(value, jax.Array):
+        weak = bool(getattr(value.aval if hasattr(value, "aval") else value, "weak_type", False))
+        placed = explicit_sharding(value), arrays.partitions(value)
+        return LeafType(value.dtype, weak, value.ndim, *placed), value.shape
+    if isinstance(value, Padded):
+        counts = arrays.partitions(value.array)
+        sharding = explicit_sharding(value.array)
+        if counts and any(n % count for n, count in zip(value.sizes, counts, strict=True)):
+            counts = sharding = None  # JAX cannot cut the logical sizes, so the type is not cut
+        known = value.weak_type, value.ndim, sharding, counts
+        return LeafType(_canonical(value.dtype, path), *known), value.sizes
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype == jax.dtypes.float0:  # JAX's dtype for tangents of integers
+            return LeafType(value.dtype, False, value.ndim), value.shape
+        if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
+            raise ArgumentError(
+                f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}; "
+                f"{cure_of_dtype(value, path)}"
+            )
+        if isinstance(value, np.ma.MaskedArray):
+            raise ArgumentError(
+                f"{path}: expected an array, got a NumPy masked array; pass {path}.filled(0), and "
+                f"{path}.mask as an argument of its own"
+            )
+        return LeafType(_canonical(value.dtype, path), False, value.ndim), value.shape
+    for kind in type(value).__mro__:  # subclasses too: an IntEnum is an int
+        if (dtype := _SCALARS.get(kind)) is not None:
+            return LeafType(jax.dtypes.canonicalize_dtype(dtype), kind is not bool, 0), ()
+    raise ArgumentError(
+        f"{path}: expected an array or a Python scalar, got {described(value)}; "
+        f"{remedy or cure(value, path)}"
+    )
+
+
+def _canonical(dtype: np.dtype[Any], path: str) -> Any:
+    """The dtype that JAX gives to an array of this dtype."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    if not dtype.isnative:
+        raise ArgumentError(
+            f"{path}: expected native byte order, got a NumPy array of {dtype!r}; pass "
+            f"{path}.astype({path}.dtype.newbyteorder('='))"
+        )
+    if dtype.kind in "fc" and dtype.itemsize > (8 if dtype.kind == "f" else 16):
+        raise ArgumentError(
+            f"{path}: expected an array of a dtype that JAX has, got {dtype}; pass "
+            f"{path}.astype('{'float64' if dtype.kind == 'f' else 'complex128'}')"
+        )
+    return jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _is_extension(dtype: np.dtype) -> bool:
+    """Whether a dtype is one of ``ml_dtypes``, such as bfloat16: its kind is that of void."""
+    try:
+        return bool(jax.dtypes.issubdtype(dtype, np.number)) and dtype.kind == "V"
+    except TypeError:
+        return False

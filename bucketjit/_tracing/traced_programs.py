@@ -1,0 +1,380 @@
+"""Trace the programs of one signature, and keep them by open axes and static sizes.
+
+A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
+of 2 rows, one half is 1 row, which JAX broadcasts. So a refusal holds for the sizes of its call
+only. `Refused` limits how many other sizes are tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from jax.tree_util import PyTreeDef
+
+from bucketjit._ir.dynamic_axes import STATIC, Tokens, places_of
+from bucketjit._ir.guards import Guard, parse_constraint
+from bucketjit._ir.interface import Interface
+from bucketjit._ir.opaque import decisions_inside
+from bucketjit._ir.program import Leaf, Program, TraceRefused, size_in_data
+from bucketjit._raised import raised_anew
+from bucketjit._tracing.axis_guesses import Shapes
+from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.concrete import Tracer
+from bucketjit._tracing.held_output import holding_output
+from bucketjit._tracing.leaf_types import LeafType
+from bucketjit._tracing.output_trees import same_tree
+from bucketjit._tracing.pairing import pair
+from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
+from bucketjit._tracing.symbolic import COMPUTE, trace
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
+
+Instead = Callable[[Tokens, Shapes, Mapping[str, int]], ResolvedCall]
+"""Resolves a call that no program serves, or says why not, where nothing can be traced."""
+
+_MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
+
+_MAX_BEYOND = 8  # after as many, only sizes above the double of the largest or below half the least
+
+_REFUSALS_KEPT = 4096  # for each set of static sizes; the oldest one is dropped
+
+_MAX_PAIRED = 8  # programs of concrete traces for each set of static sizes
+
+_LOOKED_THROUGH = 64  # sets of static sizes; from as many on, those without a program are dropped
+
+_ASKED_SYMBOLICALLY = (
+    "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
+    "from it. If every call raises it, the function does not take symbolic sizes: leave its axes "
+    "static (dynamic_axes), or raise an error of another class."
+)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The sizes at which a trace was refused, and whether another one is tried at further sizes.
+
+    Many functions cannot be traced at small sizes only, and some at large ones only. So after
+    `_MAX_REFUSALS` refusals a trace is tried only if some size is larger or smaller than in all of
+    them, and after `_MAX_BEYOND` only if it is more than the double or less than the half. That
+    makes at most ``_MAX_BEYOND + 62`` traces for each variable.
+
+    Attributes:
+        sizes: The sizes of all variables, for each refusal.
+    """
+
+    sizes: frozenset[tuple[int, ...]] = frozenset()
+
+    def and_at(self, sizes: tuple[int, ...]) -> Refused:
+        """These refusals, and one more at ``sizes``."""
+        return Refused(self.sizes | {sizes})
+
+    def may_do_at(self, sizes: tuple[int, ...]) -> bool:
+        """Whether a trace is tried at these sizes."""
+        if len(self.sizes) < _MAX_REFUSALS:
+            return sizes not in self.sizes
+        factor = 1 if len(self.sizes) < _MAX_BEYOND else 2
+        refused = zip(sizes, zip(*self.sizes, strict=True), strict=True)
+        return any(n > factor * max(at) or factor * n < min(at) for n, at in refused)
+
+
+@dataclass
+class Traced:
+    """The programs and the refusals for one set of open axes and static sizes.
+
+    It holds programs weakly; `TracedPrograms` decides how long they live.
+
+    Attributes:
+        tracer: Returns what traces at concrete sizes; None if there is none, or it is gone with
+            its programs.
+        refusals: Why there is no program, by sizes.
+        refused: The sizes that were refused before the first program.
+        is_traced_again: Whether an earlier program is gone.
+    """
+
+    tracer: Callable[[], Tracer | None] = lambda: None
+    refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
+    refused: Refused = Refused()
+    is_traced_again: bool = False
+    _programs: list[weakref.ref[Interface]] = field(default_factory=list)
+
+    def programs(self) -> list[Interface]:
+        """The programs that somebody still holds."""
+        return [program for ref in self._programs if (program := ref()) is not None]
+
+    def add(self, program: Interface) -> None:
+        """Add a program, without holding it."""
+        there = [ref for ref in self._programs if ref() is not None]
+        self.is_traced_again |= len(there) < len(self._programs)
+        self._programs = [*there, weakref.ref(program)]
+
+    def prefer(self, program: Interface) -> None:
+        """Try a program before the others."""
+        self._programs.sort(key=lambda ref: ref() is not program)
+
+    def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
+        """Why a call is not traced."""
+        at = tuple(sizes.values())
+        if at in self.refusals or self._has_served() or self.refused.may_do_at(at):
+            return self.refusals.get(at)
+        return next(reversed(self.refusals.values()))
+
+    def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
+        """Keep the reason why there is no program at these sizes."""
+        at = tuple(sizes.values())
+        if not self._has_served():
+            if not self.refused.may_do_at(at):
+                return
+            self.refused = self.refused.and_at(at)
+            if len(self.refused.sizes) >= _MAX_REFUSALS:
+                self.tracer = lambda: None  # it holds traces, and a program is unlikely by now
+        self.refusals[at] = refusal.without_frames()
+        if len(self.refusals) > _REFUSALS_KEPT:
+            del self.refusals[next(iter(self.refusals))]
+
+    def _has_served(self) -> bool:
+        """Whether there is or was a program for some sizes."""
+        return bool(self._programs)
+
+
+class TracedPrograms:
+    """Traces a function, and holds the programs of one signature.
+
+    A program is held from its trace on. When one of its executables is evicted from the cache, the
+    reference is dropped (`release`). The program then lives as long as the keys of its other
+    executables, which refer to it.
+
+    Attributes:
+        fn: See above.
+        in_tree: See above.
+        types: See above.
+        paths: See above.
+        constraints: See above.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        in_tree: PyTreeDef,
+        types: Sequence[LeafType],
+        paths: Sequence[str],
+        constraints: Sequence[str],
+        pairs: bool = True,
+        instead: Instead | None = None,
+    ) -> None:
+        self._pairs = pairs
+        self._instead = instead  # of a trace, where there is no source
+        self.fn = fn
+        self.in_tree = in_tree
+        self.types = tuple(types)
+        self.paths = tuple(paths)
+        self.constraints = tuple(constraints)
+        self._is_cut = any(kind.partitions for kind in self.types)
+        self._traced: dict[Any, Traced] = {}
+        self._look_through_at = _LOOKED_THROUGH
+        self._kept: set[Interface] = set()
+
+    def keep(self, program: Interface) -> None:
+        """Hold a program until it is released."""
+        self._kept.add(program)
+
+    def release(self, program: Interface) -> None:
+        """Drop the reference to a program; others may still hold it."""
+        self._kept.discard(program)
+
+    def every(self) -> list[tuple[Any, Interface]]:
+        """The programs that exist, each with its `static_key`."""
+        return [
+            (key, program)
+            for key, traced in list(self._traced.items())
+            for program in traced.programs()
+        ]
+
+    def static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
+        """The key that distinguishes programs: the tokens, and the sizes of the static axes."""
+        return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
+
+    def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
+        """The programs and refusals for the open axes and static sizes of a call."""
+        key = self.static_key(tokens, shapes)
+        known = self._traced.get(key)
+        if known is None:
+            if len(self._traced) >= self._look_through_at:
+                self._forget_what_is_gone()
+            known = self._traced[key] = Traced()
+        return known
+
+    def _forget_what_is_gone(self) -> None:
+        """Drop static sizes that have neither a program nor a refusal any more.
+
+        Static sizes that vary from call to call leave many of them.
+        """
+        self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
+        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
+
+    def add(self, program: Interface, to: Traced) -> None:
+        """Keep a program among those of the same static sizes, which `at` returns."""
+        self.keep(program)
+        to.add(program)
+
+    def _leaves(self, tokens: Tokens, shapes: Shapes) -> list[Leaf]:
+        return [
+            Leaf(
+                path,
+                tuple(
+                    n if t == STATIC else int(t) if t.isdigit() else t
+                    for t, n in zip(row, shape, strict=True)
+                ),
+                kind.dtype,
+                kind.weak_type,
+                kind.sharding,
+            )
+            for path, row, shape, kind in zip(self.paths, tokens, shapes, self.types, strict=True)
+        ]
+
+    def evenness(self, tokens: Tokens) -> list[Guard]:
+        """A guard such as ``mod(b, 2) == 0`` for each axis that a mesh cuts into equal parts."""
+        if not self._is_cut:
+            return []
+        return [
+            Guard(f"mod({token}, {count})", "==", "0")
+            for row, kind in zip(tokens, self.types, strict=True)
+            for token, count in zip(row, kind.partitions or (), strict=False)
+            if count > 1 and token != STATIC and not token.isdigit()
+        ]
+
+    def _constraints(self, tokens: Tokens) -> list[str]:
+        """The user's constraints on the open axes, and those that sharding requires."""
+        opened = set(variables_in(tokens))
+        own = [text for text in self.constraints if parse_constraint(text).variables <= opened]
+        return list(dict.fromkeys([*own, *map(str, self.evenness(tokens))]))
+
+    def attempt(
+        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
+    ) -> ResolvedCall:
+        """Trace the function for a call: with symbolic sizes, or else at several concrete ones."""
+        if self._instead is not None:
+            return self._instead(tokens, shapes, presumed)
+        with holding_output() as held:
+            call = self._attempt(tokens, shapes, presumed)
+            held.is_dropped = call.program is None  # the exact run shows it
+            return call
+
+    def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> ResolvedCall:
+        """See `attempt`."""
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        program: Program | TraceRefused | RuntimeError
+        try:
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints, presumed)
+        except TraceRefused as refusal:
+            program = refusal.placed(self.fn)
+        except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
+            program = error
+        # Not in the `except` block, or errors of the second trace would show the first one as
+        # their context.
+        if isinstance(program, RuntimeError):
+            with raised_anew(program):
+                self._tree_at(tokens, shapes, sizes, presumed)  # raises the function's own error
+            raise _raised_symbolically(program)
+        if isinstance(program, TraceRefused):
+            if program.computes_sizes:  # concrete traces cannot compute sizes
+                return ResolvedCall(tokens, sizes, None, program)
+            return self._pair(tokens, shapes, sizes, program)
+        # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
+        if program.may_hold_sizes:
+            nested = self._tree_at(tokens, shapes, sizes, presumed)
+            if not same_tree(nested, program.out_tree):
+                return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
+        is_pinned = any(g.pins for g in program.guards)
+        if is_pinned and not program.computed:  # it serves one size; concrete traces may do more
+            call = self._pair(tokens, shapes, sizes)
+            # A concrete trace does not hold what a primitive of another library decides.
+            if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):
+                return call
+        return ResolvedCall(tokens, sizes, program)
+
+    def program_of(self, call: ResolvedCall, shapes: Shapes) -> Program:
+        """A program of a call whose sizes are all static; its guards keep other sizes away."""
+        static = tuple((STATIC,) * len(shape) for shape in shapes)
+        program = trace(self.fn, self.in_tree, self._leaves(static, shapes), {})
+        guards = tuple(Guard(v, "==", str(n)) for v, n in call.sizes.items())
+        return replace(program, guards=guards, lower=dict(call.sizes))
+
+    def _tree_at(
+        self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int], presumed: Mapping[str, int]
+    ) -> Any:
+        """The tree of the results at the sizes of a call; None if it cannot be traced there.
+
+        Where the function computes sizes, these alone are symbolic. They are of another scope than
+        those of every other trace, so no expression in two trees is equal.
+        """
+        with contextlib.suppress(TraceRefused):
+            return self._tracer(tokens, shapes).at(sizes).out_tree
+        leaves = self._leaves(tuple((STATIC,) * len(shape) for shape in shapes), shapes)
+        with contextlib.suppress(TraceRefused):
+            return trace(self.fn, self.in_tree, leaves, NO_SIZES, (), presumed).out_tree
+        return None
+
+    def computing(self, tokens: Tokens, shapes: Shapes) -> Program | None:
+        """The program of a function that computes sizes; None if it does not, or is refused."""
+        if self._instead is not None:
+            self._instead(tokens, shapes, NO_SIZES)
+            return None
+        sizes = bind_sizes(tokens, shapes, self.paths)
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        with contextlib.suppress(TraceRefused):
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+            return program if program.computes_sizes else None
+        return None
+
+    def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
+        known = self.at(tokens, shapes).tracer()
+        return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
+
+    def _pair(
+        self,
+        tokens: Tokens,
+        shapes: Shapes,
+        sizes: dict[str, int],
+        refusal: TraceRefused | None = None,
+    ) -> ResolvedCall:
+        """Resolve a call by concrete traces. Without a program it has both kinds of refusals."""
+        traced = self.at(tokens, shapes)
+        known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
+        tracer = self._tracer(tokens, shapes)
+        traced.tracer = lambda: tracer
+        try:
+            with raised_anew(None if refusal is None else refusal.cause):
+                tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
+            if not self._pairs or len(known) >= _MAX_PAIRED:
+                return ResolvedCall(tokens, sizes, None, refusal)
+            why = "" if refusal is None else refusal.reason
+            program = pair(tracer, sizes, self._constraints(tokens), known, why)
+        except TraceRefused as second:
+            if refusal is not None:
+                reason = f"{refusal.reason}; {second.reason}"
+                both = f"{refusal.remedy}; {second.remedy}"
+                # `COMPUTE` is the general remedy, which adds nothing to the first one.
+                remedy = refusal.remedy if second.remedy == COMPUTE else both
+                refusal = TraceRefused(reason, remedy, refusal.cause)
+                refusal.computes_sizes = second.computes_sizes
+            return ResolvedCall(tokens, sizes, None, refusal)
+        size_constants = program.size_constants(sizes)
+        if size_constants is None:  # the function does something else each time it is traced
+            return ResolvedCall(tokens, sizes, None, refusal)
+        traced.tracer = weakref.ref(tracer)  # the program holds it from now on
+        return ResolvedCall(tokens, sizes, program, size_constants=size_constants)
+
+
+def _raised_symbolically(error: RuntimeError) -> RuntimeError:
+    """The error with a note: at the sizes of the call the function does not raise it."""
+    if _ASKED_SYMBOLICALLY not in getattr(error, "__notes__", ()):
+        error.add_note(_ASKED_SYMBOLICALLY)
+    return error

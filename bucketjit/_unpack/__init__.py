@@ -1,1 +1,0 @@
-"""Saved functions for programs in other languages: plain modules, raw arrays, and a layout."""

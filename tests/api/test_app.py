@@ -1,0 +1,210 @@
+"""The command line as a whole: exit codes, one line for each error, pipes."""
+
+import importlib
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import bucketjit
+from bucketjit._api import app
+from bucketjit._api.command import Command
+
+ROOT = Path(bucketjit.__file__).parents[1]
+
+
+def run(*words, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "bucketjit", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def one_line(error):
+    assert error.endswith("\n") and error.count("\n") == 1, error
+    return error
+
+
+def test_sizes_may_be_piped_in():
+    done = run("plan", "--k", 2, "--json", input="17\n18\n200\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Boundaries([18, 200])" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error_to_report(tmp_path):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("\n".join(map(str, range(1, 20_000))))
+    command = f"'{sys.executable}' -m bucketjit plan '{lengths}' --k 1 --json | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+@pytest.mark.parametrize(
+    "words, code, message",
+    [
+        ("plan <&-", 2, "name a file"),
+        ("plan LENGTHS >&-", 0, ""),
+        ("plan LENGTHS --json >&-", 0, ""),
+        ("plan LENGTHS --multiple-of 99999999999999999999999", 2, "expected at most"),
+        ("plan NOWHERE 2>&-", 1, ""),
+    ],
+)
+def test_closed_streams_and_odd_words(tmp_path, words, code, message):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n17\n")
+    command = f"'{sys.executable}' -m bucketjit {words.replace('LENGTHS', str(lengths))}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    assert message in (one_line(done.stderr) if message else done.stderr)
+    assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == [lengths]
+
+
+def test_what_an_encoding_lacks_is_told_by_its_number(tmp_path):
+    lengths = tmp_path / "größe.txt"
+    lengths.write_text("größe, s\n3, 4\n17, 2\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "bucketjit", "plan", str(lengths)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "") and r"gr\xf6\xdfe" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("plan", "a\nb"), ("plan", "x", "--a\nb")])
+def test_errors_of_words_with_newlines_are_one_line(tmp_path, words):
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode != 0 and "a b" in one_line(done.stderr)
+
+
+def test_a_huge_k_of_two_variables_ends(tmp_path):
+    done = run("plan", "--k", 100_000_000, "--json", input="3 4\n17 2\n")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_device_that_is_full_is_one_line_and_code_1():
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "bucketjit", "plan", "-", "--json"]
+        done = subprocess.run(
+            words,
+            input="3\n",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ([], "required: COMMAND"),
+        (["bake"], "invalid choice: 'bake'"),
+        (["plan", "--k"], "--k: expected one argument"),
+        (["plan", "--k", "0"], "--k: expected a positive int, got '0'"),
+        (["plan", "--k", "many"], "--k: expected a positive int, got 'many'"),
+        (["plan", "--multiple-of", "s="], "--multiple-of: expected a positive int, got ''"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_code_2(words, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        app.main(words)
+    assert caught.value.code == 2
+    assert message in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_a_file_that_cannot_be_read_is_one_line_and_code_1(command, tmp_path, capsys):
+    assert app.main([command, str(tmp_path / "none")]) == 1
+    error = one_line(capsys.readouterr().err)
+    assert error.startswith(f"python -m bucketjit {command}: cannot read {tmp_path}/none: No such")
+
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert app.main([command, str(tmp_path / "binary")]) == 1
+    assert one_line(capsys.readouterr().err).endswith("/binary is not text\n")
+
+
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_a_terminal_is_no_file(command, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    with pytest.raises(SystemExit) as caught:
+        app.main([command, "-"])
+    assert caught.value.code == 2
+    assert "name a file, or pipe one in" in one_line(capsys.readouterr().err)
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as caught:
+        app.main(["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    for command in app.COMMANDS:
+        assert command.name in out and command.summary in out
+        with pytest.raises(SystemExit):
+            app.main([command.name, "--help"])
+        assert command.description.splitlines()[0] in capsys.readouterr().out
+
+
+def test_the_script_names_itself(capsys, monkeypatch):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["bucketjit"].partition(":")
+    assert getattr(importlib.import_module(module), name) is app.main
+    for program in ("/opt/bin/bucketjit", r"bucketjit.exe"):
+        monkeypatch.setattr(sys, "argv", [program, "plan", "nowhere"])
+        assert app.main() == 1
+        assert one_line(capsys.readouterr().err).startswith("bucketjit plan: cannot read nowhere")
+
+
+def test_tables_without_rich(without_rich, tmp_path, capsys):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("3\n17\n")
+    assert app.main(["plan", str(lengths), "--k", "2"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("2 calls of ") and out[1].split() == [
+        *("plan", "executables", "waste", "strategy")
+    ]
+    assert [line.split()[1] for line in out if line.startswith("pow2 ")] == ["2"]
+    assert app.main(["cache", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("0 executables, 0 B\nfunction ")
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        app.main(["--version"])
+    assert capsys.readouterr().out == f"bucketjit {bucketjit.__version__}\n"
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    command = Command("wait", "waits", "Waits.", lambda parser: None, interrupted)
+    monkeypatch.setattr(app, "COMMANDS", (command,))
+    assert app.main(["wait"]) == 130
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,155 @@
+import json
+import os
+import time
+
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit._api.app import main
+from bucketjit._compile.files import directory as files
+from bucketjit._compile.files import record
+from bucketjit._compile.files.record import Record
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """Two executables; that of the bucket 4 was of use three days ago."""
+    executor = BucketedExec(lambda x: x.sum(axis=1)).with_pow2().with_persistence(tmp_path / "d")
+    executor(np.ones((3, 2), np.float32))
+    [old] = (tmp_path / "d").glob("*.bjx")
+    executor(np.ones((5, 2), np.float32))
+    os.utime(old, (time.time() - 3 * 86400,) * 2)
+    return tmp_path / "d"
+
+
+@pytest.fixture
+def run(capsys):
+    def command(*words):
+        code = main(["cache", *map(str, words)])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def buckets(directory):
+    found = [e.found for e in files.entries(directory)]
+    return sorted(x.sizes["batch"] for x in found if isinstance(x, Record))
+
+
+def break_one(directory):
+    path = min(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime)
+    times = path.stat().st_mtime
+    path.write_bytes(path.read_bytes()[:-1])
+    os.utime(path, (times, times))
+    return path
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"environment": {}},
+        {"environment": {"bucketjit": "", "jax": "\x1b]0;x\x07"}, "name": "\x1b[2J\ud800\n<b>"},
+        {"name": "n" * 10**6, "sizes": {"s" * 10**6: 2**63 - 1}},
+    ],
+)
+def test_one_file_hides_no_other_and_commands_no_terminal(directory, run, odd):
+    pytest.importorskip("rich")
+    latest = max(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime)
+    found, raw = record.unpack(latest.read_bytes())
+    found = found._replace(key="0" * 64, **odd)
+    files.write(directory / files.file_name(found), record.pack(found, raw))
+    (directory / "\x1b[2J\udcff\n.bjx").touch()
+    code, out, _ = run("list", directory)
+    assert code == 0 and out.startswith("4 executables") and len(out) < 10_000
+    assert out.count("<lambda>") >= 2 and "\x1b" not in out and "\ud800" not in out
+    told = json.loads(run("list", directory, "--json")[1])
+    assert sum(one["problem"] is None for one in told) == 3
+    code, out, _ = run("prune", directory)
+    assert code == 0 and "removed 1 of 4 files" in out
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
+def test_list(directory, run):
+    pytest.importorskip("rich")
+    code, out, error = run("list", directory)
+    assert (code, error) == (0, "") and run(directory) == (code, out, error)
+    rows = [line.split() for line in out.splitlines()]
+    assert rows[0][:2] == ["2", "executables,"]
+    assert [r[1] for r in rows if r and r[0] == "<lambda>"] == ["batch=8", "batch=4"]
+    assert any("3.0" in r for r in rows)
+    total, *sizes = [float(r[i]) for r in rows for i in range(len(r) - 1) if r[i + 1] == "KiB"]
+    assert len(sizes) == 2 and sum(sizes) == pytest.approx(total, abs=0.11)
+
+
+def test_list_as_json(directory, run):
+    path = break_one(directory)
+    code, out, _ = run("list", directory, "--json")
+    good, bad = json.loads(out)
+    assert code == 0
+    assert (good["function"], good["sizes"], good["problem"]) == ("<lambda>", {"batch": 8}, None)
+    assert bad["file"] == path.name and "digest does not match" in bad["problem"]
+
+
+def test_prune_removes_what_is_damaged(directory, run):
+    path = break_one(directory)
+    (directory / f".writing-{'0' * 32}").touch()  # of a process that was killed
+    code, out, _ = run("prune", directory)
+    assert code == 0 and f"removed {path.name}" in out and "removed 1 of 2 files" in out
+    assert buckets(directory) == [8] and len(list(directory.iterdir())) == 1
+
+
+def test_prune_leaves_what_is_not_to_be_trusted(directory, run):
+    writable, *_ = sorted(directory.glob("*.bjx"))
+    writable.chmod(0o666)
+    code, out, _ = run("prune", directory)
+    assert code == 0 and writable.exists()
+    assert "can be written by other users" in run("list", directory, "--json")[1]
+    run("prune", directory, "--max-size", "0")
+    assert not writable.exists()
+
+
+def test_prune_to_more_than_a_float_holds(directory, run):
+    code, out, _ = run("prune", directory, "--max-size", "9" * 400)
+    assert code == 0 and out.startswith("removed 0 of 2")
+
+
+def test_prune_by_age(directory, run):
+    assert run("prune", directory, "--older-than", 4)[0] == 0
+    assert buckets(directory) == [4, 8]
+    code, out, _ = run("prune", directory, "--older-than", 2)
+    assert code == 0 and out.count(": of no use for 2 days") == 1
+    assert buckets(directory) == [8]
+
+
+def test_prune_by_size(directory, run):
+    largest = max(p.stat().st_size for p in directory.glob("*.bjx"))
+    assert run("prune", directory, "--max-size", f"{largest * 1.5 / 1024}K")[0] == 0
+    assert buckets(directory) == [8]
+
+
+def test_options_may_stand_anywhere(directory, run):
+    assert len(json.loads(run("list", "--json", directory)[1])) == 2
+    assert "removed 2 of 2" in run("--max-size", "0", "prune", directory)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["list", "NONE"], 1, "cannot read NONE: No such file or directory"),
+        (["list", "NONE", "--max-size", "1"], 2, "--max-size is for prune"),
+        (["prune", ""], 2, "the directory is an empty text"),
+        (["prune", "NONE", "--max-size", "much"], 2, "expected a size such as 500M or 2G"),
+        (["prune", "NONE", "--older-than", "-1"], 2, "expected a number of days"),
+        (["prune", "NONE", "--json"], 2, "--json is for list"),
+        (["prune", "NONE", "--dry-run"], 2, "unrecognized arguments: --dry-run"),
+        (["verify", "NONE"], 2, "invalid choice"),
+        (["burn", "NONE"], 2, "invalid choice"),
+    ],
+)
+def test_wrong_options(words, code, message, run, capsys):
+    try:
+        found, _, error = run(*words)
+    except SystemExit as end:
+        found, error = end.code, capsys.readouterr().err
+    assert found == code and message in error and error.count("\n") == 1

@@ -1,0 +1,140 @@
+import json
+
+import numpy as np
+import pytest
+
+from bucketjit._api.app import main
+from bucketjit._api.command import CommandError
+from bucketjit._api.plan import parse_lengths
+from bucketjit.errors import StrategyError
+from bucketjit.strategies import Boundaries, Pow2
+
+NAMES = {"Boundaries": Boundaries, "Pow2": Pow2}
+
+
+@pytest.fixture
+def lengths(tmp_path):
+    file = tmp_path / "lengths.txt"
+    sizes = np.random.default_rng(0).lognormal(4, 0.7, 500).astype(int) + 1
+    file.write_text("# a day's requests\n" + "".join(f"{n}\n" for n in sizes))
+    return file
+
+
+@pytest.fixture
+def columns(tmp_path):
+    file = tmp_path / "lengths.csv"
+    rows = [(b, s) for b, s in zip([32, 31, 4, 3] * 5, range(10, 30), strict=True)]
+    file.write_text("b, s\n0, 7\n" + "".join(f"{b}, {s}\n" for b, s in rows))
+    return file
+
+
+def as_json(capsys, *words):
+    assert main(["plan", *map(str, words), "--json"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    return json.loads(out)
+
+
+def test_a_mark_of_the_encoding_is_no_size(lengths, capsys):
+    plain = as_json(capsys, lengths)
+    lengths.write_text(lengths.read_text(), encoding="utf-8-sig")
+    assert as_json(capsys, lengths) == plain
+
+
+def test_table(lengths, capsys):
+    pytest.importorskip("rich")
+    assert main(["plan", str(lengths), "--k", "5"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    assert "500 calls of" in out and "at most 5 executables" in out
+    for word in ("pow2", "fitted", "waste", "Boundaries([", "%"):
+        assert word in out
+
+
+def test_json_tells_the_same_and_the_buckets(lengths, capsys):
+    told = as_json(capsys, lengths, "--k", 5)
+    assert told["calls"] == 500 and told["k"] == 5
+    sizes = parse_lengths(lengths.read_text(), "lengths")["n"]
+    assert told["largest"] == {"n": max(sizes)}
+    plans = {plan["name"]: plan for plan in told["plans"]}
+    for plan in plans.values():
+        strategy = eval(plan["strategy"], NAMES)
+        assert plan["buckets"] == [{"n": b} for b in sorted({strategy.bucket(n) for n in sizes})]
+        assert plan["executables"] == len(plan["buckets"])
+        padded = sum(strategy.bucket(n) for n in sizes)
+        assert plan["waste"] == pytest.approx((padded - sum(sizes)) / padded, abs=1e-6)
+    assert list(plans) == ["pow2", "fitted", "fitted, as pow2"]
+    assert plans["fitted"]["executables"] == 5
+    assert plans["fitted, as pow2"]["executables"] == plans["pow2"]["executables"]
+    assert plans["fitted, as pow2"]["waste"] < plans["pow2"]["waste"]
+
+
+def test_columns_are_planned_together(columns, capsys):
+    told = as_json(capsys, columns, "--k", 3)
+    assert told["calls"] == 20, "one with a size 0 does not count"
+    plans = {plan["name"]: plan for plan in told["plans"]}
+    assert list(plans) == ["pow2", "fitted"]
+    assert plans["fitted"]["executables"] == len(plans["fitted"]["buckets"]) <= 3
+    assert max(b["s"] for b in plans["fitted"]["buckets"]) == 29
+    assert plans["fitted"]["strategy"].startswith("b: Boundaries([")
+
+
+def test_multiples(lengths, columns, capsys):
+    for plan in as_json(capsys, lengths, "--multiple-of", 16)["plans"]:
+        assert all(b["n"] % 16 == 0 for b in plan["buckets"])
+    multiples = ("--multiple-of", "s=8", "--multiple-of", 2)
+    for plan in as_json(capsys, columns, *multiples)["plans"]:
+        assert all(b["s"] % 8 == 0 and b["b"] % 2 == 0 for b in plan["buckets"])
+    with pytest.raises(SystemExit) as caught:
+        main(["plan", str(columns), "--multiple-of", "t=8"])
+    assert caught.value.code == 2
+    assert "--multiple-of: no variable 't', there are b, s" in capsys.readouterr().err
+
+
+def test_what_the_library_refuses_is_one_line(tmp_path, capsys):
+    lengths = tmp_path / "lengths.txt"
+    lengths.write_text("999999999999999999\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bucketjit._api.plan.fit", refuse)
+        assert main(["plan", str(lengths)]) == 1
+    assert capsys.readouterr().err.endswith("bucketjit plan: StrategyError: no\n")
+
+
+def refuse(*_, **__):
+    raise StrategyError("no")
+
+
+@pytest.mark.parametrize(
+    "text, columns",
+    [
+        ("3\n\n 4 # four\n", {"n": [3, 4]}),
+        ("length\n3\n4", {"length": [3, 4]}),
+        ("3,4\n5;6\n7\t8\n", {"dim0": [3, 5, 7], "dim1": [4, 6, 8]}),
+        ("# b s\nb s\n3 4\n", {"b": [3], "s": [4]}),
+        ("0\n3\n", {"n": [0, 3]}),
+    ],
+)
+def test_files_of_sizes(text, columns):
+    assert parse_lengths(text, "f") == columns
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "f holds no sizes; expected one call a line"),
+        ("b, s\n", "f holds no sizes"),
+        ("0\n", "f holds no sizes"),
+        ("3\n-4\n", "f, line 2: expected a size, got '-4'"),
+        ("3\n4.5\n", "f, line 2: expected a size, got '4.5'"),
+        ("3\nfour\n", "f, line 2: expected a size, got 'four'"),
+        ("3\n\n1_000\n", "f, line 3: expected a size, got '1_000'"),
+        ("3\n99999999999999999999\n", "f, line 2: expected a size"),
+        ("3 4\n5\n", "f, line 2: expected 2 sizes, got 1"),
+        (" ".join(["3"] * 9), "f, line 1: expected one call a line, with a column for each of at"),
+        ("b b\n5 5\n", "f, line 1: each column needs a name of its own"),
+    ],
+)
+def test_wrong_files_of_sizes(text, message):
+    with pytest.raises(CommandError) as caught:
+        parse_lengths(text, "f")
+    assert str(caught.value).startswith(message)

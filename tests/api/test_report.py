@@ -1,0 +1,163 @@
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit._api.app import main
+
+
+@pytest.fixture(scope="module")
+def stats():
+    """A snapshot of a real executor, through JSON."""
+    executor = BucketedExec(lambda x: x.sum(axis=1)).with_pow2()
+    for n in (3, 5, 7):
+        executor(np.ones((n, 2), np.float32))
+    return json.loads(executor.stats().to_json())
+
+
+def report(stats, tmp_path, capsys):
+    file = tmp_path / "stats.json"
+    file.write_text(json.dumps(stats))
+    code = main(["report", str(file)])
+    return code, *capsys.readouterr()
+
+
+def rows(out):
+    return [line.split() for line in out.splitlines()]
+
+
+def test_tells_a_terminal_nothing(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    stats = json.loads(json.dumps(stats))
+    stats["programs"][0]["inputs"] = ["\x1b[31mred\x1b]0;title\x07", "next"]
+    code, out, _ = report(stats, tmp_path, capsys)
+    assert code == 0
+    assert "\\x1b[31mred" in out
+    assert all(c.isprintable() or c == "\n" for c in out)
+
+
+def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    code, out, error = report(stats, tmp_path, capsys)
+    assert (code, error) == (0, "")
+    assert out.startswith("3 shapes, 2 executables: 1 compile, about ")
+    assert ["calls", "3"] in rows(out)
+    assert ["compiles", "2"] in rows(out)
+    assert ["padding", "waste", "25.0%"] in rows(out)
+    assert [r[:2] for r in rows(out) if r and r[-1] == "no"] == [["4", "0"], ["8", "1"]]
+
+
+def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    _, out, _ = report(stats, tmp_path, capsys)
+    records = {*stats["buckets"][0], *stats["programs"][0]}
+    empty = {"fallback_reasons", "computed", "rows_alone"}
+    called_otherwise = {"sizes", "buckets", "programs", "nbytes"}
+    for name in {*stats, *records} - empty - called_otherwise:
+        assert name.replace("_", " ") in out, name
+    assert "\nExecutables\n" in out and "\nPrograms\n" in out
+
+
+def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):
+    pytest.importorskip("rich")
+    more = {
+        **stats,
+        "live_bytes": 3 * 2**20,
+        "fallback_reasons": {"eigh: no [bold] signs": 4},
+        "waste_by_dim": {"batch": 0.25},
+        "last_error": None,
+        "tags": ["a"],
+        "buckets": [{**stats["buckets"][0], "flops": 1234567.0}, *stats["buckets"][1:]],
+    }
+    code, out, _ = report(more, tmp_path, capsys)
+    assert code == 0
+    assert ["live", "bytes", "3.0", "MiB"] in rows(out)
+    assert ["last", "error", "-"] in rows(out)
+    assert ["eigh:", "no", "[bold]", "signs", "4"] in rows(out)
+    assert ["batch", "0.25"] in rows(out)
+    assert "flops" in out and "1.235e+06" in out
+
+
+@pytest.mark.parametrize("words", [["-"], []])
+def test_from_standard_input(words, stats, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(stats)))
+    assert main(["report", *words]) == 0
+    assert "calls" in capsys.readouterr().out
+
+
+def test_as_json(stats, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(stats)))
+    assert main(["report", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == stats
+
+
+def test_a_field_of_another_version(stats, tmp_path, capsys):
+    code, out, _ = report({**stats, "regions": {"a": {"seconds": 1.5}}}, tmp_path, capsys)
+    assert code == 0 and "Regions" in out and '{"seconds": 1.5}' in out
+
+
+@pytest.mark.parametrize("columns", [60, 30])
+def test_a_narrow_terminal_loses_nothing(columns, stats, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    shown = report(stats, tmp_path, capsys)[1]
+    assert "…" not in shown
+    monkeypatch.setenv("COLUMNS", str(max(columns, 40)))
+    assert shown == report(stats, tmp_path, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("size_counts", {"b": {"x": 1}}),
+        ("size_counts", {"b": {"3": "y"}}),
+        ("buckets", [{"sizes": {"b": 4}, "last_used": 1e300}]),
+        ("programs", 5),
+        ("programs", [3]),
+    ],
+)
+def test_a_field_of_another_kind(field, value, stats, tmp_path, capsys):
+    code, out, error = report({**stats, field: value}, tmp_path, capsys)
+    assert code == 1 and out == ""
+    assert "has a field that is not as expected: " in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("calls", -5, "a count"),
+        ("calls", True, "a count"),
+        ("compiles", 1.5, "a count"),
+        ("padding_waste", "much", "a number of 0 or more"),
+        ("since", 1e30, "a number of 0 or more"),
+        ("load_seconds", None, "a number of 0 or more"),
+    ],
+)
+def test_a_number_that_is_none(field, value, expected, stats, tmp_path, capsys):
+    code, out, error = report({**stats, field: value}, tmp_path, capsys)
+    assert (code, out) == (1, "")
+    assert error.endswith(f": {field}: expected {expected}, got {json.dumps(value)}\n")
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN calls", "[" * 100_000, '{"calls": NaN}'])
+def test_what_is_no_json(text, tmp_path, capsys):
+    file = tmp_path / "stats.json"
+    file.write_text(text)
+    assert main(["report", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert f"{file} is not JSON" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [3, [], {}, {"calls": 3}, {"calls": 3, "buckets": 3}, {"calls": 3, "buckets": [{"hits": 1}]}],
+    ids=str,
+)
+def test_what_is_no_snapshot(wrong, tmp_path, capsys):
+    code, out, error = report(wrong, tmp_path, capsys)
+    assert (code, out) == (1, "")
+    assert "is no snapshot of counters: expected an object with 'calls'" in error
+    assert error.count("\n") == 1

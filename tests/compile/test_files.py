@@ -1,0 +1,251 @@
+"""Files by themselves: what is written is read again, and nothing else is."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import zlib
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit._compile.files import directory as files
+from bucketjit._compile.files import record
+from bucketjit._compile.files.directory import Distrusted
+from bucketjit._compile.files.record import MAGIC, Damaged, Record
+from bucketjit.errors import PersistenceWarning
+from bucketjit.types import Event
+from tests.comparison import ramp
+
+PAYLOAD = bytes(range(256)) * 8
+RECORD = Record(
+    identity="0" * 16,
+    key="ab" * 32,
+    name="f",
+    sizes={"b": 8},
+    exact=False,
+    parts={"program": "1", "constants": "2", "call": "3"},
+    environment={"jax": "1.0"},
+    kept=[0, 2],
+    seconds=0.5,
+)
+NAME = files.file_name(RECORD)
+
+
+def sealed(body: bytes) -> bytes:
+    """A file whose digest is right."""
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+@pytest.fixture(params=["zstandard", "zlib"])
+def codec(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "zstandard", None)  # type: ignore[arg-type]
+    else:
+        pytest.importorskip("zstandard")
+    return request.param
+
+
+def test_what_is_packed_is_unpacked_and_no_damage_is(codec):
+    for payload in (PAYLOAD, b"", os.urandom(1000)):
+        assert record.unpack(record.pack(RECORD, payload)) == (RECORD, payload)
+    data = record.pack(RECORD, PAYLOAD)
+    assert (b"\x28\xb5\x2f\xfd" in data) == (codec == "zstandard")
+    for i in range(len(data)):
+        broken = bytearray(data)
+        broken[i] ^= 1 << (i % 8)
+        for wrong in (data[:i], bytes(broken)):
+            with pytest.raises(Damaged):
+                record.unpack(wrong)
+    for wrong in (data + b"\0", b"\x80\x04N." + data, data.replace(b" 2\n", b" 3\n", 1)):
+        with pytest.raises(Damaged):
+            record.unpack(wrong)
+
+
+GOOD = RECORD._asdict()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "other fields"),
+        (b"{'\n", "other fields"),
+        (b"[" * 100_000 + b"\n", "other fields"),
+        (b"9" * 5000 + b"\n", "other fields"),
+        ([], "other fields"),
+        ({**GOOD, "more": 1}, "other fields"),
+        ({k: v for k, v in GOOD.items() if k != "key"}, "other fields"),
+        ({k: v for k, v in GOOD.items() if k != "kept"}, "other types"),
+        ({**GOOD, "kept": "0"}, "other types"),
+        ({**GOOD, "exact": 1}, "other types"),
+        ({**GOOD, "environment": None}, "other types"),
+        (json.dumps(GOOD).encode() + b"\nnonsense", "cannot be unpacked"),
+        (json.dumps(GOOD).encode() + b"\n\x28\xb5\x2f\xfdnonsense", "cannot be unpacked"),
+        (json.dumps(GOOD).encode() + b"\n", "cannot be unpacked"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_the_right_digest_too(body, message):
+    if b"\x28\xb5" in body:
+        pytest.importorskip("zstandard")
+    if not isinstance(body, bytes):
+        body = json.dumps(body).encode() + b"\n" + zlib.compress(PAYLOAD)
+    with pytest.raises(Damaged, match=message):
+        record.unpack(sealed(body))
+
+
+def test_a_file_that_needs_zstandard_where_it_is_missing(tmp_path, monkeypatch):
+    pytest.importorskip("zstandard")
+    told: list[Event] = []
+
+    def call() -> list[str]:
+        told.clear()
+        executor = BucketedExec(jnp.sin).with_pow2().with_persistence(tmp_path)
+        executor.with_on_event(told.append)(ramp(5))
+        return [event.kind for event in told if event.kind in ("compile", "load", "unreadable")]
+
+    assert (call(), call()) == (["compile"], ["load"])
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "zstandard", None)
+        message = r"compressed with zstandard, which is not installed; .*bucketjit\[compression\]"
+        with pytest.warns(PersistenceWarning, match=message):
+            assert call() == ["unreadable", "compile"]
+        assert call() == ["load"]  # what was compiled has replaced the file
+    assert call() == ["load"]
+
+
+def test_nothing_is_left_of_a_write_that_fails(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, name, full)
+            with pytest.raises(OSError, match="No space"):
+                files.write(tmp_path / NAME, b"x")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_replaces_the_whole_file(tmp_path):
+    path = tmp_path / NAME
+    files.write(path, b"first, and longer")
+    files.write(path, b"second")
+    assert path.read_bytes() == b"second"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == [NAME]
+
+
+def test_who_may_write_decides_what_is_trusted(tmp_path, monkeypatch):
+    path = tmp_path / NAME
+    files.write(path, record.pack(RECORD, PAYLOAD))
+    path.chmod(0o664)
+    with pytest.raises(Distrusted, match="chmod go-w"):
+        files.load(path)
+    path.chmod(0o600)
+    assert files.load(path) == (RECORD, PAYLOAD)
+    tmp_path.chmod(0o777)
+    with pytest.raises(Distrusted, match="can be written by other users"):
+        files.check_directory(tmp_path)
+    tmp_path.chmod(0o755)
+    files.check_directory(tmp_path)
+    owner = tmp_path.stat().st_uid
+    if owner == 0:  # what is root's is trusted
+        os.chown(path, 12345, -1)
+        os.chown(tmp_path, 12345, -1)
+        owner = 12345
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    for look in (lambda: files.load(path), lambda: files.check_directory(tmp_path)):
+        with pytest.raises(Distrusted, match="belongs to another user"):
+            look()
+
+
+def test_links_are_not_followed(tmp_path):
+    files.write(tmp_path / "real", b"x")
+    (tmp_path / NAME).symlink_to(tmp_path / "real")
+    with pytest.raises(Distrusted, match=f"{NAME} is a symbolic link"):
+        files.load(tmp_path / NAME)
+
+
+def test_a_directory_is_made_for_its_owner_alone(tmp_path):
+    files.make_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    files.make_directory(tmp_path / "a" / "b")
+
+
+def test_each_file_is_listed_for_itself(tmp_path, monkeypatch):
+    """Whatever is wrong with one, the others are there."""
+    good = record.pack(RECORD, PAYLOAD)
+    files.write(tmp_path / NAME, good)
+    files.write(tmp_path / "README", b"")
+    files.write(tmp_path / "renamed.bjx", good)
+    files.write(tmp_path / "short.bjx", good[:-1])
+    (tmp_path / "dangling.bjx").symlink_to(tmp_path / "nothing")
+    (tmp_path / "circle.bjx").symlink_to(tmp_path / "circle.bjx")
+    (tmp_path / "folder.bjx").mkdir()
+    os.mkfifo(tmp_path / "pipe.bjx")
+    (tmp_path / "long.bjx").touch()
+    os.truncate(tmp_path / "long.bjx", 1 << 40)  # a hole, which takes no room
+    found = {e.path.stem: e.found for e in files.entries(tmp_path)}
+    assert found.pop(NAME[:-4]) == RECORD
+    assert {name: str(why).split(":")[0].rpartition("/")[2] for name, why in found.items()} == {
+        "renamed": "its name is not that of its key",
+        "short": "its digest does not match",
+        "dangling": "dangling.bjx is a symbolic link, which is not followed",
+        "circle": "circle.bjx is a symbolic link, which is not followed",
+        "folder": "folder.bjx is not a file",
+        "pipe": "pipe.bjx is not a file",
+        "long": "it is longer than any executable",
+    }
+    damaged = {name for name, why in found.items() if isinstance(why, Damaged)}
+    assert damaged == {"renamed", "short", "long"}
+
+    def fails(path):
+        raise ZeroDivisionError("no reader is perfect")
+
+    monkeypatch.setattr(files, "load", fails)
+    assert [type(e.found) for e in files.entries(tmp_path)] == [ZeroDivisionError] * 8
+
+
+def test_a_bound_drops_what_was_of_use_longest_ago(tmp_path):
+    for i in range(4):
+        files.write(tmp_path / f"{i}.bjx", bytes(100))
+        os.utime(tmp_path / f"{i}.bjx", (i, i))
+    (tmp_path / f".writing-{'0' * 32}").touch()  # of a process that was killed
+    assert [p.name for p in files.bound(tmp_path, 250)] == ["1.bjx", "0.bjx"]
+    assert files.bound(tmp_path, 250) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["2.bjx", "3.bjx"]
+
+
+_FORKED = """
+    import os, sys
+    from pathlib import Path
+    from bucketjit._compile.files import directory as files
+from bucketjit._compile.files import record
+    from tests.compile.test_files import NAME, PAYLOAD, RECORD
+    path = Path(sys.argv[1]) / NAME
+    files.write(path, record.pack(RECORD, PAYLOAD))
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            for _ in range(20):
+                files.write(path, record.pack(RECORD, PAYLOAD))
+                assert files.load(path)[1] == PAYLOAD
+            os._exit(0)
+        children.append(child)
+    assert [os.waitpid(c, 0)[1] for c in children] == [0] * 4
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_forked_processes_write_one_file(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(_FORKED), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=os.getcwd())
+    assert done.returncode == 0, done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == [NAME]

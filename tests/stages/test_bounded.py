@@ -1,0 +1,288 @@
+"""Modules with bounds: their types, and that they compute what the function computes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec, Check
+from bucketjit._jax import stablehlo
+from bucketjit.errors import ExportError
+from tests.stages.modules import main_line, padded, run, text, with_static_entry
+
+
+def struct(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def bucketed(fn: Callable[..., Any], axes: Any, **options: Any) -> BucketedExec:
+    return BucketedExec(fn, dynamic_axes=axes, **options).with_pow2()
+
+
+def check(
+    artifact: bytes, fn: Callable[..., Any], args: Sequence[np.ndarray], sizes: Sequence[int]
+) -> None:
+    """The module, run on buffers with garbage behind these arguments, equals the function."""
+    module = with_static_entry(artifact)
+    static = stablehlo.arguments_of(module)
+    buffers = [padded(x, t.shape) for x, t in zip(args, static, strict=False)]
+    got = run(stablehlo.compile_module(module), *buffers, *map(np.int32, sizes))
+    wanted = [np.asarray(x) for x in jax.tree_util.tree_leaves(jax.jit(fn)(*args))]
+    told = [int(n) for n in got[len(wanted) :]]
+    open_sizes = [
+        n
+        for x, whole in zip(
+            wanted, stablehlo.results_of(stablehlo.read_module(artifact)), strict=True
+        )
+        for n, open_ in zip(x.shape, whole.shape, strict=True)
+        if open_ is None
+    ]
+    assert told == open_sizes
+    for x, out in zip(wanted, got, strict=False):
+        real = out[tuple(map(slice, x.shape))]
+        assert real.dtype == x.dtype
+        np.testing.assert_allclose(
+            real.astype(np.complex128), x.astype(np.complex128), rtol=1e-5, atol=1e-6
+        )
+
+
+def two(x: Any, w: Any) -> Any:
+    return jax.nn.softmax(x @ w, axis=0), jnp.sort(x, axis=0)[::-1], w.sum()
+
+
+def test_every_open_argument_and_result_has_bounds_and_nothing_else() -> None:  # checks 1 and 6
+    line = main_line(bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8)))
+    types = re.findall(r"tensor<[^<>]*(?:<[^<>]*>)?>", line)
+    open_ = "tensor<?x8xf32, #stablehlo.bounds<8, ?>>"
+    assert types == [open_, "tensor<8x8xf32>", open_, open_, "tensor<f32>"]
+    assert 'bucketjit.shape = "(b, 8)"' in line and 'jax.result_info = "result[0]"' in line
+
+
+def test_it_verifies_and_converts_to_hlo_with_bounded_sizes() -> None:  # check 2
+    from jaxlib import _jax
+
+    artifact = bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8))
+    module = stablehlo.read_module(artifact)
+    assert module.operation.verify()
+    import io
+
+    written = io.BytesIO()
+    module.operation.write_bytecode(written)
+    computation = _jax.mlir.mlir_module_to_xla_computation(written.getvalue(), False, False)
+    hlo = computation.as_hlo_module().to_string()
+    assert "(Arg_0.1: f32[<=8,8], Arg_1.1: f32[8,8])" in re.sub(r"Arg_(\d)\.\d+", r"Arg_\1.1", hlo)
+    assert "-> (f32[<=8,8], f32[<=8,8], f32[])" in hlo
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_all_sizes_of_the_bucket_with_garbage_in_the_padding(n: int) -> None:  # check 3
+    artifact = bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8))
+    args = [rng().standard_normal(shape).astype(np.float32) for shape in ((n, 8), (8, 8))]
+    check(artifact, two, args, [n])
+
+
+def shared(x: Any, y: Any, z: Any) -> Any:
+    return x.mean(1) + y, jnp.cumsum(z * x.sum(0))
+
+
+def test_two_variables_and_a_shared_one() -> None:  # check 4
+    executor = bucketed(shared, ("b, s", "b", "s"))
+    artifact = executor.export_bounded(struct(5, 3), struct(5), struct(3))
+    assert text(artifact).count("call @masked") == 1
+    for b, s in itertools.product((5, 8), (1, 4)):
+        args = [rng().standard_normal(shape).astype(np.float32) for shape in ((b, s), (b,), (s,))]
+        check(artifact, shared, args, [b, s, b, s])
+    # The first argument decides, so what others have beyond its sizes changes nothing.
+    x = [rng().standard_normal(shape).astype(np.float32) for shape in ((5, 3), (5,), (3,))]
+    module = with_static_entry(artifact)
+    buffers = [padded(a, t.shape) for a, t in zip(x, stablehlo.arguments_of(module), strict=False)]
+    compiled = stablehlo.compile_module(module)
+    right, other = (
+        run(compiled, *buffers, *map(np.int32, n)) for n in ([5, 3, 5, 3], [5, 3, 8, 4])
+    )
+    for a, b in zip(right, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def expressions(x: Any, y: Any) -> Any:
+    return jnp.concatenate([x, x]), x.reshape(-1), y[: y.shape[0] // 2], y[3:], y[: x.shape[0]]
+
+
+def test_results_whose_sizes_are_expressions() -> None:  # check 5
+    executor = bucketed(expressions, ("b, s", "2*t + 3"), constraints=["b <= 2*t + 3"])
+    artifact = executor.export_bounded(struct(3, 3), struct(7))
+    line = main_line(artifact)
+    for bounds in ("<8, 4>", "<16>", "<7>", "<3>", "<4>"):
+        assert f"#stablehlo.bounds{bounds}" in line, bounds
+    for b, s, t in ((3, 3, 2), (4, 4, 1), (1, 1, 1), (4, 1, 2)):
+        args = [rng().standard_normal(n).astype(np.float32) for n in ((b, s), 2 * t + 3)]
+        check(artifact, expressions, args, [b, s, 2 * t + 3])
+
+
+def test_a_size_that_is_an_argument_is_a_scalar() -> None:
+    def fn(x: Any, n: Any) -> Any:
+        return jnp.ones(n).sum() + x, jnp.arange(n)
+
+    artifact = bucketed(fn, ("b", "n")).export_bounded(struct(3), 5)
+    line = main_line(artifact)
+    assert 'tensor<i32> {bucketjit.shape = "n"}' in line
+    module = with_static_entry(artifact)
+    x = np.arange(3, dtype=np.float32)
+    out = run(stablehlo.compile_module(module), padded(x, (4,)), np.int32(6), np.int32(3))
+    np.testing.assert_array_equal(out[0][:3], x + 6)
+    np.testing.assert_array_equal(out[1][:6], np.arange(6))
+    assert [int(n) for n in out[2:]] == [3, 6]
+
+
+def test_a_size_that_no_argument_gives() -> None:
+    executor = bucketed(jnp.cumsum, "n + floordiv(n, 4)")
+    assert len(executor(np.ones(2, np.float32))) == 2
+    with pytest.raises(ExportError, match="the size of n does not follow from the shapes"):
+        executor.export_bounded(struct(2))
+
+
+def test_an_argument_that_is_not_read_still_has_its_place() -> None:
+    artifact = bucketed(lambda x, y: y * 2, ("a", "b")).export_bounded(struct(3), struct(5))
+    assert main_line(artifact).count("%arg") == 2
+    args = [np.ones(3, np.float32), np.arange(5, dtype=np.float32)]
+    check(artifact, lambda x, y: y * 2, args, [3, 5])
+
+
+def test_it_is_written_for_the_oldest_version() -> None:  # check 7
+    artifact = bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8))
+    module = stablehlo.read_module(artifact)
+    oldest = stablehlo.oldest_version()
+    old = stablehlo.write_module(module, oldest)
+    assert stablehlo.version_of(old) == oldest and stablehlo.version_of(artifact) != oldest
+    assert text(old) == text(artifact)
+
+
+@pytest.mark.parametrize(
+    ("executor", "args", "message"),
+    [
+        (
+            BucketedExec(lambda x: jnp.linalg.eigh(x @ x.T)[1], dynamic_axes="n, _").with_pow2(),
+            (struct(5, 3),),
+            "cannot export with bounds: .*eigh",
+        ),
+        (BucketedExec(jnp.sum, dynamic_axes="n"), (struct(5),), "there is no strategy"),
+        (bucketed(jnp.sum, None), (struct(),), "no axis is open"),
+        (bucketed(lambda x: x * np.sqrt(x.shape[0]), "n"), (struct(5),), "constants that Python"),
+        (
+            bucketed(lambda x: x if x.shape[0] > 4 else -x, "n"),
+            (struct(6),),
+            "holds for n >= 5 only, .* n=1 too; promise it by constraints",
+        ),
+        (bucketed(lambda x: x.reshape(-1, 2).sum(0), "n"), (struct(6),), "n"),
+        (
+            bucketed(lambda x: jax.pure_callback(np.sin, x, x), "n"),
+            (struct(6),),
+            "calls back into Python",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
+def test_what_has_no_such_module(executor: BucketedExec, args: Any, message: str) -> None:
+    with pytest.raises(ExportError, match=message):  # check 8
+        executor.export_bounded(*args)
+    # After the error the executor works.
+    (shape,) = [x.shape for x in args]
+    x = rng().standard_normal(shape).astype(np.float32)
+    np.testing.assert_allclose(executor(x), jax.jit(executor.__wrapped__)(x), rtol=1e-5, atol=1e-5)
+
+
+def test_constraints_promise_what_a_guard_asks_for() -> None:
+    def fn(x: Any) -> Any:
+        return x if x.shape[0] > 4 else -x
+
+    artifact = bucketed(fn, "n", constraints=["n >= 5"]).export_bounded(struct(6))
+    for n in (5, 8):
+        check(artifact, fn, [rng().standard_normal(n).astype(np.float32)], [n])
+
+
+def test_a_program_of_concrete_traces_is_traced_at_all_sizes_of_the_bucket() -> None:
+    def half(x: Any) -> Any:
+        return x[: int(x.shape[0]) // 2] * 2
+
+    artifact = bucketed(half, "n", constraints=["n >= 4"]).export_bounded(struct(6))
+    for n in (4, 5, 8):
+        check(artifact, half, [rng().standard_normal(n).astype(np.float32)], [n])
+
+    def odd_at_seven(x: Any) -> Any:
+        return jnp.cos(x) if int(x.shape[0]) == 7 else jnp.sin(x)[: int(x.shape[0])]
+
+    with pytest.raises(ExportError, match="at n=7 the function does something else"):
+        bucketed(odd_at_seven, "n", constraints=["n >= 4"]).export_bounded(struct(5))
+
+
+def test_the_cpu_compiler_is_named() -> None:  # check 9
+    artifact = bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8))
+    with pytest.raises(stablehlo.BadModule) as caught:
+        stablehlo.compile_module(stablehlo.read_module(artifact))
+    assert "does not compile arguments with bounds for cpu" in str(caught.value)
+    assert "PadToStatic" not in str(caught.value)
+
+
+def test_donated_arguments_stay_donated() -> None:  # check 10
+    executor = bucketed(lambda x, y: (x * 2, y + 1), ("b, _", None), donate_argnums=(0, 1))
+    artifact = executor.export_bounded(struct(5, 3), struct(4))
+    assert main_line(artifact).count("tf.aliasing_output") == 2
+    assert text(artifact).count("tf.aliasing_output") == 2  # the masked function has none
+    # Equal buffers, and different bounds: the argument is not donated.
+    executor = bucketed(lambda x: x.reshape(8, x.shape[0]), "b, _", donate_argnums=0)
+    artifact = executor.export_bounded(struct(5, 8))
+    assert "tf.aliasing_output" not in text(artifact)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "bool", "int8", "complex64", "uint32", "float16"])
+def test_dtypes(dtype: str) -> None:  # check 11
+    def fn(x: Any) -> Any:
+        return jnp.flip(x, 0), jnp.any(x), jnp.concatenate([x, x])
+
+    artifact = bucketed(fn, "n, _").export_bounded(struct(5, 2, dtype=dtype))
+    for n in (1, 5, 8):
+        x = (rng().standard_normal((n, 2)) * 3).astype(jnp.dtype(dtype))
+        check(artifact, fn, [x], [n])
+
+
+def test_random_keys() -> None:
+    def fn(key: Any, x: Any) -> Any:
+        return jax.vmap(lambda k: jax.random.normal(k))(key) + x
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    artifact = bucketed(fn, ("n", "n")).export_bounded(keys, struct(3))
+    assert "tensor<?x2xui32, #stablehlo.bounds<4, ?>>" in main_line(artifact)
+    module = with_static_entry(artifact)
+    words = padded(np.asarray(jax.random.key_data(keys)), (4, 2))
+    x = padded(np.zeros(3, np.float32), (4,))
+    sizes = [np.int32(3)] * 2
+    got = run(stablehlo.compile_module(module), words, x, *sizes)[0][:3]
+    np.testing.assert_allclose(got, jax.jit(fn)(keys, np.zeros(3, np.float32)), rtol=1e-5)
+
+
+def test_trees_and_keywords_are_flattened_in_order() -> None:
+    def fn(batch: Any, *, scale: Any) -> Any:
+        return {"out": batch["x"] * scale, "mean": batch["y"].mean()}
+
+    executor = bucketed(fn, {"batch": {"x": "b", "y": "b"}})
+    artifact = executor.export_bounded({"y": struct(3), "x": struct(3)}, scale=struct())
+    line = main_line(artifact)
+    assert line.index('"(b,)"') < line.index('"()"')
+    assert "result['mean']" in line and "result['out']" in line
+
+
+def test_a_checked_executor_exports_the_plain_program() -> None:
+    executor = bucketed(jnp.cumsum, "n")
+    checked = bucketed(jnp.cumsum, "n", check=Check.POISON)
+    assert text(checked.export_bounded(struct(5))) == text(executor.export_bounded(struct(5)))

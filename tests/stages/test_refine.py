@@ -1,0 +1,381 @@
+"""Fixing the sizes of serialized modules."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bucketjit
+from bucketjit import BucketedExec
+from bucketjit._jax import stablehlo
+from bucketjit.errors import ExportError, MissingExtraError
+from tests.stages.modules import in_another_process, main_line, run, text
+
+
+def fn(x: Any, w: Any) -> Any:
+    return jax.nn.softmax(x @ w, axis=0).mean(axis=0), jnp.sort(x, axis=0)[1:]
+
+
+def struct(*shape: Any, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def exported(constraints: tuple[str, ...] = (), **options: Any) -> jax.export.Exported:
+    executor = BucketedExec(fn, dynamic_axes=("b, s", "s, s"), constraints=constraints)
+    return executor.export_dynamic(struct(5, 4), struct(4, 4), **options)
+
+
+@pytest.fixture(scope="module")
+def blob() -> bytes:
+    return bytes(exported(("b >= 4",)).serialize())
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def test_every_size_is_fixed(blob: bytes) -> None:  # check 1
+    fixed = bucketjit.refine(blob, {"b": 16, "s": 8})
+    types = re.findall(r"tensor<\w+>", main_line(fixed))
+    assert types == ["tensor<16x8xf32>", "tensor<8x8xf32>", "tensor<8xf32>", "tensor<15x8xf32>"]
+    assert "?" not in text(fixed)
+    assert "jax.uses_shape_polymorphism = false" in text(fixed)
+    # Modules that jax.export has made itself are refined, too.
+    b, s = jax.export.symbolic_shape("b, s")
+    own = jax.export.export(jax.jit(fn))(struct(b, s), struct(s, s)).serialize()
+    assert main_line(bucketjit.refine(own, {"b": 16, "s": 8})) == main_line(fixed)
+
+
+def test_another_process_runs_it_without_the_source(blob: bytes, tmp_path: Path) -> None:
+    for b, s in ((4, 2), (16, 8), (33, 5)):  # check 2
+        fixed = bucketjit.refine(blob, {"b": b, "s": s})
+        (tmp_path / f"{b}_{s}").write_bytes(fixed)
+        x, w = normal(b, s), normal(s, s)
+        mean, rest = jax.jit(fn)(x, w)
+        np.savez(tmp_path / f"{b}_{s}.npz", x=x, w=w, mean=mean, rest=rest)
+    script = """
+        import jax, numpy as np
+        from jaxlib import xla_client
+        from jaxlib.mlir import ir
+        from jax.interpreters import mlir
+        from jaxlib.mlir.dialects import stablehlo
+        device = jax.devices()[0]
+        for name in ("4_2", "16_8", "33_5"):
+            context = mlir.make_ir_context()
+            module = stablehlo.deserialize_portable_artifact(context, open(name, "rb").read())
+            compiled = device.client.compile_and_load(
+                str(module), xla_client.DeviceList((device,)), xla_client.CompileOptions()
+            )
+            there = np.load(name + ".npz")
+            given = [jax.device_put(there[k]) for k in ("x", "w")]
+            got = compiled.execute_sharded(given).disassemble_into_single_device_arrays()
+            for k, (out,) in zip(("mean", "rest"), got):
+                np.testing.assert_allclose(out, there[k], rtol=1e-5, atol=1e-6)
+        print("right")
+    """
+    assert in_another_process(tmp_path, script).strip() == "right"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"b": 8, "t": 2}, "sizes: the module has no variable 't'; it has b, s"),
+        ({"b": 8}, "sizes: the size of variable 's' is missing"),
+        ({}, "sizes: the size of variable 'b' is missing"),
+        ({"b": 0, "s": 2}, "sizes: b: expected a size from 1 to 2147483647, got 0"),
+        ({"b": 8, "s": -2}, "sizes: s: .*got -2"),
+        ({"b": 8, "s": 2**31}, "sizes: s: .*got 2147483648"),
+        ({"b": "8", "s": 2}, "sizes: b: expected an int, got '8'"),
+        ({"b": 8.0, "s": 2}, "sizes: b: expected an int, got 8.0"),
+        ({"b": True, "s": 2}, "sizes: b: expected an int, got True"),
+        ({"b": None, "s": 2}, "sizes: b: expected an int, got None"),
+        ([(8, 2), (2, 2)], r"sizes: expected a dict with the size of .* \(b, s\), got list"),
+        (8, "sizes: expected a dict .*got int"),
+    ],
+)
+def test_wrong_sizes(blob: bytes, sizes: Any, message: str) -> None:  # check 3
+    with pytest.raises(ExportError, match=message):
+        bucketjit.refine(blob, sizes)
+
+
+def test_numpy_sizes(blob: bytes) -> None:
+    sizes = {"b": np.int64(8), "s": np.int32(2)}
+    assert bucketjit.refine(blob, sizes) == bucketjit.refine(blob, {"b": 8, "s": 2})
+
+
+def test_sizes_that_break_a_constraint(blob: bytes) -> None:  # check 4
+    with pytest.raises(ExportError) as caught:
+        bucketjit.refine(blob, {"b": 2, "s": 2})
+    assert str(caught.value) == (
+        "sizes: the module does not hold at these: Input shapes do not match the symbolic shape "
+        "constraint b >= 4. Expected 'b - 4' to be greater or equal to 0, but found -2."
+    )
+
+
+def test_sizes_that_break_a_guard() -> None:
+    executor = BucketedExec(lambda x: -x if x.shape[0] == 4 else x, dynamic_axes="n")
+    raw = executor.export_dynamic(struct(5)).serialize()
+    with pytest.raises(ExportError, match="holds for sizes with n != 4 only, but found n = 4"):
+        bucketjit.refine(raw, {"n": 4})
+    assert "tensor<3xf32>" in main_line(bucketjit.refine(raw, {"n": 3}))
+
+
+def test_expressions_in_the_shapes_of_arguments() -> None:
+    executor = BucketedExec(lambda x, y: x[3:] + y, dynamic_axes=("2*n + 3", "2*n"))
+    raw = executor.export_dynamic(struct(7), struct(4)).serialize()
+    line = main_line(bucketjit.refine(raw, {"n": 5}))
+    assert re.findall(r"tensor<\w+>", line) == [
+        "tensor<13xf32>",
+        "tensor<10xf32>",
+        "tensor<10xf32>",
+    ]
+
+
+def test_random_keys_and_arguments_that_are_not_read() -> None:
+    def uniform(keys: Any, unread: Any) -> Any:
+        return jax.vmap(lambda k: jax.random.uniform(k))(keys)
+
+    keys = jax.random.split(jax.random.key(0), 4)
+    executor = BucketedExec(uniform, dynamic_axes=("n", "n"))
+    raw = executor.export_dynamic(keys, struct(4)).serialize()
+    fixed = bucketjit.refine(raw, {"n": 4})
+    assert "tensor<4x2xui32>" in main_line(fixed)
+    compiled = stablehlo.compile_module(stablehlo.read_module(fixed))
+    words = np.asarray(jax.random.key_data(keys))
+    np.testing.assert_allclose(run(compiled, words, normal(4))[0], uniform(keys, None), rtol=1e-6)
+
+
+def test_several_platforms() -> None:  # check 5
+    raw = exported(platforms=["cpu", "cuda"]).serialize()
+    sizes = {"b": 6, "s": 3}
+    both = bucketjit.refine(raw, sizes)
+    assert 'tensor<i32> {jax.global_constant = "_platform_index"}' in main_line(both)
+    one = bucketjit.refine(raw, sizes, platform="cpu")
+    assert "_platform_index" not in text(one) and main_line(one).count("%arg") == 2
+    x, w = normal(6, 3), normal(3, 3)
+    wanted = jax.jit(fn)(x, w)
+    for module, given in ((both, (np.int32(0), x, w)), (one, (x, w))):
+        got = run(stablehlo.compile_module(stablehlo.read_module(module)), *given)
+        for a, b in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ExportError, match="platform: the module is for cpu, cuda, not for 'tpu'"):
+        bucketjit.refine(raw, sizes, platform="tpu")
+
+
+def test_code_for_another_platform_goes() -> None:
+    def by_platform(x: Any) -> Any:
+        return jax.lax.platform_dependent(x, cpu=jnp.sin, cuda=jnp.cos, default=jnp.tan)
+
+    executor = BucketedExec(by_platform, dynamic_axes="n")
+    raw = executor.export_dynamic(struct(5), platforms=["cpu", "cuda"]).serialize()
+    for platform, named in (("cpu", "sine"), ("cuda", "cosine")):
+        fixed = text(bucketjit.refine(raw, {"n": 3}, platform=platform))
+        assert f"stablehlo.{named}" in fixed
+        assert sum(f"stablehlo.{x} " in fixed for x in ("sine", "cosine", "tan")) == 1
+
+
+@pytest.mark.parametrize("platform", [None, "cpu", "cuda", "tpu"])
+def test_a_cumulative_sum_for_gpus(platform: str | None) -> None:
+    """Since jax 0.12 it is an operation that StableHLO has no form for."""
+    executor = BucketedExec(jnp.cumsum, dynamic_axes="n")
+    raw = executor.export_dynamic(struct(5), platforms=["cpu", "cuda", "tpu"]).serialize()
+    line = main_line(bucketjit.refine(raw, {"n": 3}, platform=platform))
+    assert "tensor<3xf32>" in line and "?" not in line
+    assert ("_platform_index" in line) is (platform is None)
+
+
+def test_one_platform_may_be_named(blob: bytes) -> None:
+    sizes = {"b": 8, "s": 2}
+    assert bucketjit.refine(blob, sizes, platform="cpu") == bucketjit.refine(blob, sizes)
+
+
+def artifact(blob: bytes) -> bytes:
+    return bucketjit.refine(blob, {"b": 8, "s": 2})
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 20, 100, 0.3, 0.7, 0.99])
+@pytest.mark.parametrize("portable", [False, True])
+def test_truncated_bytes(blob: bytes, portable: bool, cut: float) -> None:  # check 6
+    whole = artifact(blob) if portable else blob
+    raw = whole[: int(cut * len(whole))] if isinstance(cut, float) else whole[:cut]
+    with pytest.raises(ExportError, match="artifact: "):
+        bucketjit.refine(raw, [(8, 2), (2, 2)] if portable else {"b": 8, "s": 2})
+
+
+@pytest.mark.parametrize("raw", [b"", b"hello world" * 30, bytes(1000)])
+def test_foreign_bytes(raw: bytes) -> None:  # check 6
+    with pytest.raises(ExportError, match=r"expected the bytes of jax.export.Exported.serialize\("):
+        bucketjit.refine(raw, {})
+
+
+def test_text_in_place_of_bytes(blob: bytes, capfd: Any) -> None:  # check 6
+    with pytest.raises(ExportError, match="artifact: expected bytes, got str"):
+        bucketjit.refine(text(artifact(blob)), [])  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="neither"):
+        bucketjit.refine(text(artifact(blob)).encode(), [])
+    with pytest.raises(ExportError, match="cannot read its StableHLO module"):
+        bucketjit.refine(b"ML\xefR" + bytes(20), [])
+    assert capfd.readouterr().err == ""  # MLIR itself would write there
+
+
+def test_a_module_of_a_newer_stablehlo(blob: bytes) -> None:  # check 7
+    raw = artifact(blob)
+    own = stablehlo.version_of(raw)
+    newer = raw.replace(f"v{own}".encode(), f"v9{own[1:]}".encode())
+    newer = re.sub(rb"sort_v(\d)", b"sort_v9", newer)
+    assert newer != raw and len(newer) == len(raw)
+    with pytest.raises(ExportError) as caught:
+        bucketjit.refine(newer, [(8, 2), (2, 2)])
+    message = str(caught.value)
+    assert f"written for StableHLO 9{own[1:]}" in message
+    assert f"this jaxlib has {stablehlo.versions()}" in message and "upgrade jax" in message
+
+
+def test_a_static_module_stays_as_it_is(blob: bytes) -> None:  # check 9
+    fixed = artifact(blob)
+    assert bucketjit.refine(fixed, [(8, 2), (2, 2)]) == fixed
+    assert bucketjit.refine(fixed, [None, struct(2, 2)]) == fixed
+    static = jax.export.export(jax.jit(fn))(struct(8, 2), struct(2, 2))
+    assert bucketjit.refine(bytes(static.serialize()), {}) == static.mlir_module_serialized
+
+
+def test_a_dynamic_portable_artifact(blob: bytes) -> None:
+    raw = exported().mlir_module_serialized
+    for sizes in (
+        [(8, 2), (2, 2)],
+        ["8x2xf32", "tensor<2x2xf32>"],
+        ["8x2", struct(2, 2)],
+        [[8, 2], np.zeros((2, 2), np.float32)],
+    ):
+        assert main_line(bucketjit.refine(raw, sizes)) == main_line(artifact(blob))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (
+            {"b": 8},
+            r"expected a list with the shape of each argument .*tensor<\?x\?xf32>.*got dict",
+        ),
+        ("8x2", "expected a list .*got str"),
+        ([(8, 2)], "main has 2 arguments, .*got 1 entries"),
+        ([(8, 2), None], r"sizes\[1\]: argument 1 is a tensor<\?x\?xf32>; give its shape"),
+        ([(8,), (2, 2)], r"sizes\[0\]: .* which tensor<8xf32> does not fit"),
+        ([(8, 2), "2x2xbf16"], r"sizes\[1\]: .* which tensor<2x2xbf16> does not fit"),
+        ([(8, 2), struct(2, 2, dtype=np.int8)], r"sizes\[1\]: .* which tensor<2x2xi8>"),
+        ([(8, 2), "2x?"], r"sizes\[1\]: expected a type such as 16x8xf32, got '2x\?'"),
+        ([(8, 2), (2, 0)], r"sizes\[1\]: expected a size from 1"),
+        ([(8, 2), (2, "2")], r"sizes\[1\]: expected an int, got '2'"),
+        ([(8, 2), 4], r"sizes\[1\]: expected a shape such as \(16, 8\), got 4"),
+        ([(8, 2), (3, 3)], "sizes: the module does not hold at these"),
+    ],
+)
+def test_wrong_sizes_of_a_portable_artifact(sizes: Any, message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        bucketjit.refine(exported().mlir_module_serialized, sizes)
+
+
+def test_a_portable_artifact_names_no_platforms() -> None:
+    raw = exported(platforms=["cpu", "cuda"]).mlir_module_serialized
+    with pytest.raises(ExportError, match="platform: a portable artifact does not name its"):
+        bucketjit.refine(raw, [(), (8, 2), (2, 2)], platform="cpu")
+    assert main_line(bucketjit.refine(raw, [None, (8, 2), (2, 2)])).count("%arg") == 3
+
+
+def test_a_module_with_bounds() -> None:
+    executor = BucketedExec(jnp.cumsum, dynamic_axes="n").with_pow2()
+    with pytest.raises(ExportError, match="its sizes have bounds .*from export_dynamic"):
+        bucketjit.refine(executor.export_bounded(struct(5)), [(8,)])
+
+
+def test_custom_pytree_classes_have_to_be_registered(tmp_path: Path) -> None:
+    """The bytes of a function whose arguments are of a class that this process does not have."""
+    script = """
+        import jax, jax.numpy as jnp, sys
+        from jax import export
+        class Box:
+            def __init__(self, x): self.x = x
+        jax.tree_util.register_pytree_node(Box, lambda b: ((b.x,), None), lambda _, c: Box(*c))
+        export.register_pytree_node_serialization(
+            Box, serialized_name="Box", serialize_auxdata=lambda a: b"",
+            deserialize_auxdata=lambda b: None,
+        )
+        n, = export.symbolic_shape("n")
+        box = Box(jax.ShapeDtypeStruct((n,), jnp.float32))
+        run = export.export(jax.jit(lambda b: b.x * 2))(box)
+        open("box", "wb").write(run.serialize())
+    """
+    in_another_process(tmp_path, script)
+    message = "artifact: its arguments or results are of a class .*Box.*register_pytree_node"
+    with pytest.raises(ExportError, match=message):
+        bucketjit.refine((tmp_path / "box").read_bytes(), {"n": 4})
+
+
+def test_flatbuffers_is_an_extra(blob: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(
+        MissingExtraError, match=r"flatbuffers; .*pip install 'bucketjit\[export\]'"
+    ):
+        bucketjit.refine(blob, {"b": 8, "s": 2})
+    assert "?" not in text(bucketjit.refine(exported().mlir_module_serialized, [(8, 2), (2, 2)]))
+
+
+@pytest.mark.slow
+def test_no_truncation_ends_the_process(blob: bytes, tmp_path: Path) -> None:
+    (tmp_path / "whole").write_bytes(artifact(blob))
+    script = f"""
+import sys; sys.path.insert(0, {str(Path(bucketjit.__file__).parent.parent)!r})
+import bucketjit
+raw = open("whole", "rb").read()
+for cut in range(len(raw)):
+    try:
+        bucketjit.refine(raw[:cut], [(8, 2), (2, 2)])
+    except bucketjit.errors.ExportError:
+        pass
+print("done")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    assert done.stdout.strip() == "done", done.stderr[-2000:]
+
+
+def test_the_module_of_all_sizes_of_a_saved_function(tmp_path: Path) -> None:
+    table = jnp.arange(8.0)
+
+    def fn(x: Any) -> Any:
+        return x * table if x.shape[0] > 4 else x + table
+
+    path = tmp_path / "f.bkt"
+    executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2()
+    like = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    executor.save(path, like, sizes={"n": [4, 8]}, dynamic=True)
+    for n, operation in ((3, "stablehlo.add"), (7, "stablehlo.multiply")):
+        text = stablehlo.text_of(
+            stablehlo.read_module(bucketjit.refine(path.read_bytes(), {"n": n}))
+        )
+        assert operation in text and f"tensor<{n}x8xf32>" in text and "?" not in text
+    executor.save(path, like, sizes={"n": [8]})
+    with pytest.raises(ExportError, match="save it with dynamic=True"):
+        bucketjit.refine(path.read_bytes(), {"n": 3})
+    with pytest.raises(ExportError, match="truncated"):
+        bucketjit.refine(path.read_bytes()[:500], {"n": 3})
+    with pytest.raises(ExportError, match="no .bkt file"):
+        bucketjit.refine(b"PK\3\4" + bytes(50), {"n": 3})
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: jax.lax.top_k(x.T, 2), lambda x: jnp.cumsum(jnp.tan(x), 0)]
+)
+def test_nothing_is_printed(fn: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    raw = BucketedExec(fn, dynamic_axes="n, _").export_dynamic(struct(5, 4)).serialize()
+    assert bucketjit.refine(raw, {"n": 6})
+    assert capfd.readouterr() == ("", "")

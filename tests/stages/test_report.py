@@ -1,0 +1,164 @@
+"""Tables of an executor: in terminals, files and notebooks."""
+
+from __future__ import annotations
+
+import io
+import sys
+from html.parser import HTMLParser
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bucketjit import BucketedExec
+from bucketjit._api.app import main
+from bucketjit._stages.report import plain_lines
+from bucketjit._stages.tables import Table
+from bucketjit.errors import FallbackWarning
+
+
+def used(fn: Any = lambda x: x.sum(axis=1)) -> BucketedExec:
+    executor = BucketedExec(fn).with_pow2()
+    for n in (3, 5, 7):
+        executor(np.ones((n, 2), np.float32))
+    return executor
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_where_the_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    file = io.StringIO()
+    print(used().report(), file=file)
+    text = file.getvalue()
+    assert "\x1b" not in text and "Executables" in text and "x: float32[batch, 2]" in text
+    assert ["4", "0"] in [line.split()[:2] for line in text.splitlines()]
+
+
+def test_sizes_have_no_unit() -> None:
+    """Whatever their variables are called."""
+    pytest.importorskip("rich")
+    executor = BucketedExec(lambda x: x * 2, dynamic_axes="seconds, n_bytes, since").with_pow2()
+    executor(np.ones((3, 1500, 5), np.float32))
+    lines = [line.split()[:3] for line in str(executor.report()).splitlines()]
+    assert ["4", "2,048", "8"] in lines
+
+
+def test_in_colour_and_no_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "60"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    text = str(used().report())
+    assert "\x1b[1m" in text
+    plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in text.splitlines()]
+    assert max(map(len, plain)) <= 60
+
+
+def test_it_is_a_rich_renderable() -> None:
+    console = pytest.importorskip("rich.console")
+    file = io.StringIO()
+    console.Console(file=file, width=100).print(used().report())
+    assert "Counters" in file.getvalue()
+
+
+def test_the_command_line_shows_the_same(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
+    executor = used()
+    (tmp_path / "stats.json").write_text(executor.stats().to_json())
+    assert main(["report", str(tmp_path / "stats.json")]) == 0
+    summary, head, tables = str(executor.report()).split("\n", 2)
+    assert (summary, head) == (executor.stats().summary, repr(executor))
+    shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert shown == [summary, *(line.rstrip() for line in tables.splitlines())]
+
+
+def test_without_rich(
+    without_rich: None, tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    executor = used()
+    lines = str(executor.report()).splitlines()
+    assert lines[:4] == [executor.stats().summary, repr(executor), "", "Counters"]
+    assert ["calls", "3"] in [line.split() for line in lines]
+    assert ["4", "0"] in [line.split()[:2] for line in lines]
+    assert "<table>" in executor._repr_html_()
+    (tmp_path / "stats.json").write_text(executor.stats().to_json())
+    assert main(["report", str(tmp_path / "stats.json")]) == 0
+    assert capsys.readouterr().out.splitlines() == [lines[0], *lines[2:]]
+
+
+@pytest.mark.parametrize("columns", [10, 40, 64])
+def test_plain_tables_wrap_and_lose_nothing(columns: int) -> None:
+    words = [f"word{i}" for i in range(30)]
+    rows = [("a", " ".join(words), "1"), ("b", "y" * 90, "1,000"), ("c", "one\ntwo\x1b[2J", "3")]
+    lines = list(plain_lines(Table("Rows", ("name", "text", "n"), rows, ("n",)), columns))
+    assert lines[0] == "Rows" and max(map(len, lines)) <= columns
+    text = " ".join(lines)
+    assert text.count("y") == 90 and "\x1b" not in text
+    if columns > 10:
+        assert [word for word in words if word not in text.split()] == []
+        numbers = [line[-5:] for line in lines if line.endswith("000") or line.endswith(" 3")]
+        assert numbers == ["1,000", "    3"]
+
+
+class Texts(HTMLParser):
+    """Tags that are open, and the text of cells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + "\n"
+
+
+def test_html_is_well_formed_and_escaped() -> None:
+    def evil(x: Any, how: Any) -> Any:
+        return sum(x[i] for i in range(x.shape[0]))
+
+    evil.__qualname__ = "<script>alert('x')</script>"
+    executor = BucketedExec(evil, static_argnames="how").with_pow2()
+    with pytest.warns(FallbackWarning):
+        executor(np.ones(3, np.float32), how="<b>")
+    html = executor._repr_html_()
+    parser = Texts()
+    parser.feed(html)
+    assert parser.open == [] and "script" not in parser.tags and "b" in parser.tags
+    assert "<script>alert('x')</script>" in parser.text
+    assert "symbolic size" in parser.text
+
+
+def test_repr_is_one_line() -> None:
+    class Wide:
+        def bucket(self, n: int) -> int:
+            return n
+
+        def __repr__(self) -> str:
+            return "Wide(\n  1)"
+
+    executor = BucketedExec(jnp.sum).with_strategy(Wide())
+    assert repr(executor) == "<BucketedExec sum, Wide( 1), 0 executables>"
+    executor(np.ones(3, np.float32))
+    assert str(executor) == repr(executor) == "<BucketedExec sum, Wide( 1), 1 executable>"
+
+
+def test_of_an_executor_that_has_done_nothing() -> None:
+    pytest.importorskip("rich")
+    executor = BucketedExec(lambda x: x)
+    assert "calls" in str(executor.report()) and "Executables" not in str(executor.report())
+    assert "calls" in executor._repr_html_()
