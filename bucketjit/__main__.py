@@ -1,6 +1,6 @@
 """``python -m bucketjit``: the command line."""
 
-from bucketjit._api.app import main
+from bucketjit._api.commands.app import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -188,7 +188,7 @@ def test_drawings(tmp_path: Any) -> None:
 
 def test_snapshots_are_json_that_utf8_can_hold(tmp_path: Any) -> None:
     pytest.importorskip("rich")
-    from bucketjit._api.app import main
+    from bucketjit._api.commands.app import main
 
     executor = evil_executor()
     called(executor, 3, 5)
@@ -199,7 +199,7 @@ def test_snapshots_are_json_that_utf8_can_hold(tmp_path: Any) -> None:
 
 
 def test_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    from bucketjit._api.app import main
+    from bucketjit._api.commands.app import main
 
     for words in (["report", "\x1b[2J"], ["cache", "list", "\udcff\x1b[2J"], ["plan", "\x1b[2J"]):
         assert main(words) == 1

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 import jax
+import numpy as np
 
 from bucketjit._api.batching import Batching
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.cache_control import CacheControl
-from bucketjit._api.disabled import WHY, PlainJit
 from bucketjit._api.exporting import Exporting
 from bucketjit._api.options import Options, config_of
 from bucketjit._api.processes import Processes
@@ -27,13 +27,16 @@ from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
 from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
-from bucketjit._config import Config
-from bucketjit._environment import is_disabled, log_as_asked
+from bucketjit._arrays.results import as_numpy, as_padded
+from bucketjit._config import Config, Out
+from bucketjit._environment import DISABLE, is_disabled, log_as_asked
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
+from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.call_path import CallPath
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.dispatch import FastPath
@@ -42,8 +45,67 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, explain
 from bucketjit._stages.listed_buckets import ahead
 from bucketjit._stages.views import Views
+from bucketjit._tracing.signer import Signer
 from bucketjit._tracing.structs import array_like
-from bucketjit.errors import SelectionError
+from bucketjit.errors import MaskingError, SelectionError
+
+_REASON = f"{DISABLE} is set: plain jit"
+WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
+
+
+class PlainJit:
+    """A function under ``jax.jit``, with the static and donated arguments of its bucketed function.
+
+    Python ints that ``dynamic_axes`` declares as sizes are static, as the function needs their
+    values. Results have the form of ``out``, though nothing is padded.
+    """
+
+    def __init__(self, config: Config, signer: Signer, counters: Counters) -> None:
+        self._config = config
+        self._signer = signer
+        self._counters = counters
+        self._jitted = functools.cache(self._jit)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the function."""
+        if self._config.copy_inputs:
+            args, kwargs = self._signer.with_copies(args, kwargs)
+        args, kwargs = without_padding((args, dict(kwargs)))
+        result = self._jitted(*self._sizes(args, kwargs))(*args, **kwargs)
+        self._counters.call(CallCounter({}, reason=_REASON))
+        match self._config.out:
+            case Out.JAX:
+                return result
+            case Out.NUMPY:
+                return jax.tree_util.tree_map(as_numpy, result)
+        return jax.tree_util.tree_map(as_padded, result)
+
+    def _sizes(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[frozenset[int], frozenset[str]]:
+        """Positions and names of the arguments that are sizes themselves."""
+        nums = [i for i, x in enumerate(args) if _is_int(x)]
+        names = [name for name, x in kwargs.items() if _is_int(x)]
+        if not nums and not names:
+            return frozenset(), frozenset()
+        opened = self._signer.arguments_with_open_axes(len(args), list(kwargs))
+        in_place, named = (set(), set()) if opened is None else opened
+        return frozenset(in_place.intersection(nums)), frozenset(named.intersection(names))
+
+    def _jit(self, sizes: frozenset[int], named_sizes: frozenset[str]) -> Any:
+        given = self._signer.parameters
+        return jax.jit(
+            self._config.fn,
+            static_argnums=sorted(given.static_nums | sizes),
+            static_argnames=sorted(given.static_names | named_sizes),
+            donate_argnums=sorted(given.donated),
+            compiler_options=dict(self._config.compiler_options) or None,
+        )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

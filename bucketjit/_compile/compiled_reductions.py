@@ -19,8 +19,8 @@ A fusion with a ``reduce`` of 4,096 elements or more is wrong in three cases (ja
 
 So a library fusion with a reduction is accepted only if every instruction in it is in `_TRUSTED`.
 Otherwise the bucket is compiled again without library reductions
-(`bucketjit._compile.options.library_options`), whatever its size.
-`bucketjit._compile.nan_reductions` and `bucketjit._compile.broadcast_operands` predict most
+(`bucketjit._compile.workarounds.library_options`), whatever its size.
+`bucketjit._compile.nan_reductions` and `bucketjit._compile.workarounds` predict most
 cases from the program, which saves the first compile.
 """
 

@@ -10,7 +10,7 @@ and round it differently there: ``x - a * b`` in one step or in two, the last co
 instructions (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). Then no element equals the maximum, and
 the gradient is lost. Whether a program is affected depends on its sizes and on what XLA fuses, so
 masks and padding can trigger or hide it. This pass finds the values that must be computed once, and
-a hook of the interpreter keeps them in memory (`bucketjit._compile.compute_once`).
+a hook of the interpreter keeps them in memory (`bucketjit._compile.workarounds`).
 """
 
 from __future__ import annotations

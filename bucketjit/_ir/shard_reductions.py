@@ -10,7 +10,7 @@ whether the loss was averaged before or not, and through the statistics of a bat
 
 The sum is its own transpose in the plain inner product, which a sum of gradients takes. The two do
 not mix on uneven shards. So a transposed equation says that it is one, and
-`bucketjit._processes.same_on_all` refuses programs that mix them.
+`bucketjit._processes.on_shards` refuses programs that mix them.
 """
 
 from __future__ import annotations

@@ -30,9 +30,7 @@ _LIBRARY = sysconfig.get_path("stdlib") + os.sep
 # Packages whose frames JAX leaves out of the tracebacks that it shortens itself, such as those of
 # ``jax.grad`` of a bucketed function. `bucketjit._jax` is not among them: it looks for frames of
 # its own in errors that JAX has shortened (`bucketjit._jax.patches.shapes`, `trouble_of_versions`).
-_HIDDEN = (
-    *("_api", "_arrays", "_compile", "_ir", "_masking", "_runtime", "_stages", "_tracing"),
-)
+_HIDDEN = (*("_api", "_arrays", "_compile", "_ir", "_masking", "_runtime", "_stages", "_tracing"),)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -2,20 +2,313 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import itertools
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
+
+from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.fingerprint import NoDigest, program_digest
+from bucketjit._compile.files.keys import OWN_PRIMITIVES
 from bucketjit._compile.requests import Requests
-from bucketjit._config import Agreed, Config
-from bucketjit._processes.agreement import Agreement
+from bucketjit._config import Agreed, Check, Config, is_int_from
+from bucketjit._events import shown
+from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
+from bucketjit._jax.jaxprs import all_equations
 from bucketjit._processes.build_shards import AllShards
-from bucketjit._processes.on_shards import OnShards
+from bucketjit._processes.job import Meeting, meeting_of
+from bucketjit._processes.on_shards import (
+    WITHOUT_ROWS,
+    OnShards,
+    no_exact_shape,
+    outside_of_meshes,
+)
 from bucketjit._processes.shard_axis import local_shards
-from bucketjit._processes.split_rows import sharded_call
+from bucketjit._processes.split_rows import ShardedCall, sharded_call
+from bucketjit._raised import in_one_line
+from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.observers import Together
+from bucketjit._tracing.parameters import PLAIN_STATICS
+from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit._tracing.signer import SignedCall
-from bucketjit.errors import SpecError
+from bucketjit.errors import (
+    AgreementError,
+    BucketOverflowError,
+    FallbackError,
+    MaskingError,
+    SpecError,
+)
+
+_MOST_INPUTS = 6  # arguments that a message shows
+
+
+def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[str]:
+    """A call as people write it: the function with its open arguments, each argument, a program.
+
+    Two calls with the same lines are the same call, of whatever sizes. The values of arrays that
+    the function closes over are left out: they may differ.
+    """
+    config, signature, program = engine.config, signed.signature, call.program
+    rows = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
+    opened, lines = [], []
+    for path, kind, row, shape in rows:
+        sizes = [str(n) if token == STATIC else token for token, n in zip(row, shape, strict=True)]
+        text = f"{kind.dtype}[{', '.join(sizes)}]"
+        lines.append(f"{path}: {text}{' of a Python number' * kind.weak_type}")
+        opened += [text] if any(token != STATIC for token in row) else []
+    opened[_MOST_INPUTS:] = ["..."] * (len(opened) > _MOST_INPUTS)
+    chosen = {"plan": config.plan} if config.plan is not None else {}
+    chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
+    buckets = ", ".join(f"{v} in {_plain(repr(s))}" for v, s in chosen.items())
+    statics: dict[Any, Any] = {**signed.statics.positional, **signed.statics.keyword}
+    traced = [str(signed.tree)]
+    if isinstance(program, Program):
+        traced += [_text_of(program.jaxpr), str(program.out_tree), *map(str, program.guards)]
+    return [
+        f"calls {engine.name}({', '.join(opened)})" + (f" with {buckets}" if buckets else ""),
+        *lines,
+        *(f"the static argument {name}: {_static(value)}" for name, value in statics.items()),
+        f"a function that was traced to program {digest_of(traced)}",
+    ]
+
+
+def digest_of(lines: Sequence[str]) -> str:
+    """A digest of texts, without addresses."""
+    return hashlib.sha256(_plain(repr(lines)).encode()).hexdigest()[:16]
+
+
+def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
+    """What each process calls: the first line, and the first one in which they differ."""
+    rows = enumerate(itertools.zip_longest(*every, fillvalue="another number of arguments"))
+    at, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
+    return {i: f"{x[0]}, {row[i]}" if at else x[0] for i, x in enumerate(every)}
+
+
+def _text_of(jaxpr: Any) -> str:
+    """A digest of a jaxpr; where it has none, a text of its equations' names and types."""
+    try:
+        return program_digest(jaxpr, OWN_PRIMITIVES).text
+    except NoDigest:
+        lines = [str([v.aval for v in (*jaxpr.constvars, *jaxpr.invars)])]
+        for eqn in all_equations(jaxpr):
+            lines.append(f"{eqn.primitive.name} {[str(v.aval) for v in eqn.outvars]}")
+        return "\n".join(lines)
+
+
+def _static(value: object) -> str:
+    """A static argument as text; its type if its ``repr`` may differ between processes."""
+    return repr(value) if type(value) in PLAIN_STATICS else type(value).__qualname__
+
+
+def _plain(text: str) -> str:
+    """A text without addresses, which differ between processes."""
+    return re.sub(r"\b0x[0-9a-f]+\b", "0x", text)
+
+
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Offer(NamedTuple):
+    """What this process would run in a call.
+
+    Attributes:
+        signed: The call; on shards, that of the largest one of this process, without arrays.
+        call: The same call, resolved.
+        digest: Equal on processes that make the same call, of whatever sizes.
+        sharded: The calls of the shards of this process; None without shards.
+        bucket: The padded size of each variable; empty if no axis is open.
+        error: Why it has no bucket, or None.
+    """
+
+    signed: SignedCall
+    call: ResolvedCall
+    digest: str
+    sharded: ShardedCall | None
+    bucket: Mapping[str, int] = {}
+    error: Exception | None = None
+
+
+class Agreement:
+    """Runs the calls of one engine together with the other processes."""
+
+    def __init__(self, chosen: Agreed, shards: OnShards | None = None) -> None:
+        self._chosen = chosen
+        self._shards = shards
+        self._digests: weakref.WeakKeyDictionary[Interface, str] = weakref.WeakKeyDictionary()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether calls are served here: not if there is one process, and no shards."""
+        return callable(self._chosen.by) or self._shards is not None or jax.process_count() > 1
+
+    def serve(self, engine: Engine, arguments: Arguments) -> Any:
+        """Run a call on all processes."""
+        with contextlib.nullcontext() if self._shards is None else outside_of_meshes():
+            meeting = meeting_of(engine.name, self._chosen.timeout, callable(self._chosen.by))
+            try:
+                offer = self._offer(engine, arguments)
+            except Exception as error:
+                with contextlib.suppress(AgreementError):
+                    meeting.all(["", [], [], True])
+                    meeting.all([f"raised {in_one_line(error)}"])
+                raise
+            masked, is_ready = self._agreed(engine, meeting, offer)
+            if masked is None:
+                return engine.serve(offer.signed, call=offer.call)
+            entry, is_compiled = self._executable(engine, meeting, offer, masked, is_ready)
+            return self._run(engine, offer, masked, entry, is_compiled)
+
+    def _offer(self, engine: Engine, arguments: Arguments) -> Offer:
+        """What this process would run."""
+        sharded = None
+        if self._shards is not None:
+            sharded = self._shards.cut(engine, arguments)
+            signed, call = sharded.signed, sharded.call
+        else:
+            signed = engine.signer.sign(*arguments)
+            call = engine.resolve(signed)
+            if engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
+                raise SpecError(
+                    "check: processes that agree on a bucket have no common exact shape to compare "
+                    "with; use check='poison'"
+                )
+        digest = None if call.program is None else self._digests.get(call.program)
+        if digest is None:
+            digest = digest_of(described(engine, signed, call))
+            if call.program is not None:
+                self._digests[call.program] = digest
+        offer = Offer(signed, call, digest, sharded)
+        try:
+            return offer._replace(bucket=self._bucket(engine, offer))
+        except (FallbackError, BucketOverflowError) as error:
+            return offer._replace(error=error)
+
+    def _bucket(self, engine: Engine, offer: Offer) -> Mapping[str, int]:
+        """The bucket of a call, as if it were made on this process alone."""
+        why: MaskingError
+        signed, call = offer.signed, offer.call
+        if self._shards is not None:
+            _, sizes = signed.signature.open_axes(call, signed.shapes)
+            if 0 in sizes.values():
+                raise no_exact_shape(WITHOUT_ROWS[Because.EMPTY])
+        match engine.decide(signed, call):
+            case Masked(program, bucket, None) if offer.sharded is not None:
+                assert self._shards is not None
+                self._shards.check(offer.sharded, program)
+                return bucket
+            case Masked(program, bucket, None) if not program.is_checked_after_runs:
+                return bucket
+            case Masked(beyond=None):
+                why = MaskingError("a run decides by sizes that it computes")
+            case Masked(beyond=beyond):
+                remedy = "choose a larger bucket, or overflow='extend'"
+                why = MaskingError(str(beyond), remedy)
+            case Exact(Because.NO_OPEN_AXIS) if self._shards is None:
+                return {}
+            case Exact(because, why):
+                why = why if self._shards is None else WITHOUT_ROWS.get(because, why)
+            case Refused(error):
+                raise error
+        raise no_exact_shape(why)
+
+    def _agreed(self, engine: Engine, meeting: Meeting, offer: Offer) -> tuple[Masked | None, bool]:
+        """The largest bucket, None if no axis is open; and whether all have its executable."""
+        program = offer.call.program
+        ready = [key[1] for key, _ in engine.cache.items() if key[0] is program]
+        failed = offer.error is not None
+        every = meeting.all([offer.digest, list(offer.bucket.values()), ready, failed])
+        digests, buckets, readies, errors = zip(*every, strict=True)
+        if any(errors) or len(set(digests)) > 1:
+            self._raise_difference(engine, meeting, offer, any(errors))
+        if not offer.bucket or program is None:
+            return None, True
+        sizes = map(max, zip(*buckets, strict=True))
+        bucket = dict(zip(offer.bucket, sizes, strict=True))
+        if callable(self._chosen.by):
+            bucket = _of_user(engine.name, self._chosen.by, bucket)
+        if not program.fits(bucket):
+            acts = dict.fromkeys(range(len(every)), f"would run at {shown(bucket)}")
+            raise meeting.error(acts, "the program does not hold for these sizes")
+        return Masked(program, bucket), all([*bucket.values()] in map(list, x) for x in readies)
+
+    def _raise_difference(
+        self, engine: Engine, meeting: Meeting, offer: Offer, has_failed: bool
+    ) -> None:
+        """Raise the error for calls that differ; the processes describe theirs to each other."""
+        if meeting.job is None and offer.error is not None:
+            raise offer.error
+        lines = described(engine, offer.signed, offer.call)
+        if offer.error is not None:
+            lines[0] += f", and cannot pad it: {in_one_line(offer.error)}"
+        remedy = "every process must make the same calls in the same order"
+        if has_failed:
+            remedy = "all of them must be able to pad it; see the error, or explain(), of that one"
+        raise meeting.error(differences(meeting.all(lines)), remedy) from offer.error
+
+    def _executable(
+        self, engine: Engine, meeting: Meeting, offer: Offer, masked: Masked, is_ready: bool
+    ) -> tuple[Executable, bool]:
+        """The executable of a bucket, which all processes have when this returns."""
+        failed: Exception | None = None
+        try:
+            entry, source, _ = engine.provider.get(
+                masked.key,
+                lambda: engine.requests.masked(offer.signed, offer.call, masked.bucket),
+                may_stand_in=False,
+            )
+        except MaskingError as refusal:
+            engine.refusals.note(masked.key, refusal)
+            failed = refusal if self._shards is None else no_exact_shape(refusal)
+        except Exception as error:
+            failed = error
+        if not is_ready and meeting.job is not None:
+            whys = meeting.all("" if failed is None else in_one_line(failed))
+            acts = {i: f"raised {why}" for i, why in enumerate(whys) if why}
+            if acts:
+                raise meeting.error(acts, "mend the error on the process that is named") from failed
+        if failed is not None:
+            raise failed
+        return entry, source == "compile"
+
+    def _run(
+        self, engine: Engine, offer: Offer, masked: Masked, entry: Executable, is_compiled: bool
+    ) -> Any:
+        """Run a call in the agreed bucket."""
+        signed, call, out = offer.signed, offer.call, engine.config.out
+        if offer.sharded is not None:
+            assert self._shards is not None
+            result = self._shards.run(engine, offer.sharded, entry, out)
+        else:
+            served = engine.served(masked.key, entry, signed, call, out)
+            result = engine.run(entry, signed, call, served, out)
+        if is_compiled:
+            engine.recompiles.note(signed, call.sizes)
+        return result
+
+
+def _of_user(
+    name: str, by: Callable[[dict[str, int]], Any], bucket: dict[str, int]
+) -> dict[str, int]:
+    """The bucket that the user's function says all processes have."""
+    found = by(dict(bucket))
+    good = isinstance(found, Mapping) and found.keys() == bucket.keys()
+    if not good or not all(is_int_from(found[v], n) for v, n in bucket.items()):
+        raise AgreementError(
+            f"{name}: with_agreement(by=...) was given the bucket {shown(bucket)} and returned "
+            f"{found!r}; it must return a dict of the same variables, with sizes that are at least "
+            "as large"
+        )
+    return {v: int(found[v]) for v in bucket}
 
 
 def together(config: Config) -> Together | None:

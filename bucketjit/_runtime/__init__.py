@@ -1,5 +1,5 @@
 """Serves one call, from its arguments to its results: engine, decisions, counters, derivatives.
 
-`fast_path` serves calls whose shapes were seen before, and `rows` many examples at once. The package
-does not know the bucketed function that users hold.
+`fast_path` serves calls whose shapes were seen before, and `rows` many examples at once. It does
+not know the bucketed function that users hold.
 """

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import bucketjit
-from bucketjit._api import app
-from bucketjit._api.command import Command
+from bucketjit._api.commands import app
+from bucketjit._api.commands.command import Command
 
 ROOT = Path(bucketjit.__file__).parents[1]
 

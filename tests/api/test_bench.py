@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from bucketjit._api import bench
-from bucketjit._api.app import main
+from bucketjit._api.commands import bench
+from bucketjit._api.commands.app import main
 
 SMALL = ["bench", "--calls", "6", "--largest", "6"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._api.app import main
+from bucketjit._api.commands.app import main
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files import record
 from bucketjit._compile.files.record import Record

@@ -11,7 +11,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec
-from bucketjit._api.app import main
+from bucketjit._api.commands.app import main
 from tests.stages.modules import main_line
 
 ROOT = Path(bucketjit.__file__).parents[1]

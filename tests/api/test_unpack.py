@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._api.app import main
+from bucketjit._api.commands.app import main
 from bucketjit._artifact import unpack as unpacking
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")

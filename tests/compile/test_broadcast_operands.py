@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._compile.broadcast_operands import has_constant_sides
+from bucketjit._compile.workarounds import has_constant_sides
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code
 from tests.comparison import ramp
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._api.app import main
+from bucketjit._api.commands.app import main
 from bucketjit._stages.report import plain_lines
 from bucketjit._stages.tables import Table
 from bucketjit.errors import FallbackWarning

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from bucketjit._api.command import (
+from bucketjit._api.commands.command import (
     Command,
     CommandError,
     UsageError,

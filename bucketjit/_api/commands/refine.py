@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bucketjit._api.command import Command, CommandError, UsageError, shown_name
+from bucketjit._api.commands.command import Command, CommandError, UsageError, shown_name
 from bucketjit._api.refining import refine
 from bucketjit._jax.stablehlo import BadModule, compile_module, read_module, text_of
 

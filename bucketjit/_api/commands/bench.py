@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._api.command import Command, CommandError, positive_int, print_table
+from bucketjit._api.commands.command import Command, CommandError, positive_int, print_table
 from bucketjit._api.executor import BucketedExec
 from bucketjit._events import counted
 

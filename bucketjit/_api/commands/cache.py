@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bucketjit._api.command import Command, CommandError, UsageError, print_table
+from bucketjit._api.commands.command import Command, CommandError, UsageError, print_table
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files.directory import Entry
 from bucketjit._compile.files.record import Damaged

@@ -8,7 +8,13 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from bucketjit._api.command import Command, CommandError, print_tables, read_text, shown_name
+from bucketjit._api.commands.command import (
+    Command,
+    CommandError,
+    print_tables,
+    read_text,
+    shown_name,
+)
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.statistics import Stats
 from bucketjit._runtime.summary import summary_of

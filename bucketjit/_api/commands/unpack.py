@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bucketjit._api.command import Command, CommandError, UsageError, add_key, opened
+from bucketjit._api.commands.command import Command, CommandError, UsageError, add_key, opened
 from bucketjit._artifact.unpack import LAYOUT, unpack
 from bucketjit._events import LONGEST, counted, one_line
 from bucketjit._stages.tables import shown_bytes

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bucketjit._api import bench, cache, plan, refine, report, unpack
-from bucketjit._api.command import Command, CommandError, UsageError
+from bucketjit._api.commands import bench, cache, plan, refine, report, unpack
+from bucketjit._api.commands.command import Command, CommandError, UsageError
 from bucketjit._events import one_line
 from bucketjit._raised import in_one_line
 from bucketjit._version import __version__

@@ -1,0 +1,1 @@
+"""`python -m bucketjit` and the script `bucketjit`: a command a file, listed in `app`."""
