@@ -699,7 +699,10 @@ def merged(x: Any) -> Any:
     return jnp.zeros(n).at[of_a].set(a).at[of_b].set(b)
 
 
-@pytest.mark.parametrize(("fn", "sizes"), [(halves, (5, 17)), (by_pairs, (5, 9)), (merged, (9,))])
+@pytest.mark.parametrize(
+    ("fn", "sizes"),
+    [(halves, (5, 17)), (by_pairs, (5, 9)), pytest.param(merged, (9,), marks=pytest.mark.slow)],
+)
 def test_sizes_that_are_halved_again_and_again(fn: Any, sizes: Sequence[int]) -> None:
     """JAX compares such sizes in a time that doubles with each half; then they run exact."""
     executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
