@@ -18,6 +18,7 @@ class Batching:
     """The methods of `BucketedExec` for many examples."""
 
     _engine: Engine
+    _in_places: Any  # the method that puts arguments by name into the places where they are known
     _inside: Any  # a method of `BucketedExec`
     _plain: Any
 
@@ -140,9 +141,3 @@ class Batching:
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         return explain_map(engine, examples_of(engine.signer, args, kwargs, in_axes), options)
-
-    def _in_places(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, those by name that have a position in the places where they are known."""
-        return args, kwargs

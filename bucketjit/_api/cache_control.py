@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._config import is_int_from
@@ -28,8 +30,7 @@ class CacheControl:
         self._forget()
         self._engine.clear()
 
-    def _forget(self) -> None:
-        """Forget what was made of the executables besides."""
+    _forget: Callable[[], None]  # forgets what was made of the executables besides
 
     def pin(self, pinned: bool = True, **sizes: int) -> int:
         """Keep executables in the cache whatever else is compiled: they are not evicted.

@@ -302,6 +302,11 @@ class BucketedExec(
             error.add_note(_INLINED)
             raise error from no
 
+    def _in_places(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return args, kwargs
+
     def _forget(self) -> None:
         self._derivatives.clear()
 

@@ -11,7 +11,7 @@ from bucketjit._config import Check
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.together import refuse_apart
-from bucketjit._runtime.decisions import NO_STRATEGY, Exact, Masked, Refused
+from bucketjit._runtime.decisions import NO_STRATEGY, Masked, Refused, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.bounded import bounded_module
 from bucketjit._stages.dynamic import export_dynamic
@@ -150,7 +150,7 @@ class Exporting:
                     raise ExportError(f"cannot export with bounds: {error}") from error
                 assert lowered is not None
                 return write_module(bounded_module(lowered, call, bucket, constraints))
-            case Exact(_, why):
+            case Unpadded(_, why):
                 raise ExportError(f"cannot export with bounds: {why}")
             case Refused(error):
                 raise error

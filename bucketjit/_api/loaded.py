@@ -103,6 +103,9 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         return super().__call__(*args, **kwargs)
 
     @boundary
+    def _forget(self) -> None:
+        pass  # nothing is made of the executables besides
+
     def _in_places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

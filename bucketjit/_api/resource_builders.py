@@ -6,6 +6,7 @@ Each returns a new bucketed function with an empty cache. Those about sizes and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 from bucketjit._api.options import bound
@@ -24,9 +25,7 @@ class ResourceBuilders:
 
     _config: Config
 
-    def _with(self, **changes: object) -> Self:
-        """A new bucketed function with some options changed."""
-        raise NotImplementedError
+    _with: Callable[..., Self]  # a new bucketed function with some options changed
 
     def with_on_event(self, callback: Listener) -> Self:
         """Call a function with each event, such as compiles, evictions and fallbacks.

@@ -7,6 +7,7 @@ A function that was loaded from a file (`bucketjit.types.Loaded`) has those of
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -21,9 +22,7 @@ class SourceBuilders:
 
     _config: Config
 
-    def _with(self, **changes: object) -> Self:
-        """A new bucketed function with some options changed."""
-        raise NotImplementedError
+    _with: Callable[..., Self]  # a new bucketed function with some options changed
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
         """Compile all buckets that the strategies list, with the first call that a program serves.

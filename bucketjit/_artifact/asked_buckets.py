@@ -21,7 +21,7 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._raised import frames_inside, is_of_machine
-from bucketjit._runtime.decisions import Because, Exact, Masked
+from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.warmup import asked
 from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
@@ -30,7 +30,7 @@ from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecE
 
 BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]
-Decided = tuple[SignedCall, ResolvedCall, Masked | Exact]
+Decided = tuple[SignedCall, ResolvedCall, Masked | Unpadded]
 T = TypeVar("T")
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
@@ -181,7 +181,7 @@ class _Search:
         if decided is None:
             return
         (at, call, decision), key = decided, (opened, *sizes.values())
-        if isinstance(decision, Exact):
+        if isinstance(decision, Unpadded):
             self._unmasked[key] = decision.why, at, call
         elif decision.program not in self.found and len(self.found) == _MOST_PROGRAMS:
             self._unmasked[key] = _TOO_MANY, at, call

@@ -38,7 +38,7 @@ Axes = tuple[int | str, ...]  # sizes: numbers, or text of an expression of vari
 
 
 @dataclass(frozen=True)
-class Leaf:
+class SavedLeaf:
     """An argument leaf.
 
     Attributes:
@@ -219,7 +219,7 @@ class SavedFunction:
     arity: int
     keywords: tuple[str, ...]
     names: tuple[str, ...]
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[SavedLeaf, ...]
     statics: tuple[Mapping[str, str], Mapping[str, str]]
     donated: tuple[int, ...]
     programs: tuple[SavedProgram, ...]

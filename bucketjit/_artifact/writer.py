@@ -31,12 +31,12 @@ from bucketjit._artifact.manifest import (
     Bucket,
     ComputedSize,
     Constant,
-    Leaf,
     Manifest,
     MaskedRow,
     Member,
     Output,
     SavedFunction,
+    SavedLeaf,
     SavedProgram,
 )
 from bucketjit._artifact.size_tables import table_of
@@ -312,10 +312,10 @@ def _refuse_placed(signed: SignedCall) -> None:
             )
 
 
-def _leaves(signed: SignedCall, tokens: Tokens) -> tuple[Leaf, ...]:
+def _leaves(signed: SignedCall, tokens: Tokens) -> tuple[SavedLeaf, ...]:
     rows = zip(signed.signature.paths, signed.signature.types, tokens, signed.shapes, strict=True)
     return tuple(
-        Leaf(
+        SavedLeaf(
             path,
             None if kind.dtype is None else name_of(kind.dtype),
             tuple(n if t == "_" or t.isdigit() else t for t, n in zip(row, shape, strict=True)),

@@ -68,7 +68,7 @@ def _is_of_floats(atoms: Sequence[Atom]) -> bool:
     return any(jnp.issubdtype(dtype_of(atom), np.floating) for atom in atoms)
 
 
-class _Kind(enum.Enum):
+class _Reduces(enum.Enum):
     """How a value differs from what it would be if no NaN were lost.
 
     Attributes:
@@ -122,7 +122,7 @@ class _Fact(NamedTuple):
     """
 
     rows: _Rows
-    kind: _Kind
+    kind: _Reduces
     marked: bool = False
 
 
@@ -166,7 +166,7 @@ class _Loss(Analysis[_Fact | None]):
 
 
 def _is_other(fact: _Fact | None) -> bool:
-    return fact is not None and fact.kind is _Kind.OTHER
+    return fact is not None and fact.kind is _Reduces.OTHER
 
 
 def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
@@ -185,7 +185,7 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
     name = name_of(eqn)
     if name in _EXTREMA and _is_of_floats(eqn.outvars) and not any(map(_is_other, ins)):
         rows = _Rows(eqn.invars[0], frozenset(eqn.params["axes"]))
-        return None if isinstance(rows.operand, Literal) else _Fact(rows, _Kind.OTHER)
+        return None if isinstance(rows.operand, Literal) else _Fact(rows, _Reduces.OTHER)
     every = [fact for fact in ins if fact is not None]
     # A fact may be dropped if its value does not differ. So facts of other rows do not matter then.
     of_rows = {fact.rows for fact in list(filter(_is_other, every)) or every}
@@ -194,7 +194,7 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
     (rows,) = of_rows
     if name in _ELEMENTWISE:
         known = [
-            fact if fact and fact.rows == rows else _Fact(rows, _Kind.SAME, atom is rows.operand)
+            fact if fact and fact.rows == rows else _Fact(rows, _Reduces.SAME, atom is rows.operand)
             for atom, fact in zip(eqn.invars, ins, strict=True)
         ]
         return _elementwise(rows, known, _is_strict(eqn, name, known))
@@ -205,24 +205,24 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
     if name == "broadcast_in_dim" and rows.are_kept_by(eqn):
         return fact._replace(marked=fact.marked and has_all)
     if name == "reduce_sum" and has_all and rows.axes == set(eqn.params["axes"]):
-        return _Fact(rows, _Kind.ROW if fact.marked else fact.kind)
+        return _Fact(rows, _Reduces.ROW if fact.marked else fact.kind)
     return None
 
 
 def _elementwise(rows: _Rows, known: Sequence[_Fact], is_strict: bool) -> _Fact | None:
     marked = is_strict and any(fact.marked for fact in known)
-    if is_strict and any(fact.kind is _Kind.ROW for fact in known):
-        return _Fact(rows, _Kind.ROW, marked)
+    if is_strict and any(fact.kind is _Reduces.ROW for fact in known):
+        return _Fact(rows, _Reduces.ROW, marked)
     if any(map(_is_other, known)):
-        return _Fact(rows, _Kind.OTHER, marked)
-    return _Fact(rows, _Kind.SAME, marked) if marked else None
+        return _Fact(rows, _Reduces.OTHER, marked)
+    return _Fact(rows, _Reduces.SAME, marked) if marked else None
 
 
 def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact]) -> bool:
     """Whether the result is NaN wherever an operand is."""
     if name == "mul":  # XLA turns a product with truth values into a select, which drops NaN
         pairs = zip(eqn.invars, known, strict=True)
-        return all(isinstance(v, Literal) or f.marked or f.kind is _Kind.ROW for v, f in pairs)
+        return all(isinstance(v, Literal) or f.marked or f.kind is _Reduces.ROW for v, f in pairs)
     # Integers hold no NaN, and not every float of 8 bits does.
     return name in _STRICT and all(
         jnp.issubdtype(dtype, np.floating) and dtype.itemsize > 1

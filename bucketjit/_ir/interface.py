@@ -52,7 +52,7 @@ class SizeConstants:
 NO_SIZE_CONSTANTS = SizeConstants()
 
 
-class Pairing(Protocol):
+class ConcreteTraces(Protocol):
     """The concrete traces that a program was made from.
 
     `bucketjit._tracing.pairing.Pairing` implements it.
@@ -110,7 +110,7 @@ class Interface:
     reshapes: tuple[tuple[Shape, Shape], ...] = ()
     unfitted: tuple[str, ...] = ()
     size_constant_shapes: tuple[Shape, ...] = ()
-    pairing: Pairing | None = None
+    pairing: ConcreteTraces | None = None
     computed: Mapping[str, Computed] = field(default_factory=dict)
     counts: tuple[str, ...] = ()
     presumed: tuple[Guard, ...] = ()

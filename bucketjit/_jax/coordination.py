@@ -21,7 +21,7 @@ class StoreLost(Exception):
     """The store does not answer: the process that holds it, process 0, is gone."""
 
 
-class Store:
+class KeyValueStore:
     """The key-value store of the job."""
 
     def __init__(self, client: Any) -> None:

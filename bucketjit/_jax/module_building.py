@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 
 from bucketjit._jax import names
 from bucketjit._jax.arrays import key_shape
-from bucketjit._jax.stablehlo import BadModule, Module, Wrapped, without_main
+from bucketjit._jax.stablehlo import BadModule, Module, WithoutMain, without_main
 
 _ir = names.module("lib.mlir").ir
 _func = names.module("lib.mlir.dialects").func
@@ -57,7 +57,7 @@ class Building:
         arguments: The arguments of the new ``main``.
     """
 
-    def __init__(self, old: Wrapped) -> None:
+    def __init__(self, old: WithoutMain) -> None:
         self.old = old
         self.arguments: list[Value] = []
 

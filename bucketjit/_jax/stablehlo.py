@@ -202,7 +202,7 @@ def _attributes(function: Any, which: str) -> list[Any]:
     return list(_ir.ArrayAttr(function.attributes[which]))
 
 
-class Wrapped(NamedTuple):
+class WithoutMain(NamedTuple):
     """A module whose ``main`` was made private, so that a new ``main`` can call it.
 
     Attributes:
@@ -222,7 +222,7 @@ class Wrapped(NamedTuple):
     result_attributes: list[Any]
 
 
-def without_main(module: Module, name: str) -> Wrapped:
+def without_main(module: Module, name: str) -> WithoutMain:
     """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
     with module.context, _ir.Location.unknown():
         table = _ir.SymbolTable(module.operation)
@@ -238,7 +238,7 @@ def without_main(module: Module, name: str) -> Wrapped:
             if which in old.attributes:
                 del old.attributes[which]
     inputs, results = list(old.type.inputs), list(old.type.results)
-    return Wrapped(module, taken, inputs, results, arg_attributes, result_attributes)
+    return WithoutMain(module, taken, inputs, results, arg_attributes, result_attributes)
 
 
 def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:

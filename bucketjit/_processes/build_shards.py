@@ -45,19 +45,19 @@ class StoredShards(StoredMasked):
         super().__init__(files, store, signed, sizes, made)
         self._shards = shards
 
-    def _device(self) -> Any:
+    def device(self) -> Any:
         return self._shards.own[0]
 
-    def _details(self) -> Sequence[Any]:
+    def details(self) -> Sequence[Any]:
         mesh = self._shards.rows.mesh
         devices = [(d.id, d.process_index, d.device_kind) for d in mesh.devices.flat]
         of_mesh = [*mesh.shape.items()], devices, self._shards.axis
-        return (*super()._details(), *of_mesh)
+        return (*super().details(), *of_mesh)
 
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
         return Placement(
             tuple(self._shards.rows.mesh.devices.flat),
-            tuple(x.sharding for x in self._leaves()),
+            tuple(x.sharding for x in self.leaves()),
             tuple(map(self._sharding_of, range(len(self._program.out_shapes)))),
         )
 
@@ -66,11 +66,11 @@ class StoredShards(StoredMasked):
         shards = self._shards
         return shards.rows if result in self._program.open_outs else shards.whole
 
-    def _results(self) -> list[jax.ShapeDtypeStruct]:
+    def results(self) -> list[jax.ShapeDtypeStruct]:
         opened, count = self._program.open_outs, self._shards.count
         return [
             x.update(shape=(x.shape[0] * count, *x.shape[1:])) if i in opened else x
-            for i, x in enumerate(super()._results())
+            for i, x in enumerate(super().results())
         ]
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._jax.coordination import Store, StoreLost, client
+from bucketjit._jax.coordination import KeyValueStore, StoreLost, client
 from bucketjit._jax.names import Without, lacking
 from bucketjit._raised import first_line
 from bucketjit.errors import AgreementError
@@ -42,7 +42,7 @@ class Job:
         calls: Numbers the calls over all functions.
     """
 
-    def __init__(self, store: Store, rank: int, count: int) -> None:
+    def __init__(self, store: KeyValueStore, rank: int, count: int) -> None:
         self.rank = rank
         self.calls = itertools.count(1)
         self._store = store
@@ -108,7 +108,7 @@ def _path(step: int) -> str:
 @functools.lru_cache(maxsize=2)
 def _job_of(found: Any) -> Job:
     """The job of a client of the store. Another ``jax.distributed.initialize`` makes another."""
-    return Job(Store(found), jax.process_index(), jax.process_count())
+    return Job(KeyValueStore(found), jax.process_index(), jax.process_count())
 
 
 def this_job() -> Job:

@@ -34,7 +34,7 @@ from bucketjit._processes.on_shards import (
 from bucketjit._processes.shard_axis import local_shards
 from bucketjit._processes.split_rows import ShardedCall, sharded_call
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Masked, Refused, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.observers import Together
@@ -213,9 +213,9 @@ class Agreement:
             case Masked(beyond=beyond):
                 remedy = "choose a larger bucket, or overflow='extend'"
                 why = MaskingError(str(beyond), remedy)
-            case Exact(Because.NO_OPEN_AXIS) if self._shards is None:
+            case Unpadded(Because.NO_OPEN_AXIS) if self._shards is None:
                 return {}
-            case Exact(because, why):
+            case Unpadded(because, why):
                 why = why if self._shards is None else WITHOUT_ROWS.get(because, why)
             case Refused(error):
                 raise error

@@ -2,7 +2,7 @@
 
 The engine, `explain` and warm-up all match on the `Decision`, so they cannot disagree. Deciding
 compiles and runs nothing. So building the executable may still find that the program cannot be
-masked; that is noted in `Refusals`, and the next decision is `Exact`.
+masked; that is noted in `Refusals`, and the next decision is `Unpadded`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Because(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Exact:
+class Unpadded:
     """The call runs at its exact shape.
 
     Attributes:
@@ -114,7 +114,7 @@ class Refused:
     error: ArgumentError | BucketOverflowError
 
 
-Decision = Masked | Exact | Refused
+Decision = Masked | Unpadded | Refused
 
 NO_STRATEGY = MaskingError(
     "there is no strategy: every size has an executable of its own", "add .with_pow2()"
@@ -135,15 +135,15 @@ class Decisions:
         program = call.program
         if program is None:
             if call.refusal is not None:
-                return Exact(Because.UNMASKED, call.refusal)
+                return Unpadded(Because.UNMASKED, call.refusal)
             if any(0 in shape for shape in signed.shapes):
-                return Exact(Because.EMPTY, _EMPTY)
-            return Exact(Because.NO_OPEN_AXIS, _NO_OPEN_AXIS)
+                return Unpadded(Because.EMPTY, _EMPTY)
+            return Unpadded(Because.NO_OPEN_AXIS, _NO_OPEN_AXIS)
         program.check_reshapes(call.sizes)
         # Refusals of the program come before the bucket: a call that runs exact anyway must not
         # raise because its size is beyond the largest bucket.
         if (refusal := self._refusals.of_program(program)) is not None:
-            return Exact(Because.UNMASKED, refusal)
+            return Unpadded(Because.UNMASKED, refusal)
         try:
             bucket = self._buckets.of(program, call)
         except BucketOverflowError as error:
@@ -152,10 +152,10 @@ class Decisions:
         # is all of them, there is nothing to mask.
         beyond = self._buckets.beyond(program, call.sizes)
         if beyond is not None and beyond.wholly:
-            return Exact(Because.BEYOND, MaskingError(beyond.reason))
+            return Unpadded(Because.BEYOND, MaskingError(beyond.reason))
         if (spread := refusal_of_global(signed, call, bucket)) is not None:
             return Refused(spread)
         masked = Masked(program, bucket, None if beyond is None else beyond.reason)
         if (refusal := self._refusals.of(masked.key)) is not None:
-            return Exact(Because.UNMASKED, refusal)
+            return Unpadded(Because.UNMASKED, refusal)
         return masked

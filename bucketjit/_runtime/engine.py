@@ -27,7 +27,7 @@ from bucketjit._raised import is_of_machine
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.decisions import Because, Decision, Decisions, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Refused, Unpadded
 from bucketjit._runtime.engine_parts import TRACED, Parts
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
@@ -137,7 +137,7 @@ class Engine:
         match decision:
             case Masked():
                 return self._run_masked(decision, signed, call, out, given)
-            case Exact(Because.UNMASKED, why):
+            case Unpadded(Because.UNMASKED, why):
                 result = self._fall_back(why, signed, call, out, given)
                 # Tracing failed. Only now that the exact run has succeeded is it known that the
                 # cause is not a wrong call, so only now is tracing given up for such calls.
@@ -145,10 +145,10 @@ class Engine:
                     with self.lock:
                         signed.signature.remember_refusal(call, signed.shapes)
                 return result
-            case Exact(Because.BEYOND, why):
+            case Unpadded(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
                 return self._run_exact(signed, call.sizes, out, given, call.program, why.reason)
-            case Exact():
+            case Unpadded():
                 return self._run_exact(signed, call.sizes, out, given)
             case Refused(error):
                 raise error
@@ -263,7 +263,7 @@ class Engine:
         """Decide what a call does; see `Decisions.decide`."""
         return self.decisions.decide(signed, call)
 
-    def chosen(self, signed: SignedCall, call: ResolvedCall) -> Masked | Exact:
+    def chosen(self, signed: SignedCall, call: ResolvedCall) -> Masked | Unpadded:
         """The decision on a call that is not run; raises what the call would raise."""
         decision = self.decide(signed, call)
         if isinstance(decision, Refused):

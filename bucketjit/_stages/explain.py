@@ -26,7 +26,7 @@ from bucketjit._jax.jaxprs import struct_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
-from bucketjit._runtime.decisions import NO_STRATEGY, Exact, Masked, Refused
+from bucketjit._runtime.decisions import NO_STRATEGY, Masked, Refused, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._tracing.resolved_call import ResolvedCall
@@ -283,7 +283,7 @@ def _explained(
     match engine.decide(signed, call):
         case Masked() as decision:
             return _explained_masked(engine, signed, call, decision, equations)
-        case Exact(_, why):
+        case Unpadded(_, why):
             return _explained_exact(engine, signed, call.sizes, why)
         case Refused(error):
             raise error

@@ -20,7 +20,7 @@ from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback, is_int_from
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Masked, Refused, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import why_not_batched
 from bucketjit._runtime.statistics import FrozenDict
@@ -229,9 +229,9 @@ def _requests_of(
             return [engine.requests.rows(signed, call, bucket, each) for each in rows]
         case Masked(bucket=bucket):
             return [engine.requests.masked(signed, call, bucket)]
-        case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+        case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
-        case Exact(because, why):
+        case Unpadded(because, why):
             request = engine.requests.exact(signed, call.sizes)
             if because in (Because.UNMASKED, Because.EMPTY):
                 return Unmasked(why.reason, request, call, signed.shapes)

@@ -62,7 +62,7 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     return traced
 
 
-class _Node(NamedTuple):
+class _Held(NamedTuple):
     """A node or a leaf of a tree.
 
     Attributes:
@@ -75,22 +75,22 @@ class _Node(NamedTuple):
     value: Any
     path: tuple[Any, ...]
     kind: Any
-    children: dict[Any, _Node]
+    children: dict[Any, _Held]
 
-    def every(self) -> Iterator[_Node]:
+    def every(self) -> Iterator[_Held]:
         yield self
         for child in self.children.values():
             yield from child.every()
 
 
-def _node(value: Any, path: tuple[Any, ...] = ()) -> _Node:
+def _node(value: Any, path: tuple[Any, ...] = ()) -> _Held:
     pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     kind: Any = cast(Any, tree).node_data()
     children = {} if kind is None else {p[0]: _node(x, path + p) for p, x in pairs}
-    return _Node(value, path, kind, children)
+    return _Held(value, path, kind, children)
 
 
-def _taken_apart(tree: Any) -> _Node | None:
+def _taken_apart(tree: Any) -> _Held | None:
     """The root of a tree; None if a class in it cannot be taken apart here."""
     try:
         return _node(tree)
@@ -118,7 +118,7 @@ def _is_plain(value: object) -> bool:
     return type(value) in _PLAIN or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def _changes(before: _Node, after: _Node, holder: Any = None) -> Iterator[_Change]:
+def _changes(before: _Held, after: _Held, holder: Any = None) -> Iterator[_Change]:
     """The changes between two states of a node, without those in plain containers."""
     same = before.value is after.value
     if not same and _is_plain(holder):
@@ -142,7 +142,7 @@ def _changes(before: _Node, after: _Node, holder: Any = None) -> Iterator[_Chang
         yield _Change(holder, after.path, None, "static data")
 
 
-def _lost_changes(before: _Node | None, arguments: Any, results: Any) -> list[_Change]:
+def _lost_changes(before: _Held | None, arguments: Any, results: Any) -> list[_Change]:
     """The changes of objects among the arguments that are not returned."""
     after = None if before is None else _taken_apart(arguments)
     if before is None or after is None or not (changes := list(_changes(before, after))):

@@ -28,7 +28,7 @@ from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._tracing.binding import bind_sizes, without_empty
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.traced_programs import Refused, TracedPrograms
+from bucketjit._tracing.traced_programs import RefusedAt, TracedPrograms
 from bucketjit._tracing.why_traced import News, inputs_of
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -70,7 +70,9 @@ class Signature:
         self._news = News(why, self._traced)
         self._tokens: Tokens | None = None
         self._last: Shapes = ()  # of the call that the last program was traced for
-        self._closed: dict[Place, Refused] = {}  # axes that could not be opened, and at which sizes
+        self._closed: dict[
+            Place, RefusedAt
+        ] = {}  # axes that could not be opened, and at which sizes
         self._refusal: TraceRefused | None = None  # why calls without open axes have no program
         self._open_leaves: tuple[Tokens, list[int]] = ((), [])  # of the last tokens asked for
         # What `bucketjit._runtime.rows` has decided for calls of this signature.
@@ -265,7 +267,7 @@ class Signature:
             for leaf, axis in self._axes.unnamed(shapes)
             if self._tokens[leaf][axis] == STATIC
             and self._last[leaf][axis] != shapes[leaf][axis]
-            and self._closed.get((leaf, axis), Refused()).may_do_at((shapes[leaf][axis],))
+            and self._closed.get((leaf, axis), RefusedAt()).may_do_at((shapes[leaf][axis],))
         ]
         if not opened:
             return None
@@ -294,7 +296,7 @@ class Signature:
     def _is_larger_before(self, axes: Sequence[Place], shapes: Shapes) -> bool:
         """Whether an axis was larger when the last program was traced, and may be opened there."""
         sizes = [(self._last[leaf][axis], shapes[leaf][axis]) for leaf, axis in axes]
-        closed = [self._closed.get(place, Refused()) for place in axes]
+        closed = [self._closed.get(place, RefusedAt()) for place in axes]
         return any(
             before > now and refused.may_do_at((before,))
             for (before, now), refused in zip(sizes, closed, strict=True)
@@ -303,7 +305,7 @@ class Signature:
     def _close(self, axes: Sequence[Place], shapes: Shapes) -> None:
         """Note that these axes could not be opened at these sizes."""
         for leaf, axis in axes:
-            closed = self._closed.get((leaf, axis), Refused())
+            closed = self._closed.get((leaf, axis), RefusedAt())
             self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
 
     def _attempt_before(self, tokens: Tokens) -> ResolvedCall | None:

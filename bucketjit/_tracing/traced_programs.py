@@ -2,7 +2,7 @@
 
 A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
 of 2 rows, one half is 1 row, which JAX broadcasts. So a refusal holds for the sizes of its call
-only. `Refused` limits how many other sizes are tried.
+only. `RefusedAt` limits how many other sizes are tried.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ASKED_SYMBOLICALLY = (
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedAt:
     """The sizes at which a trace was refused, and whether another one is tried at further sizes.
 
     Many functions cannot be traced at small sizes only, and some at large ones only. So after
@@ -69,9 +69,9 @@ class Refused:
 
     sizes: frozenset[tuple[int, ...]] = frozenset()
 
-    def and_at(self, sizes: tuple[int, ...]) -> Refused:
+    def and_at(self, sizes: tuple[int, ...]) -> RefusedAt:
         """These refusals, and one more at ``sizes``."""
-        return Refused(self.sizes | {sizes})
+        return RefusedAt(self.sizes | {sizes})
 
     def may_do_at(self, sizes: tuple[int, ...]) -> bool:
         """Whether a trace is tried at these sizes."""
@@ -83,7 +83,7 @@ class Refused:
 
 
 @dataclass
-class Traced:
+class KnownPrograms:
     """The programs and the refusals for one set of open axes and static sizes.
 
     It holds programs weakly; `TracedPrograms` decides how long they live.
@@ -98,7 +98,7 @@ class Traced:
 
     tracer: Callable[[], Tracer | None] = lambda: None
     refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
-    refused: Refused = Refused()
+    refused: RefusedAt = RefusedAt()
     is_traced_again: bool = False
     _programs: list[weakref.ref[Interface]] = field(default_factory=list)
 
@@ -174,7 +174,7 @@ class TracedPrograms:
         self.paths = tuple(paths)
         self.constraints = tuple(constraints)
         self._is_cut = any(kind.partitions for kind in self.types)
-        self._traced: dict[Any, Traced] = {}
+        self._traced: dict[Any, KnownPrograms] = {}
         self._look_through_at = _LOOKED_THROUGH
         self._kept: set[Interface] = set()
 
@@ -198,14 +198,14 @@ class TracedPrograms:
         """The key that distinguishes programs: the tokens, and the sizes of the static axes."""
         return tokens, tuple(shapes[leaf][axis] for leaf, axis, _ in places_of(tokens).static)
 
-    def at(self, tokens: Tokens, shapes: Shapes) -> Traced:
+    def at(self, tokens: Tokens, shapes: Shapes) -> KnownPrograms:
         """The programs and refusals for the open axes and static sizes of a call."""
         key = self.static_key(tokens, shapes)
         known = self._traced.get(key)
         if known is None:
             if len(self._traced) >= self._look_through_at:
                 self._forget_what_is_gone()
-            known = self._traced[key] = Traced()
+            known = self._traced[key] = KnownPrograms()
         return known
 
     def _forget_what_is_gone(self) -> None:
@@ -216,7 +216,7 @@ class TracedPrograms:
         self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
         self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
-    def add(self, program: Interface, to: Traced) -> None:
+    def add(self, program: Interface, to: KnownPrograms) -> None:
         """Keep a program among those of the same static sizes, which `at` returns."""
         self.keep(program)
         to.add(program)

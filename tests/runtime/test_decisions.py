@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Fallback, Overflow, strategies
-from bucketjit._runtime.decisions import Because, Decision, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Decision, Masked, Refused, Unpadded
 from bucketjit.errors import BucketOverflowError, FallbackError
 
 pytestmark = pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
@@ -85,12 +85,14 @@ CASES = {
     "no open axis": Case(
         lambda: BucketedExec(doubled, dynamic_axes=(None,)).with_pow2(),
         (rows(3),),
-        Exact,
+        Unpadded,
         Because.NO_OPEN_AXIS,
     ),
-    "size 0": Case(lambda: BucketedExec(doubled).with_pow2(), (rows(0, 2),), Exact, Because.EMPTY),
+    "size 0": Case(
+        lambda: BucketedExec(doubled).with_pow2(), (rows(0, 2),), Unpadded, Because.EMPTY
+    ),
     "beyond the largest bucket, exact": Case(
-        lambda: up_to(4, Overflow.EXACT, centered), (rows(9, 2),), Exact, Because.BEYOND
+        lambda: up_to(4, Overflow.EXACT, centered), (rows(9, 2),), Unpadded, Because.BEYOND
     ),
     "beyond the largest bucket, extended": Case(
         lambda: up_to(4, Overflow.EXTEND, centered), (rows(9, 2),), Masked, None, "masked"
@@ -98,13 +100,13 @@ CASES = {
     "no rule": Case(
         lambda: BucketedExec(with_reference).with_pow2(),
         (rows(5),),
-        Exact,
+        Unpadded,
         Because.UNMASKED,
     ),
     "no rule, and that is an error": Case(
         lambda: BucketedExec(with_reference, fallback=Fallback.ERROR).with_pow2(),
         (rows(5),),
-        Exact,
+        Unpadded,
         Because.UNMASKED,
         "exact",
         FallbackError,
@@ -142,7 +144,7 @@ def test_the_call_does_what_is_decided(case: Case) -> None:
     match decision:
         case Masked():
             assert entries == [decision.key]
-        case Exact():
+        case Unpadded():
             assert decision.because is case.because
             assert len(entries) == (case.error is None)
             assert all(type(key[0]).__name__ != "Program" for key in entries)
@@ -165,7 +167,7 @@ def test_explain_shows_what_is_decided(case: Case) -> None:
     decision = decided(executor, case.args)
     if isinstance(decision, Masked) and case.kind is Masked:
         assert dict(after.bucket) == dict(decision.bucket)
-    if isinstance(decision, Exact):
+    if isinstance(decision, Unpadded):
         assert after.reason == decision.why.reason
 
 

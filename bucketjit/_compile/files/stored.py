@@ -91,7 +91,7 @@ class Stored:
             if found is None:
                 return None
             kept, raw = found
-            return self._entry(kept, deserialized(raw, self._placement()), began)
+            return self.entry(kept, deserialized(raw, self.placement()), began)
         except Exception as error:
             if not is_of_machine(error):
                 self._store.discard(wanted, in_one_line(error))
@@ -114,9 +114,9 @@ class Stored:
         try:
             # Digest the constants again: a NumPy array that the function closes over may have been
             # written to since the key was made.
-            if any(wanted.parts[part] != told for part, told in self._digests().items()):
+            if any(wanted.parts[part] != told for part, told in self.digests().items()):
                 raise NoDigest("an array that it closes over was changed meanwhile")
-            raw, kept = serialized(entry.compiled, self._placement())
+            raw, kept = serialized(entry.compiled, self.placement())
         except (NotPlain, NoDigest) as error:
             self._files.refuse(self._store, self._sizes, str(error))
             return
@@ -133,7 +133,7 @@ class Stored:
 
     def _find_key(self) -> Record | None:
         """Make the key. None, and an event, if the executable has no sound key."""
-        self._trace()
+        self.trace()
         try:
             self._wanted = self._key()
         except NoDigest as error:
@@ -143,7 +143,7 @@ class Stored:
             self._files.refuse(self._store, self._sizes, why)
         return self._wanted
 
-    def _trace(self) -> None:
+    def trace(self) -> None:
         """Trace the function if the key needs that, once. Raises what the call would raise."""
 
     def _key(self) -> Record:
@@ -152,19 +152,19 @@ class Stored:
             raise NoDigest(lack)
         if looks_for_nans():
             raise NoDigest("jax_debug_nans or jax_debug_infs is on")
-        device = self._device()
-        types = [type_text(x) for x in self._leaves()]
+        device = self.device()
+        types = [type_text(x) for x in self.leaves()]
         called = Digest().add(
             self.exact,
             types,
             device_name(device),
-            [placement_text(x) for x in self._leaves()],
+            [placement_text(x) for x in self.leaves()],
             list(self._sizes.items()),
-            *self._details(),
+            *self.details(),
             self._made.options,
             context_of_keys(),
         )
-        parts = {**self._digests(), "call": called.hexdigest()}
+        parts = {**self.digests(), "call": called.hexdigest()}
         surroundings = environment(device)
         kind = kind_of(self._signed, device)
         return Record(
@@ -177,13 +177,13 @@ class Stored:
             environment=surroundings,
         )
 
-    def _device(self) -> Any:
+    def device(self) -> Any:
         """The device that the executable runs on; one of this process if there are several."""
-        return device_of(self._leaves())
+        return device_of(self.leaves())
 
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
         """Where the executable runs, and where its arguments and results are."""
-        return Placement.on(self._device())
+        return Placement.on(self.device())
 
     def _checked(self, expected: Expected, args: object, kwargs: object, sizes: object) -> Any:
         """A check of argument types, the same as in the first trace of the function.
@@ -206,19 +206,19 @@ class Stored:
 
         return check
 
-    def _leaves(self) -> list[Any]:
+    def leaves(self) -> list[Any]:
         """The leaves of the arguments, as types."""
         raise NotImplementedError
 
-    def _details(self) -> Sequence[Any]:
+    def details(self) -> Sequence[Any]:
         """What the executable depends on besides program, types and options."""
         raise NotImplementedError
 
-    def _digests(self) -> Mapping[str, str]:
+    def digests(self) -> Mapping[str, str]:
         """Digests of the program and its constants, by part."""
         raise NotImplementedError
 
-    def _entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
+    def entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
         """The cache entry of a loaded executable."""
         raise NotImplementedError
 
@@ -240,11 +240,11 @@ class StoredMasked(Stored):
         assert self._made.transform is not None
         return self._made.transform
 
-    def _leaves(self) -> list[Any]:
+    def leaves(self) -> list[Any]:
         made = self._made
         return jax.tree_util.tree_leaves((made.types, made.kwargs))
 
-    def _details(self) -> Sequence[Any]:
+    def details(self) -> Sequence[Any]:
         program, made = self._program, self._made
         kinds = [
             None if jax.dtypes.issubdtype(d, jax.dtypes.extended) else (d.name, weak)
@@ -264,27 +264,27 @@ class StoredMasked(Stored):
             self._transform.details(),
         )
 
-    def _digests(self) -> Mapping[str, str]:
+    def digests(self) -> Mapping[str, str]:
         return self._files.digests_of(self._program)
 
-    def _entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
+    def entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
         program, made = self._program, self._made
-        outs, tree = with_type_of_counts(program, list(map(shaped, self._results())))
+        outs, tree = with_type_of_counts(program, list(map(shaped, self.results())))
         function, compiled = loaded_function(
             xla,
             kept,
             f"jit({made.function.__name__})",
-            [jax.typeof(x) for x in self._leaves()],
+            [jax.typeof(x) for x in self.leaves()],
             outs,
             tree,
-            self._placement(),
+            self.placement(),
             self._checked(made.expected, made.args, made.kwargs, made.sizes),
             made.function,
             self._failed,
         )
         return made.executable(function, compiled, outs, began, loaded=True)
 
-    def _results(self) -> list[jax.ShapeDtypeStruct]:
+    def results(self) -> list[jax.ShapeDtypeStruct]:
         """The types of the results, without the counts."""
         program, made = self._program, self._made
         assert made.at is not None
@@ -302,31 +302,31 @@ class StoredExact(Stored):
     exact = True
     _traced: Any = None  # the trace, once it is made
 
-    def _leaves(self) -> list[Any]:
+    def leaves(self) -> list[Any]:
         return jax.tree_util.tree_leaves((self._made.types, self._made.kwargs))
 
-    def _details(self) -> Sequence[Any]:
+    def details(self) -> Sequence[Any]:
         return (tuple(sorted(self._made.donated)),)
 
-    def _trace(self) -> None:
+    def trace(self) -> None:
         if self._traced is None:
             with forgetful_jax(), selecting_jax():  # if it fails, JAX must not keep the trace
                 self._traced = self._made.function.trace(*self._made.args, **self._made.kwargs)
 
-    def _digests(self) -> Mapping[str, str]:
+    def digests(self) -> Mapping[str, str]:
         return self._files.digests(*open_jaxpr(self._traced.jaxpr))
 
-    def _entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
+    def entry(self, kept: Sequence[int], xla: object, began: float) -> Executable:
         made = self._made
         tree = jax.tree_util.tree_structure(self._traced.out_info)
         function, compiled = loaded_function(
             xla,
             kept,
             f"jit({made.function.__name__})",
-            [jax.typeof(x) for x in self._leaves()],
+            [jax.typeof(x) for x in self.leaves()],
             out_types(self._traced.jaxpr),
             tree,
-            self._placement(),
+            self.placement(),
             self._checked(made.expected, made.args, made.kwargs, ()),
             made.function,
             self._failed,

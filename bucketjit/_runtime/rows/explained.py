@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from bucketjit._compile.rows import rows_key
 from bucketjit._events import shown
-from bucketjit._runtime.decisions import Exact
+from bucketjit._runtime.decisions import Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.examples import Examples
 from bucketjit._runtime.rows.kinds import Alone, Row
@@ -123,7 +123,7 @@ def _reason(call: MapCall, row: Row) -> str:
     if isinstance(kind.way, Alone) and kind.way.why is not None:
         return kind.way.why.reason
     match call.engine.decide(call.kinds.call_of(row), kind.call):
-        case Exact(_, why):
+        case Unpadded(_, why):
             return why.reason
         case decision:
             return getattr(decision, "beyond", None) or "a call of its own serves it"

@@ -25,7 +25,7 @@ from bucketjit._config import Fallback
 from bucketjit._ir.dynamic_axes import STATIC, Tokens
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
-from bucketjit._runtime.decisions import Because, Exact, Masked, Refused
+from bucketjit._runtime.decisions import Because, Masked, Refused, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
 from bucketjit._runtime.rows.examples import Examples, Values, places_of_arguments
@@ -282,9 +282,9 @@ class Kinds:
                 return self._batched(signed, call, program, bucket)
             case Refused(error):
                 raise error
-            case Exact(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
+            case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
                 raise FallbackError(why.reason, why.remedy)
-            case Exact(Because.NO_OPEN_AXIS):
+            case Unpadded(Because.NO_OPEN_AXIS):
                 return Alone(NO_SIZES)
             case _:
                 return Alone(None)
