@@ -16,14 +16,13 @@ from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.fingerprint import Digest, NoDigest
 from bucketjit._compile.files.keys import device_of
 from bucketjit._compile.kernel import (
-    Body,
     Kernel,
-    Transform,
     WithConstants,
     exact_kernel,
     kernel,
     with_type_of_counts,
 )
+from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds
 from bucketjit._config import Config
 from bucketjit._events import shown

@@ -14,16 +14,16 @@ object itself is freed.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bucketjit._compile.argument_types import Expected, abstract, to_donate
-from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads, sizes_argument
+from bucketjit._compile.argument_types import Expected, abstract
+from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads
+from bucketjit._compile.transform import ONE, Body, Transform
 from bucketjit._config import Check
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic, shape_function
@@ -36,15 +36,6 @@ from bucketjit._raised import in_one_line
 from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import MaskingError
-
-
-class Body(Protocol):
-    """Computes the results of a program at padded sizes, flat, with its counts after them."""
-
-    def __call__(
-        self, vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
-    ) -> list[Any]:
-        """Compute the results."""
 
 
 class Kernel(NamedTuple):
@@ -167,96 +158,6 @@ def _refusing_defects() -> Iterator[None]:
             "leave the axis static, or write that part in another way",
             in_bucket=True,
         ) from error
-
-
-class Transform:
-    """What a kernel takes: here the arguments of one call.
-
-    Attributes:
-        count: How many examples the kernel takes; None if it takes one call.
-        in_turn: Whether its examples are computed one after the other.
-        uneven: The mesh axis along which shards have sizes of their own, if there is one.
-        stored: Makes the place of an executable among files; None for the usual one.
-    """
-
-    count: int | None = None
-    in_turn: bool = False
-    uneven: tuple[str, ...] = ()
-    stored: Callable[..., Any] | None = None
-
-    def refuse(self, what: str) -> None:
-        """Raise a `SpecError` if what was asked for has no form of this kind."""
-
-    def details(self) -> Any:
-        """What tells executables of this kind in files from others; None for a single call."""
-
-    def options(self, is_kept: bool) -> Mapping[str, Any]:
-        """Options of XLA for kernels of this kind; ``is_kept`` says that they go into files."""
-        return {}
-
-    def bucket(self, bucket: Mapping[str, int]) -> Mapping[str, int]:
-        """The sizes that messages and statistics name the kernel by."""
-        return bucket
-
-    def pads(self, signed: SignedCall, pads: Pads) -> Pads:
-        """Position and shape of each leaf that is padded, from those of one call."""
-        return pads
-
-    def given(self, signed: SignedCall) -> Sequence[int]:
-        """The leaves of a call that the kernel takes."""
-        return range(len(signed.leaves))
-
-    def types(
-        self, signed: SignedCall, pads: Mapping[int, tuple[int, ...]]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The types of the arguments: positional and by keyword."""
-        found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = signed.tree.unflatten(abstract(signed, pads))
-        return found
-
-    def sizes(
-        self, call: ResolvedCall, constants: Sequence[tuple[int, ...]], poison: int | None
-    ) -> Any:
-        """The first argument, or its type; ``constants`` are the padded shapes of these."""
-        return sizes_argument(call, constants, poison)
-
-    def donated(
-        self,
-        signed: SignedCall,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
-    ) -> tuple[frozenset[int], frozenset[int]]:
-        """The arguments that are donated, and their leaves whose padded copies are.
-
-        `to_donate` chooses them by what the results of the bucket can reuse.
-        """
-        if not signed.donate:
-            return frozenset(), frozenset()
-        made = Counter(
-            (at.padded_shape(shape), dtype)
-            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
-        )
-        return to_donate(signed, pads, made)
-
-    def of_host(self, consts: Sequence[Any]) -> Sequence[Any]:
-        """The constants of a program, where the kernel may use them."""
-        return consts
-
-    def run(
-        self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]
-    ) -> Callable[..., Any]:
-        """The transformed body, as a function of the first argument and the arrays."""
-
-        def one(sizes: Any, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
-            vector, constants = sizes if isinstance(sizes, tuple) else (sizes, ())
-            # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
-            return body(vector, constants, arrays, vector[-1] if is_poisoned else None)
-
-        return one
-
-
-ONE = Transform()
 
 
 def kernel(

@@ -4,13 +4,10 @@
     m = reduce_max y         chosen among the elements of y
     c = eq y m               compares y with m, so this pass returns y
 
-A computed ``y`` is equal to its own maximum somewhere: ``y == y.max(0)`` relies on that, and so
-does the derivative of a maximum. XLA's CPU backend may compute ``y`` in each kernel that reads it,
-and round it differently there: ``x - a * b`` in one step or in two, the last columns without vector
-instructions (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). Then no element equals the maximum, and
-the gradient is lost. Whether a program is affected depends on its sizes and on what XLA fuses, so
-masks and padding can trigger or hide it. This pass finds the values that must be computed once, and
-a hook of the interpreter keeps them in memory (`bucketjit._compile.workarounds`).
+XLA's CPU backend may compute ``y`` in each kernel that reads it, and round it differently there:
+``x - a * b`` in one step or in two (jaxlib 0.10.2 and 0.12, in ``jax.jit`` too). Then no element
+equals the maximum, and its gradient is lost. Masks and padding can trigger or hide it. This pass
+finds the values that must be computed once; a hook of the interpreter keeps them in memory.
 """
 
 from __future__ import annotations

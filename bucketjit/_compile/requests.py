@@ -19,8 +19,9 @@ from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.executable_files import ExecutableFiles
-from bucketjit._compile.kernel import ONE, Kernel, Transform
+from bucketjit._compile.kernel import Kernel
 from bucketjit._compile.rows import Rows, rows_key
+from bucketjit._compile.transform import ONE, Transform
 from bucketjit._compile.workarounds import OPTIONS, Workarounds, must_rebuild
 from bucketjit._config import Config
 from bucketjit._events import emit

@@ -17,11 +17,10 @@ from __future__ import annotations
 
 import math
 import operator
-import threading
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,7 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate, is_symbolic
+from bucketjit._ir.open_sizes import as_open
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
@@ -47,83 +47,6 @@ from bucketjit.errors import MaskingError
 
 _BITS_OF_SIZES = 32
 _DEEPEST = 6  # sums of sizes inside of sums that are looked at
-
-
-class SizeIsComputed(Exception):
-    """The function computes a size, and is traced where it cannot."""
-
-
-class Open(Protocol):
-    """What a selection does in this thread while a function is traced."""
-
-    def nonzero(self, array: Any) -> tuple[Any, ...]:
-        """The positions of the entries that are not zero, one array for each axis."""
-
-    def refuse(self, reason: str, remedy: str) -> NoReturn:
-        """Give up: what is asked for cannot be computed in the program."""
-
-    def cut(self, arrays: list[Any], n: Any) -> list[Any]:
-        """The first ``n`` rows of arrays."""
-
-    def first(self, array: Any, n: Any, axis: int) -> Any:
-        """The first ``n`` positions of an axis, or all if there are fewer."""
-
-    def size(self, n: Any, of: str, by: str = "k", *, is_clamped: bool = False) -> Any:
-        """A traced integer as a size."""
-
-    def position(self, end: Any, size: Any, least: Any, most: Any) -> Any:
-        """A traced end of a slice as a position of an axis."""
-
-    def extend(self, array: Any, axis: int, n: Any, size: Any) -> Any:
-        """An axis of ``n`` positions with zeros after it, up to a size."""
-
-    def ended(self, trace: Any) -> None:
-        """Drop what belongs to a trace."""
-
-
-_of_thread = threading.local()
-
-
-def selecting() -> Open | None:
-    """What selections do in this thread; None if JAX's own functions are to run."""
-    return getattr(_of_thread, "open", None)
-
-
-@contextmanager
-def _as_open(value: Open | None) -> Iterator[None]:
-    before = selecting()
-    _of_thread.open = value
-    try:
-        yield
-    finally:
-        _of_thread.open = before
-
-
-class Noticing:
-    """Stops a trace where it would compute a size.
-
-    Attributes:
-        noticed: Whether it has stopped one. User code may have caught the error.
-    """
-
-    def __init__(self) -> None:
-        self.noticed = False
-
-    def nonzero(self, *_: Any, **__: Any) -> Any:
-        """Raise `SizeIsComputed`."""
-        self.noticed = True
-        raise SizeIsComputed
-
-    def ended(self, trace: Any) -> None:
-        """Nothing is known of a trace."""
-
-    refuse = cut = first = size = position = extend = nonzero
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """A context in which traces of this thread stop."""
-        with _as_open(self):
-            yield
 
 
 @dataclass(frozen=True)
@@ -216,7 +139,7 @@ class Sizing:
     @contextmanager
     def active(self) -> Iterator[None]:
         """A context in which selections of this thread make sizes."""
-        with _as_open(self), unshared_traces() as self._unshared:
+        with as_open(self), unshared_traces() as self._unshared:
             yield
 
     def nonzero(self, array: Any) -> tuple[Any, ...]:

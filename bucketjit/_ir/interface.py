@@ -55,7 +55,7 @@ NO_SIZE_CONSTANTS = SizeConstants()
 class ConcreteTraces(Protocol):
     """The concrete traces that a program was made from.
 
-    `bucketjit._tracing.pairing.Pairing` implements it.
+    `bucketjit._tracing.paired.Pairing` implements it.
     """
 
     @property

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
-from bucketjit._ir.computed_sizes import selecting
+from bucketjit._ir.open_sizes import selecting
 from bucketjit._ir.shard_reductions import (
     axis_of_shards,
     mean_over_shards,
@@ -133,7 +133,7 @@ lenient_jax = _Replacing(_FOR_SYMBOLIC_SIZES)
 """While active, JAX traces more programs with symbolic sizes."""
 
 selecting_jax = _Replacing(_FOR_SELECTIONS)
-"""While active, selections ask `bucketjit._ir.computed_sizes.selecting` what to do."""
+"""While active, selections ask `bucketjit._ir.open_sizes.selecting` what to do."""
 
 uneven_shards = _Replacing(_FOR_SHARDS)
 """While active, collectives know uneven shards; see `bucketjit._ir.shard_reductions`."""

@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from bucketjit._compile.files.executable_files import ExecutableFiles
 from bucketjit._compile.files.store import Store
 from bucketjit._compile.files.stored import StoredMasked
-from bucketjit._compile.kernel import Body, Kernel, Transform
+from bucketjit._compile.kernel import Kernel
+from bucketjit._compile.transform import Body, Transform
 from bucketjit._config import Sharded
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface

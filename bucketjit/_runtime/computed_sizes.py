@@ -17,7 +17,7 @@ from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
-from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
+from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import SignedCall

@@ -20,9 +20,10 @@ import jax
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.bounds import is_never_negative
-from bucketjit._ir.computed_sizes import Computed, Noticing, Sizing
+from bucketjit._ir.computed_sizes import Computed, Sizing
 from bucketjit._ir.expressions import Shape, is_symbolic, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
+from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (

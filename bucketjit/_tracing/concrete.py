@@ -14,9 +14,9 @@ import cachetools
 import jax
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.computed_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.expressions import evaluate_text, variables_of
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives

@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence, Set
 
 from jax import export
 
-from bucketjit._ir.computed_sizes import Noticing, Sizing
+from bucketjit._ir.computed_sizes import Sizing
 from bucketjit._ir.expressions import evaluate_text, solve, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
+from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.ranges import solved_for
 from bucketjit._tracing.computed_sizes import always_holds
 from bucketjit.errors import MaskingError

@@ -13,25 +13,19 @@ sizes break a guard gets another program.
 
 from __future__ import annotations
 
-import contextlib
-import decimal
-import numbers
-import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-import jax
-from jax import export
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.closures import holds_a_size
-from bucketjit._ir.computed_sizes import Noticing, Sizing
-from bucketjit._ir.expressions import evaluate, is_symbolic, variables_in, variables_of
+from bucketjit._ir.computed_sizes import Sizing
+from bucketjit._ir.expressions import evaluate, variables_in, variables_of
 from bucketjit._ir.guards import (
     Guard,
     decide,
@@ -44,7 +38,7 @@ from bucketjit._ir.guards import (
     pinned,
     without_implied,
 )
-from bucketjit._ir.jax_patches import forgetful_jax, left_out, lenient_jax, selecting_jax
+from bucketjit._ir.jax_patches import left_out
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
 from bucketjit._ir.program import (
     Leaf,
@@ -54,7 +48,6 @@ from bucketjit._ir.program import (
     size_in_data,
     unchecked_reshapes,
 )
-from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import (
     all_equations,
     equations_around,
@@ -64,17 +57,15 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
-from bucketjit._jax.size_hooks import LengthIsInt, watch_equalities
-from bucketjit._jax.transformations import current_trace
+from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._raised import handled_before, is_of_machine
+from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
-    counts_of,
     meeting_of_sizes,
     with_counts,
     with_sizes_alive,
 )
-from bucketjit._tracing.held_output import begin_trace
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
@@ -88,121 +79,6 @@ MAX_RETRACES = 24  # attempts of one trace, each of which adds a guard
 _OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)__")
 
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
-
-
-def _leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
-    """The abstract array of a leaf, or the expression of one that is a size itself."""
-    dims: Sequence[Any] = leaf.shape
-    if any(isinstance(d, str) for d in dims):
-        dims = export.symbolic_shape(", ".join(map(str, dims)), scope=scope)
-    if leaf.is_size:
-        return dims[0]
-    return leaf.struct(dims)
-
-
-class _WrongBranch(Exception):
-    """User code takes another branch than at the sizes of the call."""
-
-
-class _Tracing:
-    """One attempt to trace.
-
-    Attributes:
-        sizes: The sizes of the call.
-        scope: The symbolic scope with the constraints so far.
-        inputs: The abstract arrays, and expressions for leaves that are sizes.
-        assumed: Guards ``!=`` for comparisons that JAX answered with False, by both sides.
-        keys: Guards ``==`` for sizes that user code hashed, by the size.
-        raised: Errors that sizes raised; user code may have caught them.
-        texts: Lines where user code made a text of a size.
-        out_tree: Tree of the outputs; None before the function has returned.
-        sizing: Makes computed sizes, or notices that the function needs them.
-        counts: The variables of the computed sizes whose counts follow the outputs.
-    """
-
-    def __init__(
-        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: PresumedSizes
-    ) -> None:
-        self.sizes = sizes.known
-        with lenient_jax():  # SymbolicScope compares the constraints, which are symbolic
-            self.scope = export.SymbolicScope(tuple(constraints))
-            self.inputs = [_leaf_struct(leaf, self.scope) for leaf in leaves]
-        self.assumed: dict[tuple[str, str], Guard] = {}
-        self.keys: dict[str, Guard] = {}
-        self.raised: list[Exception] = []
-        self.texts: list[str] = []
-        self.out_tree: Any = None
-        self.sizing: Noticing | Sizing = Noticing()
-        if sizes.are_computed:
-            presumed = {**sizes.guessed, **sizes.presumed}
-            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, presumed)
-        self.counts: tuple[str, ...] = ()
-
-    @property
-    def lacks_sizes(self) -> bool:
-        """Whether the function computes sizes, which this attempt could not do."""
-        return isinstance(self.sizing, Noticing) and self.sizing.noticed
-
-    def unequal(self, left: Any, right: Any) -> None:
-        """Note that JAX took a size to be different from another value, which may be wrong."""
-        if not is_symbolic(right):
-            if isinstance(right, float) and right.is_integer():
-                right = int(right)
-            try:
-                right = operator.index(right)
-                if left > right or left < right:
-                    return  # never equal, so JAX is right
-            except TypeError:
-                right = _whole_number(right)
-                if right is None:
-                    return  # a size is equal to whole numbers only
-            except InconclusiveDimensionOperation:
-                pass
-        guard = Guard(str(left), "!=", str(right))
-        self.assumed.setdefault((guard.left, guard.right), guard)
-        if not guard.holds(self.sizes):
-            # The trace is useless, and may never end: a recursion that stops at ``n == 1``.
-            raise _WrongBranch(f"{left} is taken to be different from {right}")
-
-    def used_as_key(self, size: object) -> None:
-        """Note that user code hashed a size, so that a dict look-up depends on its value."""
-        self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
-
-    def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> Any:
-        """Trace the function. Returns a closed jaxpr, or raises what the function raises."""
-        arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
-
-        def flat(*values: object) -> list[Any]:
-            rest = iter(values)
-            leaves = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in self.inputs]
-            args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
-            outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
-            outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
-            counts: dict[str, Any] = {}
-            if isinstance(self.sizing, Sizing):
-                counts = counts_of(self.sizing, outs, current_trace())
-            self.counts = tuple(counts)
-            return [*outs, *counts.values()]
-
-        args, kwargs = jax.tree_util.tree_unflatten(in_tree, self.inputs)
-        traced = [isinstance(x, jax.ShapeDtypeStruct) for x in self.inputs]
-        as_user_code(flat, fn, args, kwargs, traced)
-        watched = watch_equalities(
-            self.unequal, self.used_as_key, self.texts.append, self.raised.append
-        )
-        patched = lenient_jax(), forgetful_jax(), selecting_jax(), traced_anew()
-        with contextlib.ExitStack() as stack:
-            for context in (watched, *patched, self.sizing.active()):
-                stack.enter_context(context)
-            return jax.make_jaxpr(flat)(*arrays)
-
-    def outcome(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
-        """Trace the function. Returns a closed jaxpr, or what the function raises."""
-        begin_trace()
-        try:
-            return self.run(fn, in_tree), None
-        except Exception as error:
-            return None, error
 
 
 def trace(
@@ -236,7 +112,7 @@ def _traced(
     while remaining:
         remaining -= 1
         try:
-            attempt = _Tracing(leaves, [*constraints, *map(str, guards)], all_sizes)
+            attempt = Attempt(leaves, [*constraints, *map(str, guards)], all_sizes)
         except (ValueError, NotImplementedError) as error:
             others = _other_guards(error, guards, sizes)
             if others is not None:
@@ -359,17 +235,6 @@ def _size_in_text(line: str) -> TraceRefused:
     )
 
 
-def _whole_number(value: object) -> int | None:
-    """The int that a complex number, a fraction or a decimal is equal to; None if there is none."""
-    if not isinstance(value, numbers.Number | decimal.Decimal):
-        return None
-    try:
-        whole = int(value.real)  # type: ignore[union-attr]
-    except (ValueError, OverflowError):  # NaN, infinity
-        return None
-    return whole if whole == value else None
-
-
 def _refusal(
     error: Exception, presumed: Mapping[str, int] | None = None, sizing: Any = None
 ) -> TraceRefused:
@@ -424,7 +289,7 @@ def _in_brackets(line: str) -> str:
 
 def _program(
     closed: Any,
-    attempt: _Tracing,
+    attempt: Attempt,
     in_tree: PyTreeDef,
     leaves: Sequence[Leaf],
     constraints: Sequence[str],

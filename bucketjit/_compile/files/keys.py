@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from bucketjit._compile.files.fingerprint import Digest, NoDigest, Own
-from bucketjit._ir.associative_scan import Combine, associative_scan_p
+from bucketjit._ir.associative_scan import associative_scan_p
+from bucketjit._ir.combine import Combine
 from bucketjit._ir.shard_reductions import COMBINED
 from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
 from bucketjit._jax.devices import default_device, device_name

@@ -27,7 +27,8 @@ from bucketjit._compile.files.keys import (
 )
 from bucketjit._compile.files.record import Record
 from bucketjit._compile.files.store import Store
-from bucketjit._compile.kernel import Kernel, Transform, with_type_of_counts
+from bucketjit._compile.kernel import Kernel, with_type_of_counts
+from bucketjit._compile.transform import Transform
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import has_bytes

@@ -14,13 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.associative_scan import (
-    PRIMAL,
-    TANGENT,
-    Combine,
-    associative_scan_p,
-    operands_of,
-)
+from bucketjit._ir.associative_scan import associative_scan_p
+from bucketjit._ir.combine import PRIMAL, TANGENT, Combine, operands_of
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.loops import has_loop
