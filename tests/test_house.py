@@ -1,7 +1,6 @@
 """How large the house is: lines, files, packages, floors, names. What is here only ever goes down.
 
-The aims are 26,000 lines of code, 42,000 lines, 220 files, 14 packages on 9 floors, no class name
-twice, no private method overridden, and `Engine.decide` asked in four files.
+The aims are 26,000 lines of code, 42,000 lines, 220 files, and `Engine.decide` asked in four files.
 """
 
 from __future__ import annotations
@@ -109,13 +108,13 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 35_100,
-    "lines": 54_500,
-    "files": 367,
-    "long": 10,
-    "packages": 24,
-    "floors": 13,
-    "names": 13,
-    "overridden": 25,
-    "asking": 11,
+    "code": 31_900,
+    "lines": 50_000,
+    "files": 296,
+    "long": 0,
+    "packages": 13,
+    "floors": 9,
+    "names": 0,
+    "overridden": 0,
+    "asking": 6,
 }

@@ -85,11 +85,9 @@ class _Facts(NamedTuple):
     Attributes:
         number: Identifies the value. Two values with one number are computed by the same operations
             on the same operands, so XLA computes one of them.
-        source: The number of the value whose elements it has, which was computed, or mixed from
-            several others; None if it has computed none.
+        source: The number of the computed or mixed value whose elements it has, or None.
         chosen: The sources whose elements something was chosen among, on the way to this value.
-        nearly: The sources that this value is a difference of: of the source, and of what was
-            chosen among it. Such a difference should be exactly 0 somewhere.
+        nearly: The sources from which it subtracts what was chosen among them, or the other way.
         origins: The sources that the value is a function of, each with the operations in between.
             The same operations on a source, and on what was chosen among it, have equal results.
     """
