@@ -144,9 +144,9 @@ def test_one_line_each_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
             executor(ones(n))
     lines = [record.getMessage() for record in caplog.records if record.name == "bucketjit"]
     kinds = [line.split(" ")[1].rstrip(":") for line in lines]
-    assert kinds == ["signature", "compile", "fallback", "signature", "compile", "evict"]
+    assert kinds == ["signature", "compile", "fallback", "signature", "evict", "compile"]
     assert all(line.endswith(": an exact shape") for line in lines if "compile" in line)
-    assert lines[-1].endswith("=3: the least recently used, for want of room (maxsize=1)")
+    assert lines[-2].endswith("=3: the least recently used, for want of room (maxsize=1)")
     assert all(line.startswith("total: ") and "\n" not in line for line in lines)
     assert [r.levelname for r in caplog.records if "fallback" in r.getMessage()] == ["WARNING"]
 
@@ -195,15 +195,15 @@ def test_a_listener_may_ask_for_what_it_is_told_of(kind: str, tmp_path: Any) -> 
     assert len(got[1].compiled) == 3 and executor.cache_size() == 4
 
 
-def test_what_is_evicted_is_told_after_what_takes_its_place() -> None:
+def test_what_is_evicted_is_told_before_what_takes_its_place() -> None:
     executor, told = watched(lambda x: x * 2)
     executor = executor.with_maxsize(1)
     executor(ones(3))
     executor(ones(9))
     assert [(e.kind, dict(e.sizes)["batch"]) for e in told[1:]] == [
         ("compile", 4),
-        ("compile", 16),
         ("evict", 4),
+        ("compile", 16),
     ]
 
 

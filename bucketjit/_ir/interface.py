@@ -182,7 +182,10 @@ class Interface:
                 if guard.variables & self.computed.keys() == {variable}:
                     padded[variable] = min(padded[variable], guard.largest(variable, padded))
         for guard in presumed:
-            if guard.op != "!=" and not guard.holds(padded):
+            if guard.op == "!=" or guard.holds(padded):
+                continue
+            several = len(guard.variables & self.computed.keys()) > 1
+            if not (several and _may_hold(guard, {**dict.fromkeys(padded, 1), **lower}, padded)):
                 raise MaskingError(
                     f"the function is traced for computed sizes with {guard}, which does not hold "
                     "at the padded sizes",
@@ -246,6 +249,12 @@ class Interface:
                     f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
                     f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
                 )
+
+
+def _may_hold(guard: Guard, lower: Mapping[str, int], padded: Mapping[str, int]) -> bool:
+    """Whether an inequality holds at some sizes of a bucket: shapes have the largest size there."""
+    left, right = (guard.left, guard.right) if guard.op == ">=" else (guard.right, guard.left)
+    return guard.op != "==" and upper_bound_text(f"({left}) - ({right})", lower, padded) >= 0
 
 
 def product(sizes: Sequence[Any]) -> Any:

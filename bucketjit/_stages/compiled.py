@@ -15,6 +15,7 @@ from bucketjit._config import Fallback
 from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.expressions import evaluate_text, variables_of
+from bucketjit._ir.guards import parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import as_stage
 from bucketjit._jax.config import trace_context
@@ -232,6 +233,13 @@ class OneBucket:
         signed, name = subject.signed, subject.engine.signer.name
         self.subject = subject
         self._context = _context()
+        # An axis of size 0 is no variable of the program, so nothing is asked of its size.
+        variables = subject.call.sizes.keys()
+        self._guards = {
+            text: guard
+            for text in signed.signature.constraints
+            if (guard := parse_constraint(text)).variables <= variables
+        }
         tokens: Tokens = subject.call.tokens
         if subject.exact:
             tokens = tuple(("_",) * len(shape) for shape in signed.shapes)
@@ -253,7 +261,7 @@ class OneBucket:
             signature.fn,
             self.arguments,
             signature.paths,
-            () if subject.exact else signature.constraints,
+            () if subject.exact else tuple(self._guards),
             [] if subject.exact else [(subject.program, frozenset())],
             self._no_program,
         )
@@ -295,7 +303,9 @@ class OneBucket:
                 f"a size below 1 has no bucket ({shown(sizes)}); call the bucketed function, or "
                 "lower it with such arguments"
             )
-        self.subject.signed.signature.check_constraints(sizes)
+        for text, guard in self._guards.items():
+            if not guard.holds(sizes):
+                raise ArgumentError(f"sizes {dict(sizes)} break the constraint {text!r}")
         program = self.subject.program
         if not program.admits(sizes):
             broken = [str(g) for g in program.guards if not g.holds(sizes)]

@@ -112,11 +112,17 @@ class Signer:
         positional, keywords, statics = self._parameters.split(args, kwargs)
         positions = self._parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
+        failed: ArgumentError | None = None
         try:
             types, shapes = self._types(leaves, positions, positional, keywords)
-        except ArgumentError:  # a misspelt name is told first
-            (self._made_for or self._parameters).check_call(args, kwargs)
-            raise
+        except ArgumentError as error:
+            failed = error
+        if failed is not None:  # outside of the `except` block: a better error has no context
+            try:
+                (self._made_for or self._parameters).check_call(args, kwargs)
+                raise failed
+            finally:
+                failed = None  # its traceback refers to this frame
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
         signature = self._signatures.get(key)

@@ -226,7 +226,7 @@ _FORKED = """
     import os, sys
     from pathlib import Path
     from bucketjit._compile.files import directory as files
-from bucketjit._compile.files import record
+    from bucketjit._compile.files import record
     from tests.compile.test_files import NAME, PAYLOAD, RECORD
     path = Path(sys.argv[1]) / NAME
     files.write(path, record.pack(RECORD, PAYLOAD))

@@ -23,7 +23,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Check
-from bucketjit._compile.files import environment, files, record, stored
+from bucketjit._compile.files import directory as files
+from bucketjit._compile.files import environment, record, stored
 from bucketjit._compile.files.directory import SUFFIX
 from bucketjit._compile.files.store import Store
 from bucketjit._compile.kernel import Kernel

@@ -30,7 +30,8 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._compile.provider import ExecutableProvider
-from bucketjit._stages import requested_sizes, warmup
+from bucketjit._stages import requests as requested_sizes
+from bucketjit._stages import warmup
 from bucketjit.errors import (
     CompileBudgetError,
     CompileBudgetWarning,
