@@ -55,8 +55,8 @@ test: $(STAMP)-test $(STAMP)-model
 test-slow: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(JOBS) --dist worksteal -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
-# What each release of JAX is tested with: programs, how they are traced and masked, and the door.
-LANE := tests/test_cases.py tests/masking tests/tracing tests/ir tests/jax_door
+# What a release of JAX is tested with: the door to what is not public, all pages, and the rules.
+LANE := tests/jax_door tests/test_docs.py tests/test_cases.py
 
 # with_python PYTHON, JAX, ARGUMENTS: make ARGUMENTS with that interpreter, or say that there is none.
 # A name on PATH proves nothing: pyenv puts a python3.12 there that runs only where 3.12 is selected.
