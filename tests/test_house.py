@@ -108,7 +108,7 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 31_900,
+    "code": 31_950,
     "lines": 50_000,
     "files": 296,
     "long": 0,
