@@ -64,7 +64,6 @@ COMMANDS = {
     "cache files": "3 executables, ",
     "cache list files": "n=8 ",
     "cache prune files --max-size 0": "removed 3 of 3 files",
-    "inspect total.bkt": "float32[n, 2]",
     "unpack total.bkt unpacked": "wrote ",
     "refine total.bkt --sizes n=3 --text": "stablehlo",
     "bench --calls 8 --largest 8": "On this machine bucketjit served 8 ragged calls of ",
