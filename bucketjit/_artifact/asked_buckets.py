@@ -72,11 +72,11 @@ def sizes_of(
     axes = signed.signature.open_axes
     if sizes is None:
         compiled = [
-            axes(call, entry.origin.signed.shapes)[1]
+            axes(call, entry.origin.shapes)[1]
             for key, entry in engine.cache.items()
             if isinstance(key[0], Interface)
             and entry.origin is not None
-            and entry.origin.signed.signature is signed.signature
+            and entry.origin.signature is signed.signature
         ]
         if compiled:
             return list(compiled)

@@ -17,7 +17,6 @@ from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, at_leaves, finisher
 from bucketjit._compile.computed_results import Counts, Selected, finisher_of_counts
 from bucketjit._config import Out
-from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
@@ -87,7 +86,7 @@ class Executable:
     constant_bytes: int = 0
     on_compile: Callable[[Executable], None] | None = None
     loaded: bool = False
-    origin: Origin | None = None
+    origin: SignedCall | None = None
     checked: bool = False
     open_outs: tuple[int, ...] | None = None
     counted: Interface | None = None
@@ -238,20 +237,6 @@ def _placement(leaf: Any) -> tuple[Any, bool]:
     is_scalar = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
     weak = is_scalar or bool(getattr(leaf, "weak_type", False))
     return (leaf.sharding if placed else None), weak
-
-
-class Origin(NamedTuple):
-    """The call that an executable was first needed for.
-
-    Attributes:
-        signed: The call, its arrays replaced by their types.
-        tokens: A token per axis of each leaf; None if no axes are open.
-        sizes: Its logical sizes.
-    """
-
-    signed: SignedCall
-    tokens: Tokens | None
-    sizes: Mapping[str, int]
 
 
 class OpenOut(NamedTuple):

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 from bucketjit._compile.argument_types import Expected, abstract
-from bucketjit._compile.executable import Executable, OpenOut, Origin, Pads
+from bucketjit._compile.executable import Executable, OpenOut, Pads
 from bucketjit._compile.transform import ONE, Body, Transform
 from bucketjit._config import Check
 from bucketjit._ir.bucket_sizes import BucketSizes
@@ -64,7 +64,7 @@ class Kernel(NamedTuple):
     options: Mapping[str, Any]
     donated: frozenset[int]
     bucket: Mapping[str, int]
-    origin: Origin
+    origin: SignedCall
     call: ResolvedCall | None = None
     sizes: Any = None
     at: BucketSizes | None = None
@@ -206,7 +206,7 @@ def kernel(
         options=options,
         donated=donated,
         bucket=transform.bucket(bucket),
-        origin=Origin(signed, call.tokens, call.sizes),
+        origin=signed,
         call=call,
         sizes=transform.sizes(call, shapes, 0 if is_poisoned else None),
         at=at,
@@ -247,7 +247,7 @@ def exact_kernel(
         options=options,
         donated=frozenset(donated),
         bucket=dict(sizes),
-        origin=Origin(signed, None, {}),
+        origin=signed,
     )
 
 

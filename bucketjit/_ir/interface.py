@@ -168,14 +168,14 @@ class Interface:
         """
         if not self.computed:
             return bucket
-        lower = {**dict.fromkeys(bucket, 1), **self.lower}
+        lower = {**dict.fromkeys((*bucket, *self.computed), 1), **self.lower}
         padded = dict(bucket)
         # In the program, an expression stands for a variable that is presumed to be equal to it.
         presumed = [
             g for g in self.presumed if g.op != "==" or g.pins or g.left not in self.computed
         ]
         for variable, made in self.computed.items():
-            most = upper_bound_text(made.bound, {**dict.fromkeys(padded, 1), **lower}, padded) + 1
+            most = upper_bound_text(made.bound, lower, padded) + 1
             padded[variable] = most
             for guard in presumed:
                 # A guard of several computed sizes bounds none of them: the others may be smaller.
@@ -185,7 +185,7 @@ class Interface:
             if guard.op == "!=" or guard.holds(padded):
                 continue
             several = len(guard.variables & self.computed.keys()) > 1
-            if not (several and _may_hold(guard, {**dict.fromkeys(padded, 1), **lower}, padded)):
+            if not (several and _may_hold(guard, lower, padded)):
                 raise MaskingError(
                     f"the function is traced for computed sizes with {guard}, which does not hold "
                     "at the padded sizes",

@@ -281,7 +281,8 @@ def test_other_ways_to_agree_are_refused() -> None:
 def test_one_process_takes_the_fast_path() -> None:
     used = total()
     used(ones(3, 2))
-    handler = used._fast_path.find((ones(3, 2),), {})
+    [table] = used._fast_path.tables
+    [handler] = table.by_key[table.key((ones(3, 2),), {})]
     assert handler is not None and handler.is_alive
 
 

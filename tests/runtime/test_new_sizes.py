@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Any
 
@@ -21,11 +22,14 @@ def _python_calls(fn: Any, *args: Any) -> int:
         nonlocal count
         count += event == "call"
 
+    gc.collect()
+    gc.disable()  # JAX has a callback of the collector, which may come in any call
     sys.setprofile(profile)
     try:
         fn(*args)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 

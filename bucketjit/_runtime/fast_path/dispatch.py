@@ -164,13 +164,6 @@ class FastPath:
     def __init__(self) -> None:
         self.tables: tuple[DispatchTable, ...] = ()
 
-    def find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Handler | None:
-        """The handler of a call."""
-        for table in self.tables:
-            for handler in table.by_key.get(table.key(args, kwargs), ()):
-                return handler
-        return None
-
     def other_sizes(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[DispatchTable, OtherSizes, Leaves] | None:

@@ -76,11 +76,6 @@ class RememberedCalls:
         """Forget all calls. The caller clears the counters: call counters are not closed here."""
         self.fast_path.clear()
 
-    def forget_all(self) -> None:
-        """Forget all calls, so that each one looks for its bucket again; counts are kept."""
-        with self._lock:
-            self._forget(self.fast_path.clear())
-
     def prefer(
         self, table: DispatchTable, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
@@ -117,15 +112,18 @@ class RememberedCalls:
             self._remember(table, given, slot, served, leaves, hosts)
             if call is None or same_up_to is None:
                 return
-            if (kind := kind_of(layout, given.args, given.kwargs)) is not None:
-                others = table.others.get(kind[0])
-                if others is None or not others.holds(call):
-                    others = other_sizes(signed, call, hosts)
-                if others is not None:
-                    others.learn(call.ordered, same_up_to, served.key, slot)
-                    if len(table.others) >= _MOST_KINDS:
-                        table.others.clear()
-                    table.others[kind[0]] = others
+            kind = kind_of(layout, given.args, given.kwargs)
+            if kind is None:
+                return
+            others = table.others.get(kind[0])
+            if others is None or not others.holds(call):
+                others = other_sizes(signed, call, hosts)
+            if others is None:
+                return
+            others.learn(call.ordered, same_up_to, served.key, slot)
+            if len(table.others) >= _MOST_KINDS:
+                table.others.clear()
+            table.others[kind[0]] = others
 
     def _remember(
         self,
