@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 __all__ = ["Registration", "prometheus"]
-
-_MOST_LABELS = 4096  # labels of a function whose hits are remembered
-
-_Labels = tuple[str, ...]
 
 # A metric is a counter if its name ends in `_total`, else a gauge.
 _PLAIN = {  # each is the number of `Stats` that has the name without `_total` or `_ratio`
@@ -44,50 +40,26 @@ _PLAIN = {  # each is the number of `Stats` that has the name without `_total` o
     "dropped_runs_total": "Runs dropped because a computed size was another one than presumed.",
     "padding_waste_ratio": "Padding among all elements of padded arguments.",
 }
-_COMPUTED = "size", "bound", "line"
-_BUCKET = "bucket", "exact"
-_LABELED: dict[str, tuple[str, _Labels]] = {  # `_labeled` has their values
+_COMPUTED, _BUCKET = ("size", "bound", "line"), ("bucket", "exact")
+_LABELED: dict[str, tuple[str, tuple[str, ...]]] = {
     "executables": ("Executables in the cache.", ()),
     "programs": ("Programs traced.", ()),
     "fallback_calls_total": ("Calls that ran unpadded, by reason.", ("reason",)),
     "dimension_waste_ratio": ("Padding among padded sizes.", ("dimension",)),
     "computed_size_rows_total": ("Rows selected, where they are told.", _COMPUTED),
     "computed_size_bounds_total": ("Rows that they were selected from.", _COMPUTED),
-    "computed_size_programs": ("Programs that compute the size.", _COMPUTED),
-    "bucket_hits_total": ("Calls served after the first one.", _BUCKET),
-    "bucket_compile_seconds": ("Time that compiling it took.", _BUCKET),
-    "bucket_bytes": ("Memory that it takes.", _BUCKET),
-    "bucket_flops": ("Floating point operations of a call.", _BUCKET),
-    "bucket_last_used_timestamp_seconds": ("When it last served a call.", _BUCKET),
+    "bucket_hits": ("Calls that executables in the cache served after the first one.", _BUCKET),
+    "bucket_compile_seconds": ("Time that compiling them took.", _BUCKET),
+    "bucket_bytes": ("Memory that they take.", _BUCKET),
 }
+_METRICS = {**{name: (text, ()) for name, text in _PLAIN.items()}, **_LABELED}
 
 
 class _Collector:
-    """Collects the metrics of all bucketed functions in one registry.
-
-    A scrape may contain each metric only once, so bucketed functions share one collector. They are
-    held by weak references; one that is gone is left out.
-    """
+    """Collects the metrics of all bucketed functions in one registry."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._executors = weakref.WeakValueDictionary[str, BucketedExec[..., Any]]()
-        # By function: when its counters started, and by label its hits at the last scrape, and
-        # those of executables that are gone.
-        self._known: dict[str, tuple[float, dict[_Labels, tuple[int, int]]]] = {}
-
-    def add(self, name: str, executor: BucketedExec[..., Any]) -> None:
-        with self._lock:
-            if self._executors.setdefault(name, executor) is not executor:
-                raise SpecError(
-                    f"metrics of another bucketed function are called {name!r} in this registry; "
-                    "give this one another name, prometheus(executor, name=...)"
-                )
-
-    def remove(self, name: str, executor: BucketedExec[..., Any] | None) -> None:
-        with self._lock:
-            if executor is not None and self._executors.get(name) is executor:
-                del self._executors[name]
+        self.executors = weakref.WeakValueDictionary[str, BucketedExec[..., Any]]()
 
     def describe(self) -> list[Metric]:
         """No metrics. Without this method a registry may call `collect` to find their names."""
@@ -96,48 +68,22 @@ class _Collector:
     def collect(self) -> list[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        with self._lock:
-            every = {name: executor.stats() for name, executor in self._executors.items()}
-            samples = {name: _labeled(stats) for name, stats in every.items()}
-            self._known = {n: k for n, k in self._known.items() if n in every}
-            for name, stats in every.items():
-                told = samples[name]
-                told["bucket_hits_total"] = self._climb(
-                    name, stats.since, told["bucket_hits_total"]
-                )
-        if not every:  # metrics would still be listed, with no samples
-            return []
+        told: defaultdict[str, defaultdict[tuple[str, ...], float]]
+        told = defaultdict(lambda: defaultdict(float))
+        with _lock:
+            executors = sorted(self.executors.items())
+        for name, executor in executors:
+            for metric, labels, value in _samples(executor.stats()):
+                told[metric][name, *map(_label, labels)] += value
         families: list[Metric] = []
-        for metric, (text, labels) in {
-            **{n: (t, ()) for n, t in _PLAIN.items()},
-            **_LABELED,
-        }.items():
+        for metric, values in told.items():
+            text, labels = _METRICS[metric]
             kind = CounterMetricFamily if metric.endswith("_total") else GaugeMetricFamily
             family = kind(f"bucketjit_{metric}", text, labels=("function", *labels))
-            for name, told in samples.items():
-                for label, value in told[metric].items():
-                    family.add_metric([name, *label], float(value))
+            for label, value in values.items():
+                family.add_metric(label, value)
             families.append(family)
         return families
-
-    def _climb(self, name: str, since: float, now: Mapping[_Labels, float]) -> dict[_Labels, float]:
-        """Keep the hits of a label from falling when an executable leaves the cache.
-
-        Prometheus takes a counter that falls for one that was reset to 0, and adds what remains as
-        new hits. So hits that are gone are added. Those after the last scrape are lost.
-        """
-        began, known = self._known.get(name, (since, {}))
-        if began != since:  # the counters were reset
-            known = {}
-        for label in [*(label for label in known if label not in now), *now]:
-            before, gone = known.pop(label, (0, 0))
-            hits = int(now.get(label, 0))
-            known[label] = hits, gone + max(before - hits, 0)
-        climbed: dict[_Labels, float] = {label: sum(known[label]) for label in now}
-        for label in list(known)[:-_MOST_LABELS]:  # those seen longest ago
-            del known[label]
-        self._known[name] = since, known
-        return climbed
 
 
 @dataclass(frozen=True)
@@ -154,7 +100,10 @@ class Registration:
 
     def unregister(self) -> None:
         """Remove the metrics from the registry. Does nothing if they are removed already."""
-        self._collector.remove(self.name, self._executor())
+        executor, registered = self._executor(), self._collector.executors
+        with _lock:
+            if executor is not None and registered.get(self.name) is executor:
+                del registered[self.name]
 
 
 _collectors: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()
@@ -211,55 +160,42 @@ def prometheus(
     if not callable(getattr(where, "register", None)):
         raise SpecError(f"registry must be a CollectorRegistry of prometheus-client, got {where!r}")
     name = _label(executor._name) if name is None else name
-    if not isinstance(name, str):
-        raise SpecError(f"name must be text, got {name!r}")
-    try:
-        name.encode()
-    except UnicodeEncodeError:  # such a label would make every scrape of the registry fail
-        raise SpecError(f"name must be text that UTF-8 can hold, got {name!r}") from None
+    # Text that UTF-8 cannot hold would make every scrape of the registry fail.
+    if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
+        raise SpecError(f"name must be text that UTF-8 can hold, got {name!r}")
     with _lock:
         collector = _collectors.get(where)
         if collector is None:
-            collector = _Collector()
+            collector = _collectors[where] = _Collector()
             where.register(collector)
-            _collectors[where] = collector
-    collector.add(name, executor)
+        if collector.executors.setdefault(name, executor) is not executor:
+            raise SpecError(
+                f"metrics of another bucketed function are called {name!r} in this registry; "
+                "give this one another name, prometheus(executor, name=...)"
+            )
     return Registration(name, collector, weakref.ref(executor))
 
 
-def _labeled(stats: Stats) -> defaultdict[str, dict[_Labels, float]]:
-    """The numbers of a snapshot, by metric and labels; executables with equal labels are one."""
-    told: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
-
-    def add(metric: str, label: _Labels, value: float) -> None:
-        told[metric][label] = told[metric].get(label, 0) + value
-
-    def most(metric: str, label: _Labels, value: float) -> None:
-        told[metric][label] = max(told[metric].get(label, value), value)
-
+def _samples(stats: Stats) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """The numbers of a snapshot, by metric and labels; those with equal labels are added."""
     for metric in _PLAIN:
-        add(metric, (), getattr(stats, metric.removesuffix("_total").removesuffix("_ratio")))
-    add("executables", (), len(stats.buckets))
-    add("programs", (), len(stats.programs))
+        yield metric, (), getattr(stats, metric.removesuffix("_total").removesuffix("_ratio"))
+    yield "executables", (), len(stats.buckets)
+    yield "programs", (), len(stats.programs)
     for reason, calls in stats.fallback_reasons.items():
-        add("fallback_calls_total", (_label(reason),), calls)
+        yield "fallback_calls_total", (reason,), calls
     for dimension, share in stats.dimension_waste.items():
-        most("dimension_waste_ratio", (_label(dimension),), share)
+        yield "dimension_waste_ratio", (dimension,), share
     for made in (made for program in stats.programs for made in program.computed):
-        label = _label(made.size), _label(made.bound), _label(made.line)
-        add("computed_size_rows_total", label, made.selected)
-        add("computed_size_bounds_total", label, made.rows)
-        add("computed_size_programs", label, 1)
+        label = made.size, made.bound, made.line
+        yield "computed_size_rows_total", label, made.selected
+        yield "computed_size_bounds_total", label, made.rows
     for bucket in stats.buckets:
         sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
-        where = _label(sizes), str(bucket.exact).lower()
-        add("bucket_hits_total", where, bucket.hits)
-        add("bucket_compile_seconds", where, bucket.compile_seconds)
-        add("bucket_bytes", where, bucket.nbytes)
-        most("bucket_last_used_timestamp_seconds", where, bucket.last_used)
-        if bucket.flops is not None:
-            most("bucket_flops", where, bucket.flops)
-    return told
+        where = sizes, str(bucket.exact).lower()
+        yield "bucket_hits", where, bucket.hits
+        yield "bucket_compile_seconds", where, bucket.compile_seconds
+        yield "bucket_bytes", where, bucket.nbytes
 
 
 def _label(text: str) -> str:

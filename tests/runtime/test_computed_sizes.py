@@ -513,9 +513,9 @@ def test_metrics_of_computed_sizes() -> None:
     labels = {"function": "f", "size": "size_1 - 1", "bound": "n", "line": size.line}
     told = {
         name: registry.get_sample_value(f"bucketjit_computed_size_{name}", labels)
-        for name in ("rows_total", "bounds_total", "programs")
+        for name in ("rows_total", "bounds_total")
     }
-    assert told == {"rows_total": 2, "bounds_total": 3, "programs": 1}
+    assert told == {"rows_total": 2, "bounds_total": 3}
     assert registry.get_sample_value("bucketjit_dropped_runs_total", {"function": "f"}) == 0
 
 
