@@ -143,7 +143,7 @@ def test_a_wrong_command_line_is_one_line_and_code_2(words, message, capsys):
 def test_a_file_that_cannot_be_read_is_one_line_and_code_1(command, tmp_path, capsys):
     assert app.main([command, str(tmp_path / "none")]) == 1
     error = one_line(capsys.readouterr().err)
-    assert error.startswith(f"python -m bucketjit {command}: cannot read {tmp_path}/none: No such")
+    assert error.startswith(f"python -m bucketjit {command}: cannot open {tmp_path}/none: No such")
 
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     assert app.main([command, str(tmp_path / "binary")]) == 1
@@ -178,7 +178,7 @@ def test_the_script_names_itself(capsys, monkeypatch):
     for program in ("/opt/bin/bucketjit", r"bucketjit.exe"):
         monkeypatch.setattr(sys, "argv", [program, "plan", "nowhere"])
         assert app.main() == 1
-        assert one_line(capsys.readouterr().err).startswith("bucketjit plan: cannot read nowhere")
+        assert one_line(capsys.readouterr().err).startswith("bucketjit plan: cannot open nowhere")
 
 
 def test_tables_without_rich(without_rich, tmp_path, capsys):
@@ -204,7 +204,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    command = Command("wait", "waits", "Waits.", lambda parser: None, interrupted)
+    command = Command("wait", "waits", "Waits.", (), interrupted)
     monkeypatch.setattr(app, "COMMANDS", (command,))
     assert app.main(["wait"]) == 130
     assert capsys.readouterr() == ("", "")

@@ -136,9 +136,9 @@ def test_options_may_stand_anywhere(directory, run):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["list", "NONE"], 1, "cannot read NONE: No such file or directory"),
-        (["list", "NONE", "--max-size", "1"], 2, "--max-size is for prune"),
-        (["prune", ""], 2, "the directory is an empty text"),
+        (["list", "NONE"], 1, "cannot open NONE: No such file or directory"),
+        (["list", "NONE", "--max-size", "1"], 2, "--max-size are for prune"),
+        (["prune", ""], 2, "DIR: expected a name, got an empty text"),
         (["prune", "NONE", "--max-size", "much"], 2, "expected a size such as 500M or 2G"),
         (["prune", "NONE", "--older-than", "-1"], 2, "expected a number of days"),
         (["prune", "NONE", "--json"], 2, "--json is for list"),

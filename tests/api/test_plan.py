@@ -131,7 +131,7 @@ def test_files_of_sizes(text, columns):
         ("3\n99999999999999999999\n", "f, line 2: expected a size"),
         ("3 4\n5\n", "f, line 2: expected 2 sizes, got 1"),
         (" ".join(["3"] * 9), "f, line 1: expected one call a line, with a column for each of at"),
-        ("b b\n5 5\n", "f, line 1: each column needs a name of its own"),
+        ("b b\n5 5\n", "f, line 1: expected one call a line"),
     ],
 )
 def test_wrong_files_of_sizes(text, message):

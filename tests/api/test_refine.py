@@ -76,7 +76,7 @@ def test_bytes_through_pipes(blob, output):
         (["--sizes", "b=1", "s=4"], "constraint b >= 2"),
         (["--sizes", "3x4"], "expected a dict"),
         (["--sizes", "b=2", "s=4", "--platform", "tpu"], "the module is for cpu, cuda"),
-        (["--sizes", "b=2", "s=4", "-o", "/no/such/folder/x"], "cannot write /no/such/folder/x"),
+        (["--sizes", "b=2", "s=4", "-o", "/no/such/folder/x"], "cannot open /no/such/folder/x"),
     ],
 )
 def test_what_fails(file, words, message, capsys):
@@ -122,7 +122,7 @@ def test_bytes_are_not_written_to_a_terminal(file, monkeypatch, capsys):
 
 def test_files_that_cannot_be_read(tmp_path, capsys):
     assert run(tmp_path / "none", "--text") == 1
-    assert "cannot read" in capsys.readouterr().err
+    assert "cannot open" in capsys.readouterr().err
     (tmp_path / "foreign").write_text("hello")
     assert run(tmp_path / "foreign", "--text") == 1
     assert "expected the bytes of jax.export" in capsys.readouterr().err

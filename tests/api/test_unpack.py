@@ -104,13 +104,13 @@ def test_a_key_is_checked(saved, tmp_path, run):
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["NONE", "DIR"], 1, "cannot read NONE: No such file or directory"),
-        (["", "DIR"], 2, "the name of the file is empty"),
-        (["FILE", ""], 2, "the directory is an empty text"),
+        (["NONE", "DIR"], 1, "cannot open NONE: No such file or directory"),
+        (["", "DIR"], 2, "FILE: expected a name"),
+        (["FILE", ""], 2, "DIR: expected a name"),
         (["FILE"], 2, "required: DIR"),
         (["FILE", "FILE"], 1, "is no directory"),
         (["FILE", "DIR", "--platform", "abacus"], 1, "has modules for cpu, not for 'abacus'"),
-        (["FILE", "DIR", "--key-file", "NONE"], 1, "cannot read NONE"),
+        (["FILE", "DIR", "--key-file", "NONE"], 1, "cannot open NONE"),
     ],
 )
 def test_wrong_options(words, code, message, saved, tmp_path, run, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import sys
@@ -17,13 +18,8 @@ from bucketjit._raised import in_one_line
 from bucketjit._version import __version__
 from bucketjit.errors import BucketJitError
 
-COMMANDS: tuple[Command, ...] = (
-    plan.COMMAND,
-    report.COMMAND,
-    cache.COMMAND,
-    bench.COMMAND,
-    refine.COMMAND,
-    unpack.COMMAND,
+COMMANDS: tuple[Command, ...] = tuple(
+    module.COMMAND for module in (plan, report, cache, bench, refine, unpack)
 )
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
@@ -71,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=command.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        command.add_arguments(subparser)
+        for names, how in command.arguments:
+            subparser.add_argument(*names, **how)
         subparser.set_defaults(run=command.run, parser=subparser)
     _open_streams()
     options = parser.parse_args(argv)
@@ -80,21 +77,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except UsageError as error:
         options.parser.error(str(error))
-    except CommandError as error:
-        print(f"{options.parser.prog}: {one_line(str(error))}", file=sys.stderr)
-        return FAILURE
-    except BucketJitError as error:
-        print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
-        return FAILURE
-    except OSError as error:
+    except (CommandError, BucketJitError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # `head` and the like close the pipe early
-            print(f"{options.parser.prog}: {one_line(in_one_line(error))}", file=sys.stderr)
-        # The interpreter flushes standard output at exit; what is buffered must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"{options.parser.prog}: {one_line(_told(error))}", file=sys.stderr)
+        if isinstance(error, OSError) and error.filename is None:
+            # The interpreter flushes standard output at exit; what is buffered must not fail again.
+            with contextlib.suppress(io.UnsupportedOperation):  # it is no file of the system
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILURE
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _told(error: Exception) -> str:
+    """What the user reads of an error."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot open {error.filename}: {error.strerror}"
+    return str(error) if isinstance(error, CommandError) else in_one_line(error)
 
 
 def _program() -> str:

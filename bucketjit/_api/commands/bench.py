@@ -12,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._api.commands.command import Command, CommandError, positive_int, print_table
+from bucketjit._api.commands.command import (
+    JSON,
+    Command,
+    CommandError,
+    argument,
+    positive_int,
+    print_table,
+)
 from bucketjit._api.executor import BucketedExec
 from bucketjit._events import counted
 
@@ -31,12 +38,11 @@ _WIDTH = 64  # columns of each argument
 _LARGEST = 2**12  # rows of an argument at most: attention is quadratic in them
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, default in (("calls", 60), ("largest", 64)):
-        parser.add_argument(
-            f"--{name}", type=positive_int, default=default, metavar="N", help=f"default: {default}"
-        )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+_ARGUMENTS = (
+    argument("--calls", type=positive_int, default=60, metavar="N", help="default: 60"),
+    argument("--largest", type=positive_int, default=64, metavar="N", help="default: 64"),
+    JSON,
+)
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -99,9 +105,9 @@ def _ways() -> dict[str, Callable[[Any], Any]]:
 
 
 COMMAND = Command(
-    name="bench",
-    summary="measure bucketing by hand, jax.jit and bucketjit on this machine",
-    description=_DESCRIPTION,
-    add_arguments=_add_arguments,
-    run=_run,
+    "bench",
+    "measure bucketing by hand, jax.jit and bucketjit on this machine",
+    _DESCRIPTION,
+    _ARGUMENTS,
+    _run,
 )

@@ -10,7 +10,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from bucketjit._api.commands.command import Command, CommandError, UsageError, print_table
+from bucketjit._api.commands.command import (
+    Command,
+    CommandError,
+    UsageError,
+    argument,
+    named,
+    print_table,
+)
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files.directory import Entry
 from bucketjit._compile.files.record import Damaged
@@ -31,19 +38,6 @@ _DAY = 86400.0
 _LONGEST_CELL = 200  # characters of a cell of the table
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    actions = ("list", "prune")
-    parser.add_argument("action", nargs="?", choices=actions, default="list", help="what to do")
-    parser.add_argument("directory", metavar="DIR", help="the directory")
-    parser.add_argument("--json", action="store_true", help="list: print JSON in place of a table")
-    parser.add_argument(
-        "--older-than", metavar="DAYS", type=_days, help="prune: what was of no use for so long"
-    )
-    parser.add_argument(
-        "--max-size", metavar="SIZE", type=_size, help="prune: down to so much (500M, 2G)"
-    )
-
-
 def _days(text: str) -> float:
     try:
         days = float(text)
@@ -61,30 +55,34 @@ def _size(text: str) -> int:
     return int(Decimal(found[1]) * _UNITS[found[2]])
 
 
+_ARGUMENTS = (
+    argument("action", nargs="?", choices=("list", "prune"), default="list", help="what to do"),
+    argument("directory", metavar="DIR", type=named, help="the directory"),
+    argument("--json", action="store_true", help="list: print JSON in place of a table"),
+    argument(
+        "--older-than", metavar="DAYS", type=_days, help="prune: what was of no use for so long"
+    ),
+    argument("--max-size", metavar="SIZE", type=_size, help="prune: down to so much (500M, 2G)"),
+)
+
+
 def _run(options: argparse.Namespace) -> None:
-    of_prune = {"--older-than": options.older_than, "--max-size": options.max_size}
-    for name, value in of_prune.items():
-        if options.action == "list" and value is not None:
-            raise UsageError(f"{name} is for prune")
-    if options.action == "prune" and options.json:
-        raise UsageError("--json is for list")
-    if not options.directory:
-        raise UsageError("the directory is an empty text")
+    is_pruned = options.older_than is not None or options.max_size is not None
+    if options.json if options.action == "prune" else is_pruned:
+        raise UsageError("--json is for list, --older-than and --max-size are for prune")
     directory = Path(options.directory)
-    try:
-        found = files.entries(directory)
-    except OSError as error:
-        raise CommandError(f"cannot read {directory}: {error.strerror or error}") from None
+    found = files.entries(directory)
     if options.action == "prune":
         _prune(directory, found, options.older_than, options.max_size)
-    elif options.json:
-        print(json.dumps([_told(entry) for entry in found], indent=1))
-    else:
-        columns = ("function", "bucket", "made by", "size", "compiled in", "last use", "problem")
-        total = shown_bytes(sum(entry.nbytes for entry in found))
-        title = f"{counted(len(found), 'executable')}, {total}"
-        numeric = ("size", "compiled in", "last use")
-        print_table(title, columns, [_row(_told(entry)) for entry in found], numeric)
+        return
+    told = [_told(entry) for entry in found]
+    if options.json:
+        print(json.dumps(told, indent=1))
+        return
+    columns = ("function", "bucket", "made by", "size", "compiled in", "last use", "problem")
+    total = shown_bytes(sum(entry.nbytes for entry in found))
+    title = f"{counted(len(found), 'executable')}, {total}"
+    print_table(title, columns, map(_row, told), ("size", "compiled in", "last use"))
 
 
 def _told(entry: Entry) -> dict[str, Any]:
@@ -140,9 +138,5 @@ def _prune(
 
 
 COMMAND = Command(
-    name="cache",
-    summary="list or prune the files of with_persistence",
-    description=_DESCRIPTION,
-    add_arguments=_add_arguments,
-    run=_run,
+    "cache", "list or prune the files of with_persistence", _DESCRIPTION, _ARGUMENTS, _run
 )

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bucketjit._artifact.archive import Archive
 from bucketjit._events import printable
@@ -22,22 +22,21 @@ class UsageError(Exception):
     """The options make no sense together; the message is one line. Exit code 2."""
 
 
-class Command(NamedTuple):
-    """One command. Its module defines it as ``COMMAND``, and `app` lists it.
+Argument = tuple[Sequence[str], dict[str, Any]]
 
-    Attributes:
-        name: The word on the command line.
-        summary: One line for the list of commands.
-        description: What it does, for its own help.
-        add_arguments: Adds its arguments to its parser.
-        run: Does the work and prints the result. Raises `CommandError` if the work fails, and
-            `UsageError` if the options contradict each other.
-    """
+
+def argument(*names: str, **options: Any) -> Argument:
+    """An argument of a command, as ``argparse`` takes it."""
+    return names, options
+
+
+class Command(NamedTuple):
+    """One command. Its module defines it as ``COMMAND``, and `app` lists it."""
 
     name: str
     summary: str
     description: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
+    arguments: Sequence[Argument]
     run: Callable[[argparse.Namespace], None]
 
 
@@ -48,22 +47,32 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
-_MARK = "\ufeff"  # the byte order mark, which spreadsheets write in front of UTF-8
+def named(text: str) -> str:
+    """Parse the name of a file or a directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a name, got an empty text")
+    return text
+
+
+JSON = argument("--json", action="store_true", help="print JSON in place of a table")
+PLATFORM = argument("--platform", metavar="NAME", help="the one of several platforms to write for")
+
+
+def read_bytes(name: str) -> bytes:
+    """Read a file, or standard input for ``-``."""
+    if name != "-":
+        return Path(name).read_bytes()
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("name a file, or pipe one in")
+    return sys.stdin.buffer.read()
 
 
 def read_text(name: str) -> str:
-    """Read a file, or standard input for ``-``."""
+    """Read a file of text, with or without the byte order mark that spreadsheets write."""
     try:
-        if name == "-":
-            if sys.stdin is None or sys.stdin.isatty():
-                raise UsageError("name a file, or pipe one in")
-            return sys.stdin.read().removeprefix(_MARK)
-        return Path(name).read_text(encoding="utf-8").removeprefix(_MARK)
+        return read_bytes(name).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise CommandError(f"{shown_name(name)} is not text") from None
-    except OSError as error:
-        shown = shown_name(name) or "a file whose name is empty"
-        raise CommandError(f"cannot read {shown}: {error.strerror or error}") from None
 
 
 def shown_name(name: str) -> str:
@@ -71,35 +80,12 @@ def shown_name(name: str) -> str:
     return "standard input" if name == "-" else " ".join(name.split())
 
 
-def add_key(parser: argparse.ArgumentParser) -> None:
-    """Add the option that names a key."""
-    parser.add_argument(
-        "--key-file",
-        metavar="KEY",
-        help="a file with the key that FILE was signed with; the signature is checked",
-    )
-
-
-def opened(options: argparse.Namespace) -> Archive:
-    """The file that a command line names, with all its digests checked."""
-    if not options.file:
-        raise UsageError("the name of the file is empty")
-    key = None
-    if options.key_file is not None:
-        # Keys are secrets, so they do not stand on the command line. Editors end a file with a
-        # newline, which is no part of the key.
-        key = _read_bytes(options.key_file).removesuffix(b"\n").removesuffix(b"\r")
-    try:
-        return Archive(options.file, key)
-    except OSError as error:
-        raise CommandError(f"cannot read {options.file}: {error.strerror or error}") from None
-
-
-def _read_bytes(name: str) -> bytes:
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise CommandError(f"cannot read {name}: {error.strerror or error}") from None
+def opened(file: str, key_file: str | None) -> Archive:
+    """A saved function, with all its digests checked."""
+    # Keys are secrets, so they do not stand on the command line. Editors end a file with a
+    # newline, which is no part of the key.
+    key = None if key_file is None else Path(key_file).read_bytes()
+    return Archive(file, key and key.removesuffix(b"\n").removesuffix(b"\r"))
 
 
 def print_table(

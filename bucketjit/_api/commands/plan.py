@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from bucketjit._api.commands.command import (
+    JSON,
     Command,
     CommandError,
     UsageError,
+    argument,
     positive_int,
     print_table,
     read_text,
     shown_name,
 )
 from bucketjit._events import counted
-from bucketjit.strategies import Assessment, Pow2, Strategy, assess_joint, fit
+from bucketjit.strategies import Pow2, Strategy, assess_joint, fit
 
 _LARGEST_MULTIPLE = 2**40  # the largest N of --multiple-of
+_MOST_COLUMNS = 8
 _DESCRIPTION = """\
 Fit buckets to the sizes of past calls, and compare powers of two: how many executables each plan
 needs, and which share of the work is padding. LENGTHS.txt has one call a line: its size, or the
@@ -35,37 +39,6 @@ boundaries that occurs.
 """
 
 
-class _Plan(NamedTuple):
-    """The strategies by variable, the buckets that are used, and what they need and pad."""
-
-    name: str
-    strategies: Mapping[str, Strategy]
-    buckets: list[tuple[int, ...]]
-    assessment: Assessment
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "lengths",
-        metavar="LENGTHS.txt",
-        nargs="?",
-        default="-",
-        help="the sizes; standard input by default",
-    )
-    parser.add_argument(
-        "--k", type=positive_int, default=8, help="how many executables there may be (default: 8)"
-    )
-    parser.add_argument(
-        "--multiple-of",
-        type=_multiple,
-        action="append",
-        default=[],
-        metavar="[DIM=]N",
-        help="round buckets up to multiples of N, those of one variable or all",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
 def _multiple(text: str) -> tuple[str | None, int]:
     dim, equals, number = text.rpartition("=")
     found = positive_int(number)
@@ -74,42 +47,64 @@ def _multiple(text: str) -> tuple[str | None, int]:
     return (dim if equals else None), found
 
 
+_ARGUMENTS = (
+    argument("lengths", metavar="LENGTHS.txt", nargs="?", default="-", help="default: -"),
+    argument("--k", type=positive_int, default=8, help="the most executables (default: 8)"),
+    argument(
+        "--multiple-of",
+        type=_multiple,
+        action="append",
+        default=[],
+        metavar="[DIM=]N",
+        help="round buckets up to multiples of N, those of one variable or all",
+    ),
+    JSON,
+)
+
+
 def _run(options: argparse.Namespace) -> None:
-    source = shown_name(options.lengths)
-    sizes = parse_lengths(read_text(options.lengths), source)
-    multiples = _multiples(options.multiple_of, list(sizes))
+    source, k = shown_name(options.lengths), options.k
+    columns = parse_lengths(read_text(options.lengths), source)
+    multiples = _multiples(options.multiple_of, list(columns))
     # A call with a size of 0 runs exact, in no bucket, so it does not count.
-    calls = [call for call in zip(*sizes.values(), strict=True) if all(call)]
-    sizes = dict(zip(sizes, map(list, zip(*calls, strict=True)), strict=True))
-    plans = _plans(sizes, options.k, multiples)
+    calls = [call for call in zip(*columns.values(), strict=True) if all(call)]
+    sizes = dict(zip(columns, map(list, zip(*calls, strict=True)), strict=True))
+    pow2 = _plan("pow2", {dim: Pow2(multiple_of=multiples[dim]) for dim in sizes}, sizes)
+    plans = [pow2, _plan("fitted", fit(sizes, k, multiple_of=multiples), sizes)]
+    if len(sizes) == 1 and (as_many := pow2["executables"]) != k:
+        fitted = fit(sizes, as_many, multiple_of=multiples)
+        plans.append(_plan("fitted, as pow2", fitted, sizes))
     if options.json:
-        print(json.dumps(_as_json(sizes, options.k, plans), indent=2))
+        largest = {dim: max(column) for dim, column in sizes.items()}
+        told = {"calls": len(calls), "k": k, "largest": largest, "plans": plans}
+        print(json.dumps(told, indent=2))
         return
     print_table(
-        f"{counted(len(calls), 'call')} of {source}, at most {options.k} executables",
+        f"{counted(len(calls), 'call')} of {source}, at most {k} executables",
         ("plan", "executables", "waste", "strategy"),
-        [
-            (p.name, f"{p.assessment.executables:,}", f"{p.assessment.waste:.1%}", _code(p))
-            for p in plans
-        ],
+        [(p["name"], f"{p['executables']:,}", f"{p['waste']:.1%}", p["strategy"]) for p in plans],
         numeric=("executables", "waste"),
     )
 
 
-def _plans(sizes: Mapping[str, list[int]], k: int, multiples: Mapping[str, int]) -> list[_Plan]:
-    """Powers of two, the fitted plan, and of one variable a fitted plan of as many executables."""
-
-    def plan(name: str, chosen: Mapping[str, Strategy]) -> _Plan:
-        calls = {*zip(*sizes.values(), strict=True)}
-        buckets = {tuple(chosen[d].bucket(n) for d, n in zip(sizes, c, strict=True)) for c in calls}
-        return _Plan(name, chosen, sorted(buckets), assess_joint(chosen, sizes))
-
-    pow2 = plan("pow2", {dim: Pow2(multiple_of=multiples[dim]) for dim in sizes})
-    plans = [pow2, plan("fitted", fit(sizes, k, multiple_of=multiples))]
-    as_many = pow2.assessment.executables
-    if len(sizes) == 1 and as_many != k:
-        plans.append(plan("fitted, as pow2", fit(sizes, as_many, multiple_of=multiples)))
-    return plans
+def _plan(
+    name: str, chosen: Mapping[str, Strategy], sizes: Mapping[str, list[int]]
+) -> dict[str, Any]:
+    """A plan as ``--json`` tells it; its strategies are Python code."""
+    calls = {*zip(*sizes.values(), strict=True)}
+    buckets = {tuple(chosen[d].bucket(n) for d, n in zip(sizes, c, strict=True)) for c in calls}
+    assessment = assess_joint(chosen, sizes)
+    code = [
+        f"{dim}: {strategy!r}" if len(sizes) > 1 else repr(strategy)
+        for dim, strategy in chosen.items()
+    ]
+    return {
+        "name": name,
+        "strategy": ", ".join(code),
+        "executables": assessment.executables,
+        "waste": round(assessment.waste, 6),
+        "buckets": [dict(zip(sizes, bucket, strict=True)) for bucket in sorted(buckets)],
+    }
 
 
 def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str, int]:
@@ -123,35 +118,6 @@ def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str
         else:
             raise UsageError(f"--multiple-of: no variable {dim!r}, there are {', '.join(dims)}")
     return multiples
-
-
-def _code(plan: _Plan) -> str:
-    """The strategies as Python code."""
-    if len(plan.strategies) == 1:
-        return repr(*plan.strategies.values())
-    return ", ".join(f"{dim}: {strategy!r}" for dim, strategy in plan.strategies.items())
-
-
-def _as_json(sizes: Mapping[str, list[int]], k: int, plans: list[_Plan]) -> dict[str, Any]:
-    """The output of ``--json``. Waste is a share, 0 to 1."""
-    return {
-        "calls": len(next(iter(sizes.values()))),
-        "k": k,
-        "largest": {dim: max(column) for dim, column in sizes.items()},
-        "plans": [
-            {
-                "name": plan.name,
-                "strategy": _code(plan),
-                "executables": plan.assessment.executables,
-                "waste": round(plan.assessment.waste, 6),
-                "buckets": [dict(zip(sizes, bucket, strict=True)) for bucket in plan.buckets],
-            }
-            for plan in plans
-        ],
-    }
-
-
-_MOST_COLUMNS = 8
 
 
 def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
@@ -178,43 +144,31 @@ def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
         {'b': [4, 2], 's': [17, 30]}
     """
     names: list[str] = []
-    columns: list[list[int]] = []
+    calls: list[list[int]] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].replace(",", " ").replace(";", " ").split()
+        where, words = f"{source}, line {number}", re.findall(r"[^\s,;]+", line.partition("#")[0])
         if not words:
             continue
-        if not names and all(word.isidentifier() for word in words):
-            if len(set(words)) < len(words):
-                raise CommandError(f"{source}, line {number}: each column needs a name of its own")
-            names = words
-            columns = [[] for _ in names]
-            continue
-        if len(words) > _MOST_COLUMNS:
-            raise CommandError(
-                f"{source}, line {number}: expected one call a line, with a column for each of at "
-                f"most {_MOST_COLUMNS} variables, got {len(words)} columns"
-            )
-        if not columns:
-            names = ["n"] if len(words) == 1 else [f"dim{i}" for i in range(len(words))]
-            columns = [[] for _ in names]
-        if len(words) != len(columns):
-            raise CommandError(
-                f"{source}, line {number}: expected {len(columns)} sizes, got {len(words)}"
-            )
-        for column, word in zip(columns, words, strict=True):
-            # Digits alone: int() takes signs, underscores and digits of other scripts too.
-            if not (word.isascii() and word.isdigit() and len(word) < 19):
-                raise CommandError(f"{source}, line {number}: expected a size, got {word!r}")
-            column.append(int(word))
-    if not any(all(call) for call in zip(*columns, strict=True)):
+        if not names:
+            is_head = all(word.isidentifier() for word in words)
+            places = ["n"] if len(words) == 1 else [f"dim{i}" for i in range(len(words))]
+            names = words if is_head else places
+            if len({*names}) < len(names) or len(names) > _MOST_COLUMNS:
+                raise CommandError(
+                    f"{where}: expected one call a line, with a column for each of at most "
+                    f"{_MOST_COLUMNS} variables of different names, got {len(words)} columns"
+                )
+            if is_head:
+                continue
+        if len(words) != len(names):
+            raise CommandError(f"{where}: expected {len(names)} sizes, got {len(words)}")
+        # Digits alone: int() takes signs, underscores and digits of other scripts too.
+        if wrong := [word for word in words if not re.fullmatch("[0-9]{1,18}", word)]:
+            raise CommandError(f"{where}: expected a size, got {wrong[0]!r}")
+        calls.append([*map(int, words)])
+    if not any(map(all, calls)):
         raise CommandError(f"{source} holds no sizes; expected one call a line")
-    return dict(zip(names, columns, strict=True))
+    return dict(zip(names, map(list, zip(*calls, strict=True)), strict=True))
 
 
-COMMAND = Command(
-    name="plan",
-    summary="fit buckets to the sizes of past calls",
-    description=_DESCRIPTION,
-    add_arguments=_add_arguments,
-    run=_run,
-)
+COMMAND = Command("plan", "fit buckets to the sizes of past calls", _DESCRIPTION, _ARGUMENTS, _run)
