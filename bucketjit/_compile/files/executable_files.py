@@ -17,7 +17,7 @@ from bucketjit._config import Persistent
 from bucketjit._events import Event
 from bucketjit._ir.program import Program
 from bucketjit._jax.serialization import compilation_cache
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 S = TypeVar("S")
 
@@ -67,13 +67,13 @@ class ExecutableFiles:
     def place(
         self,
         kind: Callable[..., S],
-        signed: SignedCall,
+        call: Call,
         sizes: Mapping[str, int],
         made: Callable[[], Any],
     ) -> S | None:
         """The place of an executable; None if executables are not kept in files."""
         store = self.store()
-        return None if store is None else kind(self, store, signed, sizes, made)
+        return None if store is None else kind(self, store, call, sizes, made)
 
     def digests_of(self, program: Program) -> Mapping[str, str]:
         """Digests of a program and its constants. Made once: its constants cannot be written to."""

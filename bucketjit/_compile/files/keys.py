@@ -17,8 +17,8 @@ from bucketjit._ir.combine import Combine
 from bucketjit._ir.shard_reductions import COMBINED
 from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
 from bucketjit._jax.devices import default_device, device_name
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.parameters import PLAIN_STATICS
-from bucketjit._tracing.signer import SignedCall
 
 # A `Combine` names its length by a dimension variable that is numbered as it is made, so the name
 # differs between processes.
@@ -42,10 +42,10 @@ def device_of(leaves: Sequence[Any]) -> Any:
     return device
 
 
-def kind_of(signed: SignedCall, device: jax.Device) -> str:
+def kind_of(call: Call, device: jax.Device) -> str:
     """A digest of what is known of a call before tracing, without the sizes of open axes."""
-    signature = signed.signature
-    leaves = zip(signature.types, signature.specs, signed.shapes, strict=True)
+    signature = call.signature
+    leaves = zip(signature.types, signature.specs, call.shapes, strict=True)
     return short_digest(
         getattr(signature.fn, "__module__", ""),
         getattr(signature.fn, "__qualname__", ""),
@@ -54,8 +54,8 @@ def kind_of(signed: SignedCall, device: jax.Device) -> str:
             (str(kind.dtype), kind.weak_type, kind.rank, shape if spec is None else ())
             for kind, spec, shape in leaves
         ],
-        [(i, _static_text(x)) for i, x in sorted(signed.statics.positional.items())],
-        [(name, _static_text(x)) for name, x in sorted(signed.statics.keyword.items())],
+        [(i, _static_text(x)) for i, x in sorted(call.statics.positional.items())],
+        [(name, _static_text(x)) for name, x in sorted(call.statics.keyword.items())],
     )
 
 

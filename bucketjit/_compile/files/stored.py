@@ -45,7 +45,7 @@ from bucketjit._jax.serialization import (
     serialized,
 )
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
 class Stored:
@@ -63,13 +63,13 @@ class Stored:
         self,
         files: ExecutableFiles,
         store: Store,
-        signed: SignedCall,
+        call: Call,
         sizes: Mapping[str, int],
         made: Callable[[], Kernel],
     ) -> None:
         self._files = files
         self._store = store
-        self._signed = signed
+        self._signed = call
         self._sizes = sizes
         self._make = made
         self._wanted: Record | None = None  # its key, once `load` has made it
@@ -231,8 +231,7 @@ class StoredMasked(Stored):
 
     @property
     def _program(self) -> Program:
-        call = self._made.call
-        program = None if call is None else call.program
+        program = self._made.call.program
         assert isinstance(program, Program)
         return program
 
@@ -252,7 +251,7 @@ class StoredMasked(Stored):
             for d, weak in program.out_types
         ]
         return (
-            made.call.variables,  # type: ignore[union-attr]
+            made.call.variables,
             [t.dtype is None for t in self._signed.signature.types],
             sorted(program.lower.items()),
             [tuple(map(str, shape)) for shape in program.out_shapes],
