@@ -1,15 +1,11 @@
-"""The ``with_...`` methods about sizes and masks; each returns a new bucketed function.
-
-Those about what is compiled and kept are in `bucketjit._api.resource_builders` and
-`bucketjit._api.source_builders`.
-"""
+"""The ``with_...`` methods about sizes and masks; each returns a new bucketed function."""
 
 from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar
 
 from bucketjit import strategies
 from bucketjit._api.options import (
@@ -17,18 +13,21 @@ from bucketjit._api.options import (
     OverflowName,
     checked_dim,
     checked_strategy,
+    flag,
     overflow_policy,
 )
-from bucketjit._api.resource_builders import ResourceBuilders
-from bucketjit._api.source_builders import SourceBuilders
+from bucketjit._api.served import Served
 from bucketjit._config import AheadOfCalls, Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit.errors import SpecError, StrategyContractError
 from bucketjit.strategies._search.histogram import Sizes, histogram, is_named
 from bucketjit.strategies.base import Strategy, positive_int
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class BucketBuilders(ResourceBuilders, SourceBuilders):
+
+class BucketBuilders(Served[P, R]):
     """The methods that choose buckets, open axes and masking rules."""
 
     def with_strategy(
@@ -332,8 +331,6 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
             >>> [dict(bucket.sizes) for bucket in planned.stats().buckets]
             [{'b': 7, 's': 10}, {'b': 2, 's': 31}]
         """
-        if not isinstance(ahead, bool):
-            raise SpecError(f"ahead must be True or False, got {ahead!r}")
         if not is_named(sizes):
             raise SpecError(
                 f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {reprlib.repr(sizes)}"
@@ -347,7 +344,7 @@ class BucketBuilders(ResourceBuilders, SourceBuilders):
         planned = self.with_background_compile()
         for dim, strategy in plan.items():
             planned = planned.with_strategy(strategy, dim, overflow=Overflow.EXTEND)
-        if not ahead:
+        if not flag("ahead", ahead):
             return planned
         fitted = {
             tuple((dim, plan[dim].bucket(n)) for dim, n in zip(plan, call, strict=True))

@@ -14,18 +14,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 import jax
-import numpy as np
 
-from bucketjit._api.batching import Batching
 from bucketjit._api.bound import BoundMethod
-from bucketjit._api.bucket_builders import BucketBuilders
-from bucketjit._api.cache_control import CacheControl
-from bucketjit._api.exporting import Exporting
 from bucketjit._api.options import Options, config_of
-from bucketjit._api.processes import Processes
-from bucketjit._api.saving import Saving
 from bucketjit._api.staging import Staging
-from bucketjit._api.warming import Warming
 from bucketjit._arrays.padding import without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Config, Out
@@ -35,7 +27,6 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
 from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
@@ -44,67 +35,39 @@ from bucketjit._runtime.inlined import note_inlined
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, explain
 from bucketjit._stages.listed_buckets import ahead
-from bucketjit._stages.views import Views
 from bucketjit._tracing.signer import Signer
-from bucketjit._tracing.structs import array_like
+from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import MaskingError, SelectionError
 
 _REASON = f"{DISABLE} is set: plain jit"
 WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
 
 
-class PlainJit:
-    """A function under ``jax.jit``, with the static and donated arguments of its bucketed function.
+def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..., Any]:
+    """The function under ``jax.jit``; Python ints that ``dynamic_axes`` calls sizes are static."""
+    given = signer.parameters
 
-    Python ints that ``dynamic_axes`` declares as sizes are static, as the function needs their
-    values. Results have the form of ``out``, though nothing is padded.
-    """
-
-    def __init__(self, config: Config, signer: Signer, counters: Counters) -> None:
-        self._config = config
-        self._signer = signer
-        self._counters = counters
-        self._jitted = functools.cache(self._jit)
-
-    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run the function."""
-        if self._config.copy_inputs:
-            args, kwargs = self._signer.with_copies(args, kwargs)
-        args, kwargs = without_padding((args, dict(kwargs)))
-        result = self._jitted(*self._sizes(args, kwargs))(*args, **kwargs)
-        self._counters.call(CallCounter({}, reason=_REASON))
-        match self._config.out:
-            case Out.JAX:
-                return result
-            case Out.NUMPY:
-                return jax.tree_util.tree_map(as_numpy, result)
-        return jax.tree_util.tree_map(as_padded, result)
-
-    def _sizes(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[frozenset[int], frozenset[str]]:
-        """Positions and names of the arguments that are sizes themselves."""
-        nums = [i for i, x in enumerate(args) if _is_int(x)]
-        names = [name for name, x in kwargs.items() if _is_int(x)]
-        if not nums and not names:
-            return frozenset(), frozenset()
-        opened = self._signer.arguments_with_open_axes(len(args), list(kwargs))
-        in_place, named = (set(), set()) if opened is None else opened
-        return frozenset(in_place.intersection(nums)), frozenset(named.intersection(names))
-
-    def _jit(self, sizes: frozenset[int], named_sizes: frozenset[str]) -> Any:
-        given = self._signer.parameters
+    @functools.cache
+    def jitted(sizes: frozenset[int | str]) -> Callable[..., Any]:
         return jax.jit(
-            self._config.fn,
-            static_argnums=sorted(given.static_nums | sizes),
-            static_argnames=sorted(given.static_names | named_sizes),
+            config.fn,
+            static_argnums=sorted(given.static_nums | {i for i in sizes if isinstance(i, int)}),
+            static_argnames=sorted(given.static_names | {k for k in sizes if isinstance(k, str)}),
             donate_argnums=sorted(given.donated),
-            compiler_options=dict(self._config.compiler_options) or None,
+            compiler_options=dict(config.compiler_options) or None,
         )
 
+    def call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if config.copy_inputs:
+            args, kwargs = signer.with_copies(args, kwargs)
+        args, kwargs = without_padding((args, dict(kwargs)))
+        result = jitted(signer.sizes_among(args, kwargs))(*args, **kwargs)
+        counters.call(CallCounter({}, reason=_REASON))
+        if config.out is Out.JAX:
+            return result
+        return jax.tree_util.tree_map(as_numpy if config.out is Out.NUMPY else as_padded, result)
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return call
 
 
 P = ParamSpec("P")
@@ -117,18 +80,7 @@ _INLINED = (
 )
 
 
-class BucketedExec(
-    CallPath[P, R],
-    Batching,
-    BucketBuilders,
-    CacheControl,
-    Exporting,
-    Saving,
-    Staging,
-    Processes,
-    Warming,
-    Views,
-):
+class BucketedExec(Staging[P, R]):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,
@@ -223,7 +175,7 @@ class BucketedExec(
         self._config = config
         self._engine = Engine(config, shared, parts(config))
         if is_disabled():
-            self._plain = PlainJit(config, self._engine.signer, self._engine.counters)
+            self._plain = plain_jit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
         self._engine.preparer = ahead(config)
         self._engine.together = together(config)
@@ -315,7 +267,7 @@ class BucketedExec(
         return self._engine.name
 
     @boundary
-    def explain(self, *args: object, **kwargs: object) -> Explanation:
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do, without compiling or running it.
 
         Args:
@@ -337,7 +289,5 @@ class BucketedExec(
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
-        given = tuple(map(array_like, args))
-        named = {name: array_like(value) for name, value in kwargs.items()}
-        call = call_of_shard(self._engine, self._engine.signer.sign(given, named))
+        call = call_of_shard(self._engine, sign_like(self._engine.signer, args, kwargs))
         return explain(self._engine, call, unpadded=None if self._plain is None else WHY)

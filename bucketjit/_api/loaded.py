@@ -9,9 +9,8 @@ from typing import Any, Self
 import jax
 import jax.export  # an attribute of jax only after this import
 
-from bucketjit._api.batching import Batching
-from bucketjit._api.cache_control import CacheControl
-from bucketjit._api.resource_builders import ResourceBuilders
+from bucketjit._api.options import budget_of, flag
+from bucketjit._api.served import Served
 from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram, Source
@@ -21,17 +20,15 @@ from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, MaskedEquation, explain
-from bucketjit._stages.views import Views
 from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
-from bucketjit._tracing.structs import array_like, sign_like
-from bucketjit.errors import ArtifactError, SpecError
+from bucketjit._tracing.structs import sign_like
+from bucketjit.errors import ArtifactError
 
 
-class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views):
+class Loaded(Served[..., Any]):
     """A function that was saved by `BucketedExec.save`, served without its source.
 
     It is called like the bucketed function that was saved, without static arguments, and takes
@@ -139,7 +136,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         return {leaf.path: str(leaf) for leaf in self._functions[0].arguments.facts.leaves}
 
     @boundary
-    def explain(self, *args: object, **kwargs: object) -> Explanation:
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do; see `BucketedExec.explain`.
 
         Args:
@@ -154,9 +151,8 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
             ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
         """
         args, kwargs = self._functions[0].by_position(args, kwargs)
-        given = tuple(map(array_like, args))
-        named = {name: array_like(value) for name, value in kwargs.items()}
-        return explain(self._engine, self._engine.signer.sign(given, named), _masked_equations)
+        call = sign_like(self._engine.signer, args, kwargs)
+        return explain(self._engine, call, _masked_equations)
 
     @boundary
     def warmup(
@@ -188,14 +184,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         wanted = list(self.buckets) if sizes is None else sizes
         args, kwargs = function.like(self.buckets[0])
         call = sign_like(engine.signer, args, kwargs)
-        warmed = warm_up(
-            *(engine, call, wanted),
-            workers=workers,
-            time_budget=time_budget,
-            progress=progress,
-            first_run=False,
-            epoch=epoch,
-        )
+        warmed = warm_up(engine, call, wanted, workers, time_budget, progress, False, epoch)
         return report_of(warmed, engine, epoch)
 
     def __repr__(self) -> str:
@@ -246,8 +235,7 @@ def load(
     Examples:
         See `BucketedExec.save`.
     """
-    if not isinstance(trust_executables, bool):
-        raise SpecError(f"trust_executables is True or False, got {trust_executables!r}")
+    flag("trust_executables", trust_executables)
     if lack := lacking(Without.EXPORT):
         raise ArtifactError(lack)
     archive = Archive(path, key)
@@ -265,6 +253,4 @@ def load(
         raise ArtifactError(f"{path}: it has no function, or is for no platform; it was altered")
     functions = tuple(LoadedFunction(source, record) for record in manifest.functions)
     archive.close()
-    if not isinstance(compile_budget, CompileBudget):
-        compile_budget = CompileBudget(compile_budget)
-    return Loaded(functions, {"budget": compile_budget})
+    return Loaded(functions, {"budget": budget_of(compile_budget)})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 from bucketjit import strategies
 from bucketjit._config import (
-    DEFAULT_MAXSIZE,
-    NOT_CHOSEN,
     Check,
     CompileBudget,
     Config,
@@ -19,7 +18,7 @@ from bucketjit._config import (
     Overflow,
     checked_count,
     checked_options,
-    is_positive_int,
+    is_int_from,
 )
 from bucketjit._ir.guards import parse_constraint
 from bucketjit._tracing.parameters import positions_of
@@ -61,77 +60,27 @@ class Options(TypedDict, total=False):
     out_shardings: None
 
 
-DEFAULTS: Options = {
-    "dynamic_axes": None,
-    "buckets": None,
-    "overflow": "error",
-    "constraints": (),
-    "static_argnums": None,
-    "static_argnames": None,
-    "donate_argnums": None,
-    "donate_argnames": None,
-    "fallback": "exact",
-    "check": "off",
-    "out": "jax",
-    "copy_inputs": False,
-    "maxsize": DEFAULT_MAXSIZE,
-    "compile_budget": None,
-    "compiler_options": None,
-    "warn_after": None,
-    "in_shardings": None,
-    "out_shardings": None,
-}
-
-
 _NAMED: Mapping[str, Callable[[], Strategy]] = {
     "pow2": strategies.Pow2,
     "exact": strategies.Exact,
 }
-
-_SHARDINGS = {
-    "in_shardings": "place the arguments before the call, by jax.device_put(x, sharding): a call "
-    "keeps the shardings of its arguments",
-    "out_shardings": "call jax.lax.with_sharding_constraint on the results in the function",
-}
-
 E = TypeVar("E", bound=enum.Enum)
 
 
 def config_of(fn: Callable[..., Any], given: Options) -> Config:
     """Check the options of a bucketed function."""
-    if unknown := given.keys() - DEFAULTS.keys():
-        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(DEFAULTS)}")
-    options: Any = {**DEFAULTS, **given}
+    if unknown := given.keys() - OPTIONS.keys():
+        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    for name, instead in _SHARDINGS.items():
-        if options[name] is not None:
-            raise SpecError(f"{name} is not an option of bucketjit; {instead}")
-    if not isinstance(options["copy_inputs"], bool):
-        raise SpecError(f"copy_inputs must be True or False, got {options['copy_inputs']!r}")
-    budget = options["compile_budget"]
-    default, per_dim = _strategies(options["buckets"])
-    overflow, overflow_per_dim = _policies(options["overflow"])
-    return Config(
-        fn,
-        options["dynamic_axes"],
-        _constraints(options["constraints"]),
-        options["static_argnums"],
-        options["static_argnames"],
-        _donated(fn, options),
-        member(Fallback, "fallback", options["fallback"]),
-        member(Check, "check", options["check"]),
-        member(Out, "out", options["out"]),
-        options["copy_inputs"],
-        default=default,
-        per_dim=per_dim,
-        overflow=overflow,
-        overflow_per_dim=overflow_per_dim,
-        maxsize=bound("maxsize", options["maxsize"]),
-        budget=budget if isinstance(budget, CompileBudget) else CompileBudget(budget),
-        compiler_options=checked_options(options["compiler_options"]),
-        warn_after=checked_count(options["warn_after"]),
-    )
+    fields: dict[str, Any] = {}
+    for name, value in given.items():
+        fields |= OPTIONS[name](value)
+    if named := positions_of(fn, fields.pop("donate_argnames", None), "donate_argnames"):
+        donated = fields.get("donate_argnums")
+        every = donated if isinstance(donated, Iterable) else () if donated is None else (donated,)
+        fields["donate_argnums"] = (*every, *named)
+    return Config(fn, **fields)
 
 
 def member(kind: type[E], name: str, given: object) -> E:
@@ -166,13 +115,28 @@ def checked_strategy(given: object) -> Strategy:
     return given  # type: ignore[return-value]  # a class of the user's own
 
 
-def bound(name: str, given: Any) -> int | None:
-    """Check the bound of a cache."""
-    if given is None:
-        return None
-    if not is_positive_int(given):
-        raise SpecError(f"{name} must be a positive int or None, got {given!r}")
+def positive(name: str, given: Any, besides: str = "") -> int:
+    """Check a number of at least 1."""
+    if not is_int_from(given, 1):
+        raise SpecError(f"{name} must be a positive int{besides}, got {given!r}")
     return int(given)
+
+
+def bound(name: str, given: Any) -> int | None:
+    """Check a number of at least 1, or None."""
+    return None if given is None else positive(name, given, " or None")
+
+
+def flag(name: str, given: object) -> bool:
+    """Check a bool."""
+    if not isinstance(given, bool):
+        raise SpecError(f"{name} must be True or False, got {given!r}")
+    return given
+
+
+def budget_of(given: CompileBudget | int | None) -> CompileBudget:
+    """A compile budget, or that of so many compiles."""
+    return given if isinstance(given, CompileBudget) else CompileBudget(given)
 
 
 def checked_dim(dim: object) -> str:
@@ -182,14 +146,14 @@ def checked_dim(dim: object) -> str:
     return dim
 
 
-def _strategies(buckets: object) -> tuple[Strategy, Mapping[str, Strategy]]:
-    """The strategy of all variables, and those of single ones."""
-    if buckets is None:
-        return NOT_CHOSEN, MappingProxyType({})
-    if not isinstance(buckets, Mapping):
-        return strategy_of(buckets), MappingProxyType({})
-    per_dim = {checked_dim(dim): strategy_of(each) for dim, each in buckets.items()}
-    return NOT_CHOSEN, MappingProxyType(per_dim)
+def _buckets(given: object) -> dict[str, Any]:
+    """The strategy of all variables, or those of single ones."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        return {"default": strategy_of(given)}
+    per_dim = {checked_dim(dim): strategy_of(each) for dim, each in given.items()}
+    return {"per_dim": MappingProxyType(per_dim)}
 
 
 def overflow_policy(name: str, given: object) -> Overflow:
@@ -201,25 +165,25 @@ def overflow_policy(name: str, given: object) -> Overflow:
     return member(Overflow, name, given)
 
 
-def _policies(overflow: object) -> tuple[Overflow, Mapping[str, Overflow]]:
-    """The overflow policy of all variables, and those of single ones."""
-    if not isinstance(overflow, Mapping):
-        return overflow_policy("overflow", overflow), MappingProxyType({})
-    per_dim = {
-        checked_dim(dim): overflow_policy(f"overflow[{dim!r}]", each)
-        for dim, each in overflow.items()
+def _overflow(given: object) -> dict[str, Any]:
+    """The overflow policy of all variables, or those of single ones."""
+    if not isinstance(given, Mapping):
+        return {"overflow": overflow_policy("overflow", given)}
+    policies = {
+        checked_dim(dim): overflow_policy(f"overflow[{dim!r}]", each) for dim, each in given.items()
     }
-    return Overflow.ERROR, MappingProxyType(per_dim)
+    return {"overflow_per_dim": MappingProxyType(policies)}
 
 
-def _donated(fn: Callable[..., Any], options: Options) -> Any:
-    """The positions of donated arguments, those by name included."""
-    given, names = options["donate_argnums"], options["donate_argnames"]
-    named = positions_of(fn, names, "donate_argnames")
-    if not named:
-        return given
-    by_number = tuple(given) if isinstance(given, Iterable) else () if given is None else (given,)
-    return (*by_number, *named)
+def _shardings(name: str, instead: str) -> Callable[[object], dict[str, Any]]:
+    """The check of an option of ``jax.jit`` that is none here."""
+
+    def refused(given: object) -> dict[str, Any]:
+        if given is not None:
+            raise SpecError(f"{name} is not an option of bucketjit; {instead}")
+        return {}
+
+    return refused
 
 
 def _constraints(given: object) -> tuple[str, ...]:
@@ -235,3 +199,39 @@ def _constraints(given: object) -> tuple[str, ...]:
         except (ValueError, SyntaxError) as error:
             raise SpecError(f"constraints: {error}") from error
     return texts
+
+
+def _field(
+    name: str, check: Callable[[Any], object] = lambda given: given
+) -> Callable[[Any], dict[str, Any]]:
+    """An option that is one field of the configuration, checked."""
+    return lambda given: {name: check(given)}
+
+
+# Each option by name, with what makes fields of `Config` of it.
+OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "dynamic_axes": _field("dynamic_axes"),
+    "buckets": _buckets,
+    "overflow": _overflow,
+    "constraints": _field("constraints", _constraints),
+    "static_argnums": _field("static_argnums"),
+    "static_argnames": _field("static_argnames"),
+    "donate_argnums": _field("donate_argnums"),
+    "donate_argnames": _field("donate_argnames"),
+    "fallback": _field("fallback", partial(member, Fallback, "fallback")),
+    "check": _field("check", partial(member, Check, "check")),
+    "out": _field("out", partial(member, Out, "out")),
+    "copy_inputs": _field("copy_inputs", partial(flag, "copy_inputs")),
+    "maxsize": _field("maxsize", partial(bound, "maxsize")),
+    "compile_budget": _field("budget", budget_of),
+    "compiler_options": _field("compiler_options", checked_options),
+    "warn_after": _field("warn_after", checked_count),
+    "in_shardings": _shardings(
+        "in_shardings",
+        "place the arguments before the call, by jax.device_put(x, sharding): a call keeps the "
+        "shardings of its arguments",
+    ),
+    "out_shardings": _shardings(
+        "out_shardings", "call jax.lax.with_sharding_constraint on the results in the function"
+    ),
+}

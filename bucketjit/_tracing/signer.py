@@ -143,6 +143,13 @@ class Signer:
             k for k in named if opens(by_name.get(k))
         }
 
+    def sizes_among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
+        """The places and names of the Python ints that ``dynamic_axes`` says are sizes."""
+        given: tuple[tuple[int | str, Any], ...] = (*enumerate(args), *kwargs.items())
+        ints = {at for at, x in given if isinstance(x, int | np.integer) and type(x) is not bool}
+        opened = self.arguments_with_open_axes(len(args), list(kwargs)) if ints else None
+        return frozenset(ints & {*opened[0], *opened[1]} if opened else ())
+
     def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """The leaves of a call in the order of `sign`, without any check of their types."""
         return self.flattened(args, kwargs)[0]

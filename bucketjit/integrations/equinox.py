@@ -236,11 +236,8 @@ class FilteredExec(Wrapped[P, R]):
     def _plain(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        signer, sizes = self.executor._engine.signer, set[int | str]()
-        if any(type(x) is int for x in (*args, *kwargs.values())):
-            # An int with an entry of `dynamic_axes` is a size.
-            opened = signer.arguments_with_open_axes(len(args), list(kwargs)) or ((), ())
-            sizes = {*opened[0], *opened[1]}
+        signer = self.executor._engine.signer
+        sizes = signer.sizes_among(args, kwargs)
 
         def plain(where: int | str, value: Any, name: str) -> Any:
             is_plain = isinstance(value, jax.Array) or (type(value) is int and where in sizes)

@@ -11,7 +11,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback, Overflow
-from bucketjit._api.options import DEFAULTS, Options
+from bucketjit._api.options import OPTIONS, Options
 from bucketjit.errors import BucketOverflowError, FallbackError, SpecError, StrategyContractError
 
 
@@ -19,7 +19,7 @@ from bucketjit.errors import BucketOverflowError, FallbackError, SpecError, Stra
 def test_an_option_that_there_is_not(make: Any) -> None:
     with pytest.raises(TypeError, match="there is no option 'bukets'; there are dynamic_axes"):
         make(jnp.sum, bukets="pow2")
-    assert list(DEFAULTS) == list(Options.__annotations__)
+    assert list(OPTIONS) == list(Options.__annotations__)
 
 
 @pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
