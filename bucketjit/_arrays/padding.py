@@ -54,9 +54,7 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if not isinstance(value, jax.Array):
         return _pad_host(value, shape)
     if type(value) is not CONCRETE_ARRAY and _is_key(value):
-        data = jax.random.key_data(value)
-        words = pad(data, (*shape, *data.shape[value.ndim :]))
-        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
+        return of_words(value, lambda words: pad(words, (*shape, *words.shape[value.ndim :])))
     if not _in_host_memory(value.sharding) and device.can_pad(value, shape):
         return placed_like(device.pad(value, shape), value, False)
     return placed_beside(_pad_host(np.asarray(value), shape), value)
@@ -74,14 +72,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
     if not known or not _only_rows_to_add(like, shape):
         return lambda value: pad(value, shape)
-    # All that the shape determines is computed here once; the functions below run in every call.
-    rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
-
-    def add_rows(host: np.ndarray) -> np.ndarray:
-        padded = empty(shape, dtype)
-        padded[rows] = host
-        padded[more] = 0
-        return padded
+    add_rows = _row_adder(like, shape)
 
     def add_rows_of_jax(value: jax.Array) -> Any:
         if not _in_host_memory(value.sharding):
@@ -100,15 +91,25 @@ def _is_cut_by_type(array: object) -> bool:
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """`pad` for an array in host memory."""
-    if not _only_rows_to_add(host, shape):
-        padded = np.zeros(shape, host.dtype)
-        padded[tuple(map(slice, host.shape))] = host
-        return padded
-    rows = len(host)
-    padded = np.empty(shape, host.dtype)  # np.zeros would write the real part twice
-    padded[:rows] = host
-    padded[rows:] = 0
+    if _only_rows_to_add(host, shape):
+        return _row_adder(host, shape)(host)
+    padded = np.zeros(shape, host.dtype)
+    padded[tuple(map(slice, host.shape))] = host
     return padded
+
+
+def _row_adder(like: Any, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """Make the function that adds rows of zeros to host arrays of one shape and dtype."""
+    # All that the shape determines is computed here once; the function below runs in every call.
+    rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
+
+    def add_rows(host: np.ndarray) -> np.ndarray:
+        padded = empty(shape, dtype)  # np.zeros would write the real part twice
+        padded[rows] = host
+        padded[more] = 0
+        return padded
+
+    return add_rows
 
 
 def _only_rows_to_add(array: Any, shape: tuple[int, ...]) -> bool:
@@ -128,9 +129,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     if isinstance(value, np.ndarray):
         return cut(value, shape)
     if _is_key(value):
-        data = jax.random.key_data(value)
-        words = unpad(data, (*shape, *data.shape[value.ndim :]))
-        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
+        return of_words(value, lambda words: unpad(words, (*shape, *words.shape[value.ndim :])))
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
         return placed_like(device.unpad(value, shape), value, weak_type)
     # `np.asarray` waits for the result. A prefix stays a view: it is contiguous already.
@@ -181,8 +180,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
     if not isinstance(value, jax.Array):
         return value[inside]
     if _is_key(value):
-        words = part(jax.random.key_data(value), axis, start, stop)
-        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
+        return of_words(value, lambda words: part(words, axis, start, stop))
     weak = bool(value.weak_type)
     if not _in_host_memory(value.sharding) and axis == 0 and device.can_view_from(value, start):
         return placed_like(device.part(value, start, stop), value, weak)
@@ -200,8 +198,7 @@ def fresh(value: object) -> Any:
     if not isinstance(value, jax.Array):
         return value
     if _is_key(value):
-        words = fresh(jax.random.key_data(value))
-        return jax.random.wrap_key_data(words, impl=key_impl(value.dtype))
+        return of_words(value, fresh)
     return array_from_host(np.array(value), bool(value.weak_type), value)
 
 
@@ -236,3 +233,8 @@ def _in_host_memory(sharding: Any) -> bool:
 def _is_key(value: Any) -> bool:
     """Whether an array holds typed keys."""
     return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def of_words(keys: Any, change: Callable[[Any], Any]) -> Any:
+    """Typed keys whose words are changed."""
+    return jax.random.wrap_key_data(change(jax.random.key_data(keys)), impl=key_impl(keys.dtype))

@@ -14,9 +14,9 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._arrays.padding import cut, plain, unpad, unpadder
+from bucketjit._arrays.padding import cut, of_words, plain, unpad, unpadder
 from bucketjit._config import Out
-from bucketjit._jax.arrays import array_from_host, key_impl
+from bucketjit._jax.arrays import array_from_host
 
 Change = Callable[[Any], Any]
 
@@ -54,8 +54,8 @@ def joined(parts: Sequence[Padded], weak_type: bool, out: Out) -> Any:
     array = parts[0].array
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         words = [jax.random.key_data(plain(p)) for p in parts]
-        data = array_from_host(np.concatenate(words), False, words[0])
-        whole = jax.random.wrap_key_data(data, impl=key_impl(array.dtype))
+        every = array_from_host(np.concatenate(words), False, words[0])
+        whole = of_words(array, lambda _: every)
     else:
         host = np.concatenate([cut(np.asarray(p.array), p.sizes) for p in parts])
         if out is Out.NUMPY or host.dtype == jax.dtypes.float0:  # JAX has no arrays of float0

@@ -29,7 +29,7 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._ir.shard_reductions import COMBINED, shard_mean_p, shard_psum_p
-from bucketjit._jax.jaxprs import all_equations, bodies, is_jaxpr, open_jaxpr, shape_of
+from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._jax.user_code import source_line
 from bucketjit._processes.build_shards import array_leaves
@@ -98,7 +98,7 @@ class _SameOnAll(Analysis[bool]):
     def default(self, eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
         if eqn.primitive in COMBINED:
             return [True]
-        same = all(ins) and not _mentions_size(list(eqn.params.values()))
+        same = all(ins) and not _mentions_size(eqn)
         return [same and not _is_open(var) for var in eqn.outvars]
 
     def _combined(self, eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
@@ -191,21 +191,12 @@ def _is_open(atom: Any) -> bool:
     return any(map(is_symbolic, shape_of(atom)))
 
 
-def _mentions_size(value: Any) -> bool:
+def _mentions_size(eqn: JaxprEqn) -> bool:
     """Whether a parameter holds a size, in tuples and in programs too."""
-    if is_jaxpr(value):
-        inner = open_jaxpr(value)[0]
-        return any(
-            any(map(_is_open, (*eqn.invars, *eqn.outvars)))
-            or _mentions_size(list(eqn.params.values()))
-            for eqn in inner.eqns
-        )
-    if isinstance(value, tuple | list):
-        return any(map(_mentions_size, value))
-    if is_symbolic(value):
-        return True
-    leaves = jax.tree_util.tree_leaves(value)
-    return len(leaves) > 1 and any(map(_mentions_size, leaves))
+    inner = [each for body in bodies(eqn) for each in all_equations(body)]
+    values = [x for each in (eqn, *inner) for x in jax.tree_util.tree_leaves(each.params)]
+    opened = (_is_open(v) for each in inner for v in (*each.invars, *each.outvars))
+    return any(map(is_symbolic, values)) or any(opened)
 
 
 _NO_EXACT = "a call that processes or shards run together cannot run at its exact shape"

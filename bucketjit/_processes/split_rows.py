@@ -16,7 +16,7 @@ import jax
 from bucketjit._arrays.padding import part as part_of
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._ir.dynamic_axes import STATIC
-from bucketjit._ir.expressions import evaluate_text, is_symbolic, variables_in, variables_of
+from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.binding import bind_sizes
@@ -90,8 +90,22 @@ def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
             f"{total} rows ({rows}) cannot be given to the {count} devices of this process, "
             "as each shard needs one row at least; give more rows, or a mesh of fewer devices"
         )
-    scales = _scales(call, opened, rows, total, (0, each, each + 1))
     own = {n: at_sizes(abstract, tokens, {**sizes, rows: n}) for n in (each + bool(more), each)}
+    scales = {
+        i: call.shapes[i][0] // total
+        for i in opened
+        if any(part.shapes[i] != call.shapes[i] for part in own.values())
+    }
+    for i in scales:
+        length, *rest = call.shapes[i]
+        for n, part in own.items():
+            first, *others = part.shapes[i]
+            if others != rest or first * total != length * n:
+                raise ArgumentError(
+                    f"{signature.paths[i]}: it cannot be cut for the devices of this process, as "
+                    f"its shape is ({', '.join(opened[i])}): only axis 0 may depend on {rows}, and "
+                    "must be a multiple of it; use one device a process"
+                )
     calls = _with_one_program({n: engine.resolve(call) for n, call in own.items()})
     parts, start = [], 0
     for i in range(count):
@@ -117,32 +131,6 @@ def _rows_of(opened: Mapping[int, Sequence[str]], count: int) -> str:
         f"the rows of this process cannot be given to its {count} devices, as {told}; open the "
         "first axis of the arguments that are cut, by one name, or use one device a process"
     )
-
-
-def _scales(
-    call: Call,
-    opened: Mapping[int, Sequence[str]],
-    rows: str,
-    total: int,
-    numbers: Sequence[int],
-) -> dict[int, int]:
-    """How long each leaf that is cut is for each of the rows."""
-    found = {}
-    for i, row in opened.items():
-        depends = [not _is_closed(t) and rows in variables_of(t) for t in row]
-        scale, why = call.shapes[i][0] // total if depends[0] else 0, ""
-        if any(depends[1:]):
-            why = f"axis {depends.index(True, 1)} depends on {rows}"
-        elif depends[0] and any(evaluate_text(row[0], {rows: n}) != scale * n for n in numbers):
-            why = f"axis 0 has {row[0]} rows, not a multiple of {rows}"
-        if why:
-            raise ArgumentError(
-                f"{call.signature.paths[i]}: it cannot be cut for the devices of this process, "
-                f"as {why}; use one device a process"
-            )
-        if depends[0]:
-            found[i] = scale
-    return found
 
 
 def _with_one_program(calls: Mapping[int, Call]) -> dict[int, Call]:

@@ -14,15 +14,12 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.files.fingerprint import NoDigest, program_digest
-from bucketjit._compile.files.keys import OWN_PRIMITIVES
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Agreed, Check, Config, is_int_from
 from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
-from bucketjit._jax.jaxprs import all_equations
 from bucketjit._processes.build_shards import AllShards
 from bucketjit._processes.job import Meeting, meeting_of
 from bucketjit._processes.on_shards import (
@@ -71,7 +68,7 @@ def described(engine: Engine, call: Call) -> list[str]:
     statics: dict[Any, Any] = {**call.statics.positional, **call.statics.keyword}
     traced = [str(call.tree)]
     if isinstance(program, Program):
-        traced += [_text_of(program.jaxpr), str(program.out_tree), *map(str, program.guards)]
+        traced += [str(program.jaxpr), str(program.out_tree), *map(str, program.guards)]
     return [
         f"calls {engine.name}({', '.join(opened)})" + (f" with {buckets}" if buckets else ""),
         *lines,
@@ -90,17 +87,6 @@ def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
     rows = enumerate(itertools.zip_longest(*every, fillvalue="another number of arguments"))
     at, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
     return {i: f"{x[0]}, {row[i]}" if at else x[0] for i, x in enumerate(every)}
-
-
-def _text_of(jaxpr: Any) -> str:
-    """A digest of a jaxpr; where it has none, a text of its equations' names and types."""
-    try:
-        return program_digest(jaxpr, OWN_PRIMITIVES).text
-    except NoDigest:
-        lines = [str([v.aval for v in (*jaxpr.constvars, *jaxpr.invars)])]
-        for eqn in all_equations(jaxpr):
-            lines.append(f"{eqn.primitive.name} {[str(v.aval) for v in eqn.outvars]}")
-        return "\n".join(lines)
 
 
 def _static(value: object) -> str:

@@ -44,12 +44,12 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 _DONATED = {"all": 0, "all-except-first": 1, "warn": 0, "warn-except-first": 1, "none": None}
 
 
+@jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Value:
-    """A static value. As in `jax.jit`, values of different types differ: ``1``, ``1.0``, ``True``.
+class _Static:
+    """A pytree without leaves, which holds a static value.
 
-    Attributes:
-        value: The value, which can be hashed.
+    As in `jax.jit`, values of different types differ: ``1``, ``1.0``, ``True``.
     """
 
     value: Any
@@ -58,24 +58,9 @@ class _Value:
         return hash(self.value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Value) or type(self.value) is not type(other.value):
+        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
             return False
         return self.value is other.value or bool(self.value == other.value)
-
-
-@jax.tree_util.register_pytree_node_class
-class _Static:
-    """A pytree without leaves, which holds a static value."""
-
-    def __init__(self, held: _Value) -> None:
-        self.held = held
-
-    def tree_flatten(self) -> tuple[tuple[()], _Value]:
-        return (), self.held
-
-    @classmethod
-    def tree_unflatten(cls, held: _Value, leaves: tuple[()]) -> _Static:
-        return cls(held)
 
 
 class _Known(tuple[Any, ...]):
@@ -91,20 +76,13 @@ class _Known(tuple[Any, ...]):
         return hash(_Known)
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
 class _Number:
     """A Python number in a result, and a result of the program: it may be ``x.shape[0]``."""
 
-    def __init__(self, number: Any, known: _Known) -> None:
-        self.number = number
-        self.known = known
-
-    def tree_flatten(self) -> tuple[tuple[Any], _Known]:
-        return (self.number,), self.known
-
-    @classmethod
-    def tree_unflatten(cls, known: _Known, leaves: tuple[Any]) -> _Number:
-        return cls(*leaves, known)
+    number: Any
+    known: _Known = dataclasses.field(metadata={"static": True})
 
 
 @functools.cache
@@ -127,7 +105,7 @@ def _filtered(tree: Any, name: str) -> Any:
         if _is_array(leaf):
             return leaf
         hash(leaf)  # a value that can change must not be remembered
-        return _Static(_Value(leaf))
+        return _Static(leaf)
 
     try:
         return jax.tree.map(filtered, tree)
@@ -153,7 +131,7 @@ def _filtered_result(result: Any, is_symbolic_trace: bool) -> Any:
             return _Number(leaf, _Known((leaf,)))
         if type(leaf) is int and abs(leaf) < 2**31:
             return _Number(leaf, _Known((leaf,) if is_symbolic_trace else ()))
-        return _Static(_Value(leaf))
+        return _Static(leaf)
 
     return jax.tree.map(filtered, result)
 
@@ -178,7 +156,7 @@ def _restored(tree: Any) -> Any:
 
     def restored(leaf: Any) -> Any:
         if isinstance(leaf, _Static):
-            return leaf.held.value
+            return leaf.value
         if not isinstance(leaf, _Number):
             return leaf
         if leaf.known:
