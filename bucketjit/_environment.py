@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, TextIO
 
 from bucketjit._events import Event, logger
 from bucketjit.errors import SpecError
@@ -58,15 +57,11 @@ def log_as_asked() -> None:
             logger.setLevel(logging.INFO)
 
 
-class _ToStandardError(logging.StreamHandler[TextIO]):
-    """Prints events of some kinds to what is standard error then.
-
-    Attributes:
-        names: See above.
-    """
+class _ToStandardError(logging.Handler):
+    """Prints events of some kinds to what is standard error then."""
 
     def __init__(self, names: set[str]) -> None:
-        logging.Handler.__init__(self)
+        super().__init__()
         self.names = names
         self.setFormatter(logging.Formatter("%(asctime)s bucketjit %(message)s"))
 
@@ -76,10 +71,6 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
             return True
         return any(event.kind in _KINDS[name] for name in self.names)
 
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
-
-    @stream.setter
-    def stream(self, stream: Any) -> None:
-        raise AttributeError("it prints to sys.stderr")
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is not None:
+            print(self.format(record), file=sys.stderr)
