@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
 from bucketjit import strategies
 from bucketjit._api.options import (
@@ -19,12 +19,10 @@ from bucketjit._api.options import (
 from bucketjit._api.served import Served
 from bucketjit._config import AheadOfCalls, Overflow
 from bucketjit._masking.rule_context import Rule
+from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError, StrategyContractError
 from bucketjit.strategies._search.histogram import Sizes, histogram, is_named
 from bucketjit.strategies.base import Strategy, positive_int
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class BucketBuilders(Served[P, R]):

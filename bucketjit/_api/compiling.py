@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, Self
 
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.options import bound
@@ -14,13 +14,11 @@ from bucketjit._compile.files.directory import Distrusted, check_directory
 from bucketjit._config import Agreed, AheadOfCalls, Persistent
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.shard_axis import checked_axis
+from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.rows.warm import rows_to_compile
 from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import SpecError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Compiling(BucketBuilders[P, R]):

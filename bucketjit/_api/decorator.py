@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Unpack, overload
 
 from bucketjit._api.executor import BucketedExec
 from bucketjit._api.options import Options
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from bucketjit._runtime.call_path import P, R
 
 
 @overload

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Self, Unpack, overload
 
 import jax
 
@@ -27,6 +27,7 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
 from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
@@ -70,9 +71,7 @@ def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..
     return call
 
 
-P = ParamSpec("P")
 Q = ParamSpec("Q")
-R = TypeVar("R")
 
 _INLINED = (
     "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "
@@ -204,17 +203,8 @@ class BucketedExec(Staging[P, R]):
         new._setup(config, shared)
         return new, new._engine
 
-    def __copy__(self) -> Self:
-        return self._with()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with(fn=copy.deepcopy(self._config.fn, memo))
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
-            "function again where it is needed (with_persistence shares what is compiled)"
-        )
 
     @overload
     def __get__(self, instance: None, owner: object = None) -> Self: ...

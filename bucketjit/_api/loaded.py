@@ -62,17 +62,8 @@ class Loaded(Served[..., Any]):
         self._transformed = Transformed(functions, engines)
         self.__name__ = functions[0].record.name
 
-    def __copy__(self) -> Self:
-        return self._with()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"{self!r} cannot be pickled: its executables are those of this process; send its path "
-            "and load it where it is needed"
-        )
 
     def _with(self, **changes: object) -> Self:
         return type(self)(self._functions, {**self._changes, **changes})

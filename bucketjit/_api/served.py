@@ -7,7 +7,7 @@ They run many examples, inspect and clear their caches, and choose what is compi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, Self
 
 from bucketjit._api.options import bound, positive
 from bucketjit._compile.budget import CompileGuard
@@ -17,16 +17,13 @@ from bucketjit._events import Listener
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
-from bucketjit._runtime.call_path import CallPath
+from bucketjit._runtime.call_path import CallPath, P, R
 from bucketjit._runtime.rows.examples import examples_of
 from bucketjit._runtime.rows.explained import MapExplanation, explain_map
 from bucketjit._runtime.rows.map import map_examples, options_of
 from bucketjit._stages.views import Views
 from bucketjit._stages.warmup import check_seconds
 from bucketjit.errors import SpecError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Served(CallPath[P, R], Views):
@@ -35,6 +32,16 @@ class Served(CallPath[P, R], Views):
     _with: Callable[..., Self]  # a new function with some options changed
     _in_places: Any  # the method that puts arguments by name into the places where they are known
     _forget: Callable[[], None]  # forgets what was made of the executables besides
+
+    def __copy__(self) -> Self:
+        return self._with()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
+            "function again, or load its file, where it is needed (with_persistence shares what is "
+            "compiled)"
+        )
 
     @boundary
     def map(

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bucketjit._api.compiling import Compiling
 from bucketjit._artifact.archive import checked_path
 from bucketjit._artifact.writer import SaveOptions, save
-from bucketjit._config import Check
+from bucketjit._config import Check, is_int_from
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import refuse_apart
+from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.decisions import NO_STRATEGY, Masked
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._stages.bounded import bounded_module
-from bucketjit._stages.dynamic import export_dynamic
+from bucketjit._stages.dynamic import check_platforms, export_dynamic
 from bucketjit._stages.lowered import Lowered, Traced, lower, trace
 from bucketjit._stages.stage import Subject, subject_of
 from bucketjit._tracing.call import Call
@@ -28,9 +29,6 @@ from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
 if TYPE_CHECKING:
     import jax.export
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Staging(Compiling[P, R]):
@@ -163,14 +161,9 @@ class Staging(Compiling[P, R]):
             >>> exported.call(np.ones(6, np.float32))
             Array([1., 2., 3.], dtype=float32)
         """
-        if isinstance(vjp_order, bool) or not isinstance(vjp_order, int) or vjp_order < 0:
+        if not is_int_from(vjp_order, 0):
             raise ExportError(f"vjp_order: expected an int of at least 0, got {vjp_order!r}")
-        if platforms is not None and (
-            isinstance(platforms, str)
-            or not platforms
-            or not all(isinstance(p, str) for p in platforms)
-        ):
-            raise ExportError(f"platforms: expected a list such as ['cpu'], got {platforms!r}")
+        check_platforms(platforms)
         with jax.disable_jit(False):  # as in JAX, modules do not depend on it
             return export_dynamic(self._resolved(args, kwargs), platforms, vjp_order)
 

@@ -184,18 +184,11 @@ class Padded:
         sizes = sizes_beside(self.array, self.sizes)
         return _rebucket(self.array.shape, shape, True)(self.array, sizes)
 
-    def __reduce__(self) -> Any:
-        return _restored, (self.array, self.sizes, self._zeros)
+    def __getstate__(self) -> Any:
+        return None, {"array": self.array, "_sizes": self.sizes, "_zeros": self._zeros}
 
     def __repr__(self) -> str:
         return f"Padded({self.dtype}{list(self.sizes)} in {list(self.array.shape)})"
-
-
-def _restored(array: Any, sizes: tuple[int, ...], zeros: bool) -> Padded:
-    """A `Padded` array that was copied or pickled."""
-    padded = Padded.of_result(array, sizes)
-    padded._zeros = zeros
-    return padded
 
 
 @functools.lru_cache(maxsize=256)
