@@ -25,7 +25,7 @@ from bucketjit._environment import DISABLE, is_disabled, log_as_asked
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._processes.together import call_of_shard, parts, refuse_inside, together
+from bucketjit._processes.together import call_of_shard, parts, refuse_on_shards, together
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import Counters
@@ -222,7 +222,7 @@ class BucketedExec(Staging[P, R]):
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
-        refuse_inside(self._config)
+        refuse_on_shards(self._config, "a call inside jax.jit, grad or vmap, or without jit,")
         if self._plain is not None:
             return self._plain(args, kwargs)
         engine = self._engine

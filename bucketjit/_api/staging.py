@@ -15,7 +15,7 @@ from bucketjit._config import Check, is_int_from
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._processes.together import refuse_apart
+from bucketjit._processes.together import refuse_on_shards
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.decisions import NO_STRATEGY, Masked
 from bucketjit._runtime.derivatives import Derivatives
@@ -230,7 +230,7 @@ class Staging(Compiling[P, R]):
     def _resolved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call that is not run: it opens no axes."""
         engine = self._engine
-        refuse_apart(engine.config, "export")
+        refuse_on_shards(engine.config, "export")
         call = sign_like(engine.signer, args, kwargs)
         return engine.looked_at(call)
 
@@ -296,7 +296,7 @@ class Staging(Compiling[P, R]):
             >>> float(loaded(np.array([1, 2, 6], np.float32)))
             3.0
         """
-        refuse_apart(self._engine.config, "save")
+        refuse_on_shards(self._engine.config, "save")
         asked = SaveOptions(sizes, platforms, derivatives, dynamic, executables, key)
         if not only_differentiated():
             raise ArtifactError(

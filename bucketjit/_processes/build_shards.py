@@ -92,8 +92,9 @@ class AllShards(Transform):
     def refuse(self, what: str) -> NoReturn:
         """Refuse what has no form for shards: batches, stages, modules and exact shapes."""
         raise SpecError(
-            f"with_processes: {what} is not there for a function that runs on shards; call it, or "
-            "use a bucketed function without with_processes"
+            f"with_processes: {what} is not there for a function of one shard, which runs on the "
+            "devices of its mesh only; call it, and take derivatives inside of it, or use a "
+            "bucketed function without with_processes"
         )
 
     def options(self, is_kept: bool) -> Mapping[str, Any]:

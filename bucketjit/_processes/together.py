@@ -314,20 +314,7 @@ def call_of_shard(engine: Engine, call: Call) -> Call:
         return sharded_call(engine, call, count).call
 
 
-def refuse_apart(config: Config, what: str) -> None:
-    """Refuse to write a function of one shard to a module or a file."""
+def refuse_on_shards(config: Config, what: str) -> None:
+    """Refuse what has no form for a function of one shard."""
     if config.sharded is not None:
-        raise SpecError(
-            f"{what}: a function of one shard runs on the devices of its mesh only; write one "
-            "without collectives, or without with_processes"
-        )
-
-
-def refuse_inside(config: Config) -> None:
-    """Refuse a call inside a transformation of JAX, or without ``jit``, that names shards."""
-    if config.sharded is not None:
-        raise SpecError(
-            "with_processes: the function of a shard runs on the devices of the mesh only, so it "
-            "cannot be called inside jax.jit, grad or vmap, nor without jit; take derivatives "
-            "inside the function"
-        )
+        AllShards(config.sharded).refuse(what)

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from bucketjit._api.commands import bench, cache, plan, refine, report, unpack
 from bucketjit._api.commands.command import Command, CommandError, UsageError
@@ -32,54 +32,35 @@ class _Parser(argparse.ArgumentParser):
         self.exit(USAGE, f"{self.prog}: error: {one_line(message)} (see {self.prog} --help)\n")
 
 
-class _CommandParser(_Parser):
-    """The parser of a command. Options may stand between positional arguments."""
-
-    _is_apart = False  # True while `parse_known_intermixed_args` calls back
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse options wherever they are, and then positional arguments.
-
-        ``argparse`` calls this for a subcommand. `parse_known_intermixed_args` calls it again, once
-        for options and once for the rest, which is passed through.
-        """
-        if self._is_apart:
-            return super().parse_known_args(args, namespace)
-        self._is_apart = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._is_apart = False
+def _parser(prog: str, description: str) -> _Parser:
+    return _Parser(prog, None, description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
-    description = "Plans of buckets, reports of bucketed functions, and their files."
-    parser = _Parser(prog=_program(), description=description)
-    parser.add_argument("--version", action="version", version=f"bucketjit {__version__}")
-    subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
+    words = list(sys.argv[1:] if argv is None else argv)
+    commands = {command.name: command for command in COMMANDS}
+    listed = "\n".join(f"  {name:<8}{command.summary}" for name, command in commands.items())
+    all_commands = _parser(
+        _program(),
+        f"Plans of buckets, reports of bucketed functions, and their files. Commands:\n\n{listed}",
     )
-    for command in COMMANDS:
-        subparser = subparsers.add_parser(
-            command.name,
-            help=command.summary,
-            description=command.description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        for names, how in command.arguments:
-            subparser.add_argument(*names, **how)
-        subparser.set_defaults(run=command.run, parser=subparser)
+    all_commands.add_argument("--version", action="version", version=f"bucketjit {__version__}")
+    all_commands.add_argument("command", metavar="COMMAND", choices=commands)
     _open_streams()
-    options = parser.parse_args(argv)
+    command = commands[all_commands.parse_args(words[:1]).command]
+    parser = _parser(f"{_program()} {command.name}", command.description)
+    for names, how in command.arguments:
+        parser.add_argument(*names, **how)
+    options = parser.parse_intermixed_args(words[1:])  # options may stand between other words
     try:
-        options.run(options)
+        command.run(options)
         sys.stdout.flush()
     except UsageError as error:
-        options.parser.error(str(error))
+        parser.error(str(error))
     except (CommandError, BucketJitError, OSError) as error:
         if not isinstance(error, BrokenPipeError):  # `head` and the like close the pipe early
-            print(f"{options.parser.prog}: {one_line(_told(error))}", file=sys.stderr)
+            print(f"{parser.prog}: {one_line(_told(error))}", file=sys.stderr)
         if isinstance(error, OSError) and error.filename is None:
             # The interpreter flushes standard output at exit; what is buffered must not fail again.
             with contextlib.suppress(io.UnsupportedOperation):  # it is no file of the system

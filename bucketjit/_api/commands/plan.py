@@ -48,7 +48,9 @@ def _multiple(text: str) -> tuple[str | None, int]:
 
 
 _ARGUMENTS = (
-    argument("lengths", metavar="LENGTHS.txt", nargs="?", default="-", help="default: -"),
+    argument(
+        "lengths", metavar="LENGTHS.txt", nargs="?", default="-", help="the sizes (default: -)"
+    ),
     argument("--k", type=positive_int, default=8, help="the most executables (default: 8)"),
     argument(
         "--multiple-of",
