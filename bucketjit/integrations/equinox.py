@@ -76,13 +76,20 @@ class _Known(tuple[Any, ...]):
         return hash(_Known)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
+@jax.tree_util.register_pytree_node_class
 class _Number:
     """A Python number in a result, and a result of the program: it may be ``x.shape[0]``."""
 
-    number: Any
-    known: _Known = dataclasses.field(metadata={"static": True})
+    def __init__(self, number: Any, known: _Known) -> None:
+        self.number = number
+        self.known = known
+
+    def tree_flatten(self) -> tuple[tuple[Any], _Known]:
+        return (self.number,), self.known
+
+    @classmethod
+    def tree_unflatten(cls, known: _Known, leaves: tuple[Any]) -> _Number:
+        return cls(*leaves, known)
 
 
 @functools.cache
