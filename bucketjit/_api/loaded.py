@@ -19,7 +19,6 @@ from bucketjit._artifact.transformed import Transformed
 from bucketjit._config import CompileBudget
 from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
@@ -248,8 +247,6 @@ def load(
     """
     if not isinstance(trust_executables, bool):
         raise SpecError(f"trust_executables is True or False, got {trust_executables!r}")
-    if lack := lacking(Without.EXPORT):
-        raise ArtifactError(lack)
     archive = Archive(path, key)
     manifest = archive.manifest
     least = jax.export.minimum_supported_calling_convention_version

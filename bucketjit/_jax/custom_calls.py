@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
+from jax.extend.mlir import ir
+
 from bucketjit._jax import names
 from bucketjit._jax.stablehlo import read_module
 
 _export = names.module("export._export")
-_ir = names.module("lib.mlir").ir
 
 _DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "sdy"))
 
@@ -52,9 +53,9 @@ def _operations(artifact: bytes) -> list[tuple[str, str | None]]:
     def look(operation: Any) -> Any:
         target = None
         if operation.name == "stablehlo.custom_call":
-            target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
         found.append((operation.name, target))
-        return _ir.WalkResult.ADVANCE
+        return ir.WalkResult.ADVANCE
 
     module = read_module(artifact)
     with module.context:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,6 +45,22 @@ def is_started() -> bool:
     (``xla_bridge._backends``, since 0.2).
     """
     return bool(_xla_bridge._backends)
+
+
+def device_list(devices: Sequence[jax.Device]) -> Any:
+    """Devices in the form that XLA's clients take them (``jaxlib``'s ``DeviceList``)."""
+    one: Any = jax.sharding.SingleDeviceSharding(devices[0])
+    return type(one._internal_device_list)(tuple(devices))
+
+
+@functools.cache
+def register_lapack() -> None:
+    """Register LAPACK's functions, without which a factorisation calls a null address.
+
+    Lowering does it, and an executable that was read has none. The import of scipy in it takes 100
+    ms.
+    """
+    jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
 
 
 def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:

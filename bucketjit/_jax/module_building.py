@@ -12,15 +12,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import func
+from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 
-from bucketjit._jax import names
 from bucketjit._jax.arrays import key_shape
 from bucketjit._jax.stablehlo import BadModule, Module, WithoutMain, without_main
-
-_ir = names.module("lib.mlir").ir
-_func = names.module("lib.mlir.dialects").func
-_hlo = names.module("lib.mlir.dialects").hlo
 
 Value = Any  # an `ir.Value` of jaxlib
 
@@ -46,7 +44,7 @@ def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
 
 
 def _main(module: Module) -> Any:
-    return _ir.SymbolTable(module.operation)["main"]
+    return ir.SymbolTable(module.operation)["main"]
 
 
 class Building:
@@ -63,7 +61,7 @@ class Building:
 
     def shape(self, type: Any) -> tuple[int, ...]:
         """The shape of a type without open sizes."""
-        return tuple(_ir.RankedTensorType(type).shape)
+        return tuple(ir.RankedTensorType(type).shape)
 
     def type_of(self, aval: Any) -> Any:
         """The type of an abstract value, as ``jit`` lowers it (``mlir.aval_to_ir_type``).
@@ -73,23 +71,23 @@ class Building:
         """
         if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
             words = (*aval.shape, *key_shape(aval.dtype))
-            return _ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
-        return _ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
+            return ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
+        return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
 
     def scalar_type(self) -> Any:
         """The type of a size: an int32 scalar."""
-        return _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(32))
+        return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
 
     def bounded(self, type: Any, axes: Sequence[int]) -> Any:
         """A type whose sizes along these axes become open, with the sizes so far as bounds."""
         if not axes:
             return type
-        ranked = _ir.RankedTensorType(type)
-        dynamic = _ir.ShapedType.get_dynamic_size()
+        ranked = ir.RankedTensorType(type)
+        dynamic = ir.ShapedType.get_dynamic_size()
         sizes = [dynamic if i in axes else n for i, n in enumerate(ranked.shape)]
         bounds = [n if i in axes else dynamic for i, n in enumerate(ranked.shape)]
-        encoding = _hlo.TypeExtensions.get(bounds)
-        return _ir.RankedTensorType.get(sizes, ranked.element_type, encoding)
+        encoding = hlo.TypeExtensions.get(bounds)
+        return ir.RankedTensorType.get(sizes, ranked.element_type, encoding)
 
     @contextmanager
     def main(
@@ -100,57 +98,57 @@ class Building:
         result_attributes: Sequence[Mapping[str, Any]],
     ) -> Iterator[None]:
         """Add the function; the operations of its body are added within this context."""
-        with _ir.InsertionPoint.at_block_begin(self.old.module.body):
-            kind = _ir.FunctionType.get(list(inputs), list(results))
-            function = _func.FuncOp("main", kind, visibility="public")
-        function.arg_attrs = _ir.ArrayAttr.get([_attributes(a) for a in arg_attributes])
-        function.result_attrs = _ir.ArrayAttr.get([_attributes(a) for a in result_attributes])
+        with ir.InsertionPoint.at_block_begin(self.old.module.body):
+            kind = ir.FunctionType.get(list(inputs), list(results))
+            function = func.FuncOp("main", kind, visibility="public")
+        function.arg_attrs = ir.ArrayAttr.get([_attributes(a) for a in arg_attributes])
+        function.result_attrs = ir.ArrayAttr.get([_attributes(a) for a in result_attributes])
         block = function.add_entry_block()
         self.arguments = list(block.arguments)
-        with _ir.InsertionPoint(block):
+        with ir.InsertionPoint(block):
             yield
 
     def constant(self, value: int, bits: int = 32) -> Value:
         """An int scalar."""
         dtype = np.int32 if bits == 32 else np.int64
-        return _hlo.constant(_ir.DenseElementsAttr.get(np.array(value, dtype)))
+        return hlo.constant(ir.DenseElementsAttr.get(np.array(value, dtype)))
 
     def size_of(self, value: Value, axis: int) -> Value:
         """The size of a bounded value along an axis."""
-        return _hlo.get_dimension_size(value, axis)
+        return hlo.get_dimension_size(value, axis)
 
     def with_size(self, value: Value, size: Value, axis: int, type: Any) -> Value:
         """A value with another size along an axis: a bounded one, or the whole buffer."""
-        return _hlo.SetDimensionSizeOp(value, size, axis, results=[type]).result
+        return hlo.SetDimensionSizeOp(value, size, axis, results=[type]).result
 
     def with_zeros(self, value: Value, size: Value, axis: int) -> Value:
         """A whole buffer with 0 behind the logical size along an axis."""
-        type = _ir.RankedTensorType(value.type)
+        type = ir.RankedTensorType(value.type)
         shape = list(type.shape)
-        none = _ir.DenseI64ArrayAttr.get([])
-        counts = _ir.RankedTensorType.get(shape, _ir.IntegerType.get_signless(32))
-        positions = _hlo.iota(counts, _ir.IntegerAttr.get(_ir.IntegerType.get_signless(64), axis))
-        real = self._compared(positions, "LT", _hlo.broadcast_in_dim(counts, size, none))
+        none = ir.DenseI64ArrayAttr.get([])
+        counts = ir.RankedTensorType.get(shape, ir.IntegerType.get_signless(32))
+        positions = hlo.iota(counts, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis))
+        real = self._compared(positions, "LT", hlo.broadcast_in_dim(counts, size, none))
         zero = self.constant(0)
-        scalar = _ir.RankedTensorType.get([], type.element_type)
-        zero = zero if zero.type == scalar else _hlo.convert(scalar, zero)
-        return _hlo.select(real, value, _hlo.broadcast_in_dim(type, zero, none))
+        scalar = ir.RankedTensorType.get([], type.element_type)
+        zero = zero if zero.type == scalar else hlo.convert(scalar, zero)
+        return hlo.select(real, value, hlo.broadcast_in_dim(type, zero, none))
 
     @staticmethod
     def _compared(one: Value, how: str, other: Value) -> Value:
-        signed = _hlo.ComparisonTypeAttr.get("SIGNED")
-        direction = _hlo.ComparisonDirectionAttr.get(how)
-        return _hlo.compare(one, other, direction, compare_type=signed)
+        signed = hlo.ComparisonTypeAttr.get("SIGNED")
+        direction = hlo.ComparisonDirectionAttr.get(how)
+        return hlo.compare(one, other, direction, compare_type=signed)
 
     def vector(self, sizes: Sequence[Value]) -> Value:
         """A vector of int32 scalars."""
-        one = _ir.RankedTensorType.get([1], _ir.IntegerType.get_signless(32))
-        return _hlo.concatenate([_hlo.reshape(one, size) for size in sizes], 0)
+        one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
+        return hlo.concatenate([hlo.reshape(one, size) for size in sizes], 0)
 
     def converted(self, value: Value, bits: int) -> Value:
         """An int scalar of this many bits."""
-        kind = _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(bits))
-        return value if value.type == kind else _hlo.convert(kind, value)
+        kind = ir.RankedTensorType.get([], ir.IntegerType.get_signless(bits))
+        return value if value.type == kind else hlo.convert(kind, value)
 
     def binary(self, operation: str, left: Value, right: Value) -> Value:
         """``add``, ``subtract``, ``multiply``, ``maximum``, ``minimum`` or ``divide``, which cuts.
@@ -158,32 +156,32 @@ class Building:
         ``floordiv`` and ``mod`` round down, as Python does.
         """
         if operation not in ("floordiv", "mod"):
-            return getattr(_hlo, operation)(left, right)
-        quotient, rest = _hlo.divide(left, right), _hlo.remainder(left, right)
-        zero, compared = _hlo.subtract(left, left), self._compared
-        apart = _hlo.xor(compared(rest, "LT", zero), compared(right, "LT", zero))
-        rounds = _hlo.and_(compared(rest, "NE", zero), apart)
+            return getattr(hlo, operation)(left, right)
+        quotient, rest = hlo.divide(left, right), hlo.remainder(left, right)
+        zero, compared = hlo.subtract(left, left), self._compared
+        apart = hlo.xor(compared(rest, "LT", zero), compared(right, "LT", zero))
+        rounds = hlo.and_(compared(rest, "NE", zero), apart)
         if operation == "mod":
-            return _hlo.select(rounds, _hlo.add(rest, right), rest)
-        one = self.constant(1, _ir.IntegerType(_ir.RankedTensorType(left.type).element_type).width)
-        return _hlo.select(rounds, _hlo.subtract(quotient, one), quotient)
+            return hlo.select(rounds, hlo.add(rest, right), rest)
+        one = self.constant(1, ir.IntegerType(ir.RankedTensorType(left.type).element_type).width)
+        return hlo.select(rounds, hlo.subtract(quotient, one), quotient)
 
     def call(self, operands: Sequence[Value]) -> list[Value]:
         """The results of the old function."""
-        name = _ir.FlatSymbolRefAttr.get(self.old.name)
-        return list(_func.CallOp(self.old.results, name, list(operands)).results)
+        name = ir.FlatSymbolRefAttr.get(self.old.name)
+        return list(func.CallOp(self.old.results, name, list(operands)).results)
 
     def returns(self, values: Sequence[Value]) -> None:
         """End the function."""
-        _func.ReturnOp(list(values))
+        func.ReturnOp(list(values))
 
 
 def _attributes(given: Mapping[str, Any]) -> Any:
     texts = {
-        name: _ir.StringAttr.get(value) if isinstance(value, str) else value
+        name: ir.StringAttr.get(value) if isinstance(value, str) else value
         for name, value in given.items()
     }
-    return _ir.DictAttr.get(texts)
+    return ir.DictAttr.get(texts)
 
 
 def attributes_in(attributes: Any) -> dict[str, Any]:
@@ -194,14 +192,14 @@ def attributes_in(attributes: Any) -> dict[str, Any]:
 def aliased_result(attributes: Mapping[str, Any]) -> int | None:
     """The result whose memory a donated argument may give; None if it gives none."""
     given = attributes.get("tf.aliasing_output")
-    return None if given is None else int(_ir.IntegerAttr(given).value)
+    return None if given is None else int(ir.IntegerAttr(given).value)
 
 
 @contextmanager
 def new_main(module: Module, name: str) -> Iterator[Building]:
     """Replace ``main``, which becomes a private function, and verify the module at the end."""
     old = without_main(module, name)
-    with module.context, _ir.Location.unknown():
+    with module.context, ir.Location.unknown():
         yield Building(old)
         try:
             module.operation.verify()

@@ -34,7 +34,6 @@ from bucketjit._jax.exporting import (
     with_derivatives,
 )
 from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.concrete import at_other_sizes
@@ -104,8 +103,6 @@ def export_dynamic(
     signed: SignedCall, call: ResolvedCall, platforms: Sequence[str] | None, vjp_order: int
 ) -> Any:
     """Export the program of a call; see `BucketedExec.export_dynamic`."""
-    if lack := lacking(Without.EXPORT):
-        raise ExportError(lack)
     check_platforms(platforms)
     _check_sizes_of_leaves(signed)
     types = [t for t in signed.signature.types if t.dtype is not None]

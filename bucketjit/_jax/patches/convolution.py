@@ -1,4 +1,4 @@
-"""Convolutions whose padding is computed from symbolic sizes."""
+"""Convolutions whose padding, and Fourier transforms whose length, are symbolic."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import Any
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
-
-_convolution = names.module("lax.convolution")
+from bucketjit._jax.patches.patch import Patch, Reasons
 
 
 class OperatorOfSizes:
@@ -27,20 +25,23 @@ class OperatorOfSizes:
         return value if is_symbolic_dim(value) else operator.index(value)
 
 
-def convolution_padding() -> list[Patch]:
-    """Convolutions accept explicit padding that is symbolic.
+def _operator(module: str, why: str, since: str, delete_when: str) -> Patch:
+    reasons = Reasons(why=why, since=since, delete_when=delete_when)
+    return Patch(names.module(module), "operator", lambda original: OperatorOfSizes(), reasons)
 
-    JAX rejects it (``lax.convolution.conv_general_dilated``, since 0.4), though the primitive takes
-    it.
-    """
-    return [
-        Patch(
-            _convolution,
-            "operator",
-            OperatorOfSizes(),
-            why="The primitive takes symbolic padding, and padding='SAME' makes it, but explicit "
-            "padding passes through operator.index. So does every gradient of a convolution.",
-            since="lax.convolution.conv_general_dilated, 0.4",
-            delete_when="conv_general_dilated takes explicit padding that is symbolic",
-        )
-    ]
+
+SYMBOLIC_INDICES = (
+    _operator(
+        "lax.convolution",
+        "The primitive takes symbolic padding, and padding='SAME' makes it, but explicit padding "
+        "passes through operator.index. So does every gradient of a convolution.",
+        "lax.convolution.conv_general_dilated, 0.4",
+        "conv_general_dilated takes explicit padding that is symbolic",
+    ),
+    _operator(
+        "numpy.fft",
+        "The primitive takes symbolic lengths; operator.index does not.",
+        "numpy.fft, 0.2",
+        "jax.numpy.fft.fft takes a symbolic length",
+    ),
+)

@@ -12,65 +12,42 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
+from bucketjit._jax.patches.patch import Patch, Reasons, patch
+from bucketjit._jax.size_reports import Size
 from bucketjit._jax.user_code import raised_by_user
 
-_core = names.module("core")
-_lax_numpy = names.module("numpy.lax_numpy")
-_shape_poly = names.module("export.shape_poly")
+_LEN = Reasons(
+    why="jnp.convolve, correlate and digitize compare len(x), which Python insists must be an int.",
+    since="numpy.lax_numpy, 0.1",
+    delete_when="jax.numpy.convolve takes arrays of symbolic size",
+)
+
+_MINUS_ONE = Reasons(
+    why="JAX divides by -2 and negates the result. To it, -floordiv(n, -2) is not the n // 2 that "
+    "the user wrote elsewhere.",
+    since="core.divide_shape_sizes, 0.2",
+    delete_when="JAX finds -floordiv(n, -2) and n // 2 equal",
+)
 
 
-def lengths() -> list[Patch]:
-    """``len(x)`` in ``jax.numpy`` returns a symbolic size.
-
-    Python looks a name up in the globals of a module before the builtins, so a global ``len`` in
-    ``numpy.lax_numpy`` (since 0.1) hides the builtin, which returns only ints.
-    """
-
-    def length(x: Any) -> Any:
-        shape = getattr(x, "shape", ())
-        return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
-
-    return [
-        Patch(
-            _lax_numpy,
-            "len",
-            length,
-            why="jnp.convolve, correlate and digitize compare len(x), which Python insists must "
-            "be an int.",
-            since="numpy.lax_numpy, 0.1",
-            delete_when="jax.numpy.convolve takes arrays of symbolic size",
-        )
-    ]
+def _length(x: Any) -> Any:
+    shape = getattr(x, "shape", ())
+    return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
 
 
-def inferred_sizes() -> list[Patch]:
-    """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``.
+# Python looks a name up in the globals of a module before the builtins.
+lengths = Patch(names.module("numpy.lax_numpy"), "len", lambda builtin: _length, _LEN)
 
-    JAX infers ``-floordiv(n, -2)``, which it does not find equal (``core.divide_shape_sizes``,
-    since 0.2).
-    """
-    plain = _core.divide_shape_sizes
 
-    def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
-        sizes = (*before, *after)
-        closed = [d for d in sizes if not is_symbolic_dim(d)]
-        if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
-            return plain(before, after)
-        # The caller negates the result, as the product of ``after`` has the factor -1.
-        return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
-
-    return [
-        Patch(
-            _core,
-            "divide_shape_sizes",
-            divided,
-            why="JAX divides by -2 and negates the result. To it, -floordiv(n, -2) is not the "
-            "n // 2 that the user wrote elsewhere.",
-            since="core.divide_shape_sizes, 0.2",
-            delete_when="JAX finds -floordiv(n, -2) and n // 2 equal",
-        )
-    ]
+@patch(names.module("core"), "divide_shape_sizes", _MINUS_ONE)
+def inferred_sizes(original: Any, before: Sequence[Any], after: Sequence[Any]) -> Any:
+    """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``."""
+    sizes = (*before, *after)
+    closed = [d for d in sizes if not is_symbolic_dim(d)]
+    if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
+        return original(before, after)
+    # The caller negates the result, as the product of ``after`` has the factor -1.
+    return -original(before, [d for d in after if is_symbolic_dim(d) or d != -1])
 
 
 def fresh_dimension(like: Any, name: str) -> Any:
@@ -97,5 +74,5 @@ def repeats_by_size(error: BaseException) -> bool:
         operation = dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]]
         if operation in ("GET_ITER", "FOR_ITER"):
             return True
-    by_size = _shape_poly._DimExpr.__rmul__.__code__
+    by_size = Size.__rmul__.__code__
     return any(frame.f_code is by_size for frame, _ in traceback.walk_tb(error.__traceback__))
