@@ -20,7 +20,6 @@ from bucketjit._ir.shard_reductions import (
 )
 from bucketjit._jax.patches.callbacks import DEBUG_CALLBACKS
 from bucketjit._jax.patches.convolution import SYMBOLIC_INDICES
-from bucketjit._jax.patches.fft import REAL_FFT_TRANSPOSES
 from bucketjit._jax.patches.finalizers import weak_finalizers
 from bucketjit._jax.patches.indexing import INDICES
 from bucketjit._jax.patches.patch import Patch
@@ -107,7 +106,6 @@ lenient_jax = Replacing(
     *SYMBOLIC_INDICES,
     lengths,
     inferred_sizes,
-    *REAL_FFT_TRANSPOSES,
 )
 """While active, JAX traces more programs with symbolic sizes."""
 

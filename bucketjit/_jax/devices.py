@@ -68,8 +68,3 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
     if only_on_cpu():
         return cpu(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
-
-
-def default_device() -> Any:
-    """Where ``jit`` runs uncommitted arguments (``pxla.get_default_device``, since 0.4)."""
-    return jex_backend.get_default_device()

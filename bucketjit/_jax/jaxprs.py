@@ -55,19 +55,6 @@ def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     return inner, getattr(jaxpr, "consts", ())
 
 
-def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> AnyJaxpr:
-    """An open jaxpr with its constants, as `jax.make_jaxpr` returns it.
-
-    The public classes differ by version: 0.11 merged them into one.
-    """
-    return ClosedJaxpr(jaxpr, consts)
-
-
-def evaluate_jaxpr(jaxpr: Jaxpr, *args: object) -> list[Any]:
-    """The results of an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
-    return jax.core.eval_jaxpr(jaxpr, (), *args)
-
-
 def is_jaxpr(value: object) -> bool:
     """True for a jaxpr, closed or not."""
     return isinstance(value, _JAXPR_TYPES)
@@ -274,8 +261,3 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
 
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     return jax.make_jaxpr(flat)(*structs)
-
-
-def out_types(jaxpr: Jaxpr) -> list[Any]:
-    """The types of the results of a closed jaxpr (``out_avals``, since 0.2)."""
-    return list(jaxpr.out_avals)

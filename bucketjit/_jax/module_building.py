@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,7 +18,7 @@ from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 
 from bucketjit._jax.arrays import key_shape
-from bucketjit._jax.stablehlo import BadModule, Module, WithoutMain, without_main
+from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, refined
 
 Value = Any  # an `ir.Value` of jaxlib
 
@@ -45,6 +45,45 @@ def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
 
 def _main(module: Module) -> Any:
     return ir.SymbolTable(module.operation)["main"]
+
+
+class WithoutMain(NamedTuple):
+    """A module whose ``main`` was made private, so that a new ``main`` can call it.
+
+    Attributes:
+        module: The module.
+        name: The new name of the old function.
+        inputs: Types of its arguments.
+        results: Types of its results.
+        arg_attributes: Attributes of each argument; empty if there are none.
+        result_attributes: Attributes of each result; empty if there are none.
+    """
+
+    module: Module
+    name: str
+    inputs: list[Any]
+    results: list[Any]
+    arg_attributes: list[Any]
+    result_attributes: list[Any]
+
+
+def _without_main(module: Module, name: str) -> WithoutMain:
+    """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
+    with module.context, ir.Location.unknown():
+        table = ir.SymbolTable(module.operation)
+        old = table[MAIN]
+        arg_attributes = attributes_of(old, "arg_attrs")
+        result_attributes = attributes_of(old, "res_attrs")
+        taken = name
+        while taken in table:
+            taken = f"{taken}_"
+        table.set_symbol_name(old, taken)
+        old.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        for which in ("arg_attrs", "res_attrs"):
+            if which in old.attributes:
+                del old.attributes[which]
+    inputs, results = list(old.type.inputs), list(old.type.results)
+    return WithoutMain(module, taken, inputs, results, arg_attributes, result_attributes)
 
 
 class Building:
@@ -198,10 +237,44 @@ def aliased_result(attributes: Mapping[str, Any]) -> int | None:
 @contextmanager
 def new_main(module: Module, name: str) -> Iterator[Building]:
     """Replace ``main``, which becomes a private function, and verify the module at the end."""
-    old = without_main(module, name)
+    old = _without_main(module, name)
     with module.context, ir.Location.unknown():
         yield Building(old)
         try:
             module.operation.verify()
         except Exception as error:
             raise BadModule(str(error)) from error
+
+
+def with_sizes(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
+    """A module with these argument shapes, in which no size is open any more, as an artifact.
+
+    A new ``main`` with static types converts its arguments, without those that are fixed, and calls
+    the old one.
+    """
+    with new_main(module, "dynamic_main") as build:
+        old = build.old
+        kept = [i for i in range(len(old.inputs)) if i not in fixed]
+        types = [_with_shape(old.inputs[i], shapes[i]) for i in kept]
+        of_args = [attributes_in(old.arg_attributes[i]) if old.arg_attributes else {} for i in kept]
+        of_results = [*map(attributes_in, old.result_attributes)] or [{} for _ in old.results]
+        with build.main(types, old.results, of_args, of_results):
+            given = iter(build.arguments)
+            operands = []
+            for i, wanted in enumerate(old.inputs):
+                if i in fixed:
+                    number = ir.IntegerAttr.get(wanted.element_type, fixed[i])
+                    operands.append(hlo.constant(ir.DenseElementsAttr.get_splat(wanted, number)))
+                else:
+                    value = next(given)
+                    operands.append(value if value.type == wanted else hlo.convert(wanted, value))
+            build.returns(build.call(operands))
+    return refined(module)
+
+
+def _with_shape(type: Any, shape: Sequence[int]) -> Any:
+    try:
+        element = ir.RankedTensorType(type).element_type
+    except ValueError:  # a token
+        return type
+    return ir.RankedTensorType.get(list(shape), element)

@@ -85,18 +85,12 @@ USES = (
     # Explicit padding that is symbolic.
     # Since 0.4. Until conv_general_dilated takes it.
     ("lax.convolution", "operator"),
-    # One gradient of real transforms for even and odd sizes.
-    # Since 0.2. Until JAX's traces without a comparison of sizes.
-    ("lax.fft", "_irfft_transpose _rfft_transpose"),
-    # jnp.take(mode="wrap") of an open axis.
-    # Since 0.1. Until JAX makes constants of symbolic sizes.
-    ("lax.lax", "_const"),
     # Derivatives of products.
     # Since 0.2. Until they take an axis of symbolic size.
     ("lax.lax", "_reduce_jvp"),
     # The type of indices into an open axis.
     # Since 0.7. Until JAX takes int32 for it.
-    ("lax.utils", "int_dtype_for_dim int_dtype_for_shape"),
+    ("lax.utils", "int_dtype_for_dim"),
     # Fourier transforms of a symbolic length.
     # Since 0.2. Until jnp.fft.fft takes it.
     ("numpy.fft", "operator"),

@@ -117,11 +117,6 @@ def lower_by(primitive: Primitive, function: Callable[..., Any]) -> Primitive:
     return primitive
 
 
-def fft_name(fft_type: Any) -> str:
-    """The name of the kind of a Fourier transform (``"RFFT"``); the enum itself is not public."""
-    return fft_type.name
-
-
 def has_ordered_effect(eqn: JaxprEqn) -> bool:
     """Whether an equation has an effect whose order JAX keeps."""
     return any("Ordered" in type(effect).__name__ for effect in eqn.effects)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.extend.backend import get_compile_options
 from jax.extend.mlir import ir, refine_polymorphic_shapes, serialize_portable_artifact
-from jax.extend.mlir.dialects import func
 from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 
@@ -27,7 +26,7 @@ Module = Any  # an `ir.Module` of jaxlib
 MAGIC = b"ML\xefR"  # the first bytes of MLIR bytecode, and so of every portable artifact
 
 _PRODUCER = re.compile(rb"StableHLO_v(\d+(?:\.\d+)*)")
-_MAIN = "main"
+MAIN = "main"
 _DYNAMIC = "jax.uses_shape_polymorphism"
 
 
@@ -100,7 +99,7 @@ def read_module(artifact: bytes) -> Module:
             reason = told[0] if told else first_line(error)
             raise BadModule(reason.splitlines()[0]) from error
     if _main_of(module) is None:
-        raise BadModule(f"it has no function {_MAIN!r}")
+        raise BadModule(f"it has no function {MAIN!r}")
     return module
 
 
@@ -156,7 +155,7 @@ def _main_of(module: Module) -> Any:
     """The function ``main`` of a module; None if it has none."""
     table = ir.SymbolTable(module.operation)
     try:
-        return table[_MAIN]
+        return table[MAIN]
     except KeyError:
         return None
 
@@ -187,101 +186,17 @@ def has_platform_index(module: Module) -> bool:
     ``jax.export`` marks it with the attribute ``jax.global_constant``.
     """
     main = _main_of(module)
-    attributes = _attributes(main, "arg_attrs")
+    attributes = attributes_of(main, "arg_attrs")
     if not attributes or "jax.global_constant" not in attributes[0]:
         return False
     return "_platform_index" in str(attributes[0]["jax.global_constant"])
 
 
-def _attributes(function: Any, which: str) -> list[Any]:
+def attributes_of(function: Any, which: str) -> list[Any]:
     """The attributes of each argument or result; empty if the function has none."""
     if which not in function.attributes:
         return []
     return list(ir.ArrayAttr(function.attributes[which]))
-
-
-class WithoutMain(NamedTuple):
-    """A module whose ``main`` was made private, so that a new ``main`` can call it.
-
-    Attributes:
-        module: The module.
-        name: The new name of the old function.
-        inputs: Types of its arguments.
-        results: Types of its results.
-        arg_attributes: Attributes of each argument; empty if there are none.
-        result_attributes: Attributes of each result; empty if there are none.
-    """
-
-    module: Module
-    name: str
-    inputs: list[Any]
-    results: list[Any]
-    arg_attributes: list[Any]
-    result_attributes: list[Any]
-
-
-def without_main(module: Module, name: str) -> WithoutMain:
-    """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
-    with module.context, ir.Location.unknown():
-        table = ir.SymbolTable(module.operation)
-        old = table[_MAIN]
-        arg_attributes = _attributes(old, "arg_attrs")
-        result_attributes = _attributes(old, "res_attrs")
-        taken = name
-        while taken in table:
-            taken = f"{taken}_"
-        table.set_symbol_name(old, taken)
-        old.attributes["sym_visibility"] = ir.StringAttr.get("private")
-        for which in ("arg_attrs", "res_attrs"):
-            if which in old.attributes:
-                del old.attributes[which]
-    inputs, results = list(old.type.inputs), list(old.type.results)
-    return WithoutMain(module, taken, inputs, results, arg_attributes, result_attributes)
-
-
-def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
-    """A module with these argument shapes, in which no size is open any more, as an artifact.
-
-    A new ``main`` with static types converts its arguments and calls the old one. Then XLA's pass
-    of shape refinement (``refine_polymorphic_shapes`` of jaxlib, which JAX runs before it compiles
-    an exported function) finds the other sizes. Nothing is traced.
-    """
-    old = without_main(module, "dynamic_main")
-    kept = [i for i in range(len(old.inputs)) if i not in fixed]
-    with module.context, ir.Location.unknown():
-        types = [_with_shape(old.inputs[i], shapes[i]) for i in kept]
-        with ir.InsertionPoint.at_block_begin(module.body):
-            kind = ir.FunctionType.get(types, old.results)
-            new = func.FuncOp(_MAIN, kind, visibility="public")
-        if old.arg_attributes:
-            new.arg_attrs = ir.ArrayAttr.get([old.arg_attributes[i] for i in kept])
-        if old.result_attributes:
-            new.result_attrs = ir.ArrayAttr.get(old.result_attributes)
-        block = new.add_entry_block()
-        with ir.InsertionPoint(block):
-            given = dict(zip(kept, block.arguments, strict=True))
-            operands = []
-            for i, wanted in enumerate(old.inputs):
-                if i in fixed:
-                    value = ir.DenseElementsAttr.get_splat(
-                        wanted, ir.IntegerAttr.get(wanted.element_type, fixed[i])
-                    )
-                    operands.append(hlo.constant(value))
-                elif given[i].type == wanted:
-                    operands.append(given[i])
-                else:
-                    operands.append(hlo.convert(wanted, given[i]))
-            called = ir.FlatSymbolRefAttr.get(old.name)
-            func.ReturnOp(func.CallOp(old.results, called, operands).results)
-    return _refined(module)
-
-
-def _with_shape(type: Any, shape: Sequence[int]) -> Any:
-    try:
-        element = ir.RankedTensorType(type).element_type
-    except ValueError:  # a token
-        return type
-    return ir.RankedTensorType.get(list(shape), element)
 
 
 # The error of the pass is "INVALID_ARGUMENT: ...: error: loc("..."): what is wrong", and a dump of
@@ -290,7 +205,12 @@ _REASON = re.compile(r"error: (?:loc\(.*?\): )?(.+)")
 _DETAILS = re.compile(r"\s+(Using the following polymorphic|Please see https).*")
 
 
-def _refined(module: Module) -> bytes:
+def refined(module: Module) -> bytes:
+    """A module in which no size is open any more, as an artifact, if ``main`` has static types.
+
+    XLA's pass of shape refinement, which JAX runs before it compiles an exported function, finds
+    the other sizes. Nothing is traced.
+    """
     module.operation.attributes[_DYNAMIC] = ir.BoolAttr.get(False, module.context)
     written = io.BytesIO()
     module.operation.write_bytecode(written)

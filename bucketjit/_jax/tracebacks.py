@@ -94,17 +94,9 @@ def shortened(error: Exception) -> None:
             told.__notes__ = list(dict.fromkeys(notes))
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-@functools.cache
-def _boundary_of_jax() -> Callable[[Exception], NoReturn]:
-    return _util.api_boundary(_raise)
-
-
+@_util.api_boundary  # type: ignore[untyped-decorator]
 def _raised_in_jax(error: Exception) -> NoReturn:
-    _boundary_of_jax()(error)
+    raise error
 
 
 def _is_noted(error: Exception) -> bool:

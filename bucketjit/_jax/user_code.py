@@ -30,15 +30,8 @@ def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     That is the innermost frame outside of JAX and of bucketjit (`debug_info.hide_own_lines`).
     Equations of a function that JAX itself jits (``jnp.roll``) have none.
     """
-    lines = map(_line_of_equation, (eqn, *reversed(within)))
+    lines = (jex_source_info.summarize(e.source_info) for e in (eqn, *reversed(within)))
     return next(filter(None, lines), "")
-
-
-def _line_of_equation(eqn: JaxprEqn) -> str:
-    try:
-        return jex_source_info.summarize(eqn.source_info)
-    except Exception:  # a summary is a courtesy: never let it hide the real message
-        return ""
 
 
 # The folders of JAX, whose functions under ``jit`` have their names in it.

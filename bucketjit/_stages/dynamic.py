@@ -29,7 +29,6 @@ from bucketjit._ir.program import Program
 from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.exporting import (
     assert_sizes,
-    evaluate_program,
     register_namedtuples,
     with_derivatives,
 )
@@ -213,7 +212,7 @@ def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[
     def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         for guard in guards:
             _assert_guard(guard, variables)
-        return evaluate_program(program.jaxpr, consts, leaves)
+        return jax.core.eval_jaxpr(program.jaxpr, consts, leaves)
 
     return run
 

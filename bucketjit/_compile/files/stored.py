@@ -34,7 +34,7 @@ from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
 from bucketjit._jax.devices import device_name
-from bucketjit._jax.jaxprs import open_jaxpr, out_types, shaped
+from bucketjit._jax.jaxprs import open_jaxpr, shaped
 from bucketjit._jax.serialization import (
     NotPlain,
     Placement,
@@ -322,7 +322,7 @@ class StoredExact(Stored):
             kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self.leaves()],
-            out_types(self._traced.jaxpr),
+            list(self._traced.jaxpr.out_avals),
             tree,
             self.placement(),
             self._checked(made.expected, made.args, made.kwargs, ()),

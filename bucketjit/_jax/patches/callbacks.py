@@ -9,18 +9,17 @@ import jax
 from jax.export import is_symbolic_dim
 from jax.interpreters import batching
 
-from bucketjit._jax.patches.patch import Reasons, patch
+from bucketjit._jax.patches.patch import patch
 from bucketjit._jax.primitives import primitives
-
-# Rules in the public `primitive_batchers` do not get the size of the axis.
-_EVERY_ROW = Reasons(
-    why="JAX makes one equation for every row, for which the size must be an int.",
-    since="batching.fancy_primitive_batchers, 0.4.31",
-    delete_when="jax.vmap of jax.debug.callback takes an axis of symbolic size",
-)
 
 
 def _rolled(prim: Any, original: Any, axis: Any, args: Any, dims: Any, **params: Any) -> Any:
+    """Callbacks that are mapped over an open axis run once per row of it, in a scan.
+
+    JAX makes one equation for every row, for which the size must be an int. Rules in the public
+    ``primitive_batchers`` do not get the size. Since batching.fancy_primitive_batchers, 0.4.31.
+    Until jax.vmap of jax.debug.callback takes an axis of symbolic size.
+    """
     mapped = [i for i, d in enumerate(dims) if d is not None]
     if not (mapped and is_symbolic_dim(axis.size)):
         return original(axis, args, dims, **params)
@@ -38,7 +37,6 @@ def _rolled(prim: Any, original: Any, axis: Any, args: Any, dims: Any, **params:
 
 
 DEBUG_CALLBACKS = tuple(
-    patch(batching.fancy_primitive_batchers, p, _EVERY_ROW)(functools.partial(_rolled, p))
+    patch(batching.fancy_primitive_batchers, p)(functools.partial(_rolled, p))
     for p in primitives("debug_callback", "debug_print")
 )
-"""Debugging callbacks that are mapped over an open axis run once per row of it, in a scan."""

@@ -32,11 +32,9 @@ _core = names.module("core")
 
 _MOST = 2**31 - 1  # the largest int32
 
-_WHY = "It needs concrete arguments to know the size of its result. The program can compute it."
-
 
 def _dimension(open_: Any, original: Any, size: Any, *more: Any, **named: Any) -> Any:
-    """``jnp.ones((k,))``, ``jnp.full``, ``lax.broadcast``, ``jnp.linspace``, random numbers."""
+    """``jnp.ones((k,))``, random numbers etc. Since core, 0.1. Until sizes can be computed."""
     if is_symbolic_dim(size):  # JAX raises and catches an error, which holds its own frame
         return size
     if not is_traced_size(size):
@@ -47,7 +45,7 @@ def _dimension(open_: Any, original: Any, size: Any, *more: Any, **named: Any) -
 def _with_sizes(
     position: int, keyword: str, open_: Any, original: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a function with a size in the place of a traced integer."""
+    """It takes a size for a traced integer. Since 0.1. Until sizes can be computed."""
     given = list(args)
     if keyword in kwargs:
         kwargs[keyword] = _sizes(open_, kwargs[keyword], original.__name__)
@@ -62,7 +60,7 @@ def _sizes(open_: Any, value: Any, of: str) -> Any:
     return open_.size(value, of) if is_traced_size(value) else value
 
 
-@opened(jnp, "arange", "numpy.lax_numpy.arange, 0.1", _WHY)
+@opened(jnp, "arange")
 def _arange(
     open_: Any,
     original: Any,
@@ -72,6 +70,7 @@ def _arange(
     dtype: Any = None,
     **more: Any,
 ) -> Any:
+    """Its ends may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     given = [x for x in (start, stop, step) if x is not None]
     is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in given)
     if not is_computed and not _are_sizes_and_floats(given):
@@ -146,7 +145,7 @@ def _number(x: Any) -> Any:
     return as_value(x) if is_symbolic_dim(x) else x
 
 
-@opened(jnp, "repeat", "numpy.lax_numpy.repeat, 0.1", _WHY)
+@opened(jnp, "repeat")
 def _repeat(
     open_: Any,
     original: Any,
@@ -157,6 +156,7 @@ def _repeat(
     total_repeat_length: Any = None,
     **more: Any,
 ) -> Any:
+    """Its counts may be traced. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     if total_repeat_length is not None or not is_traced(repeats):
         return original(a, repeats, axis, total_repeat_length=total_repeat_length, **more)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
@@ -169,7 +169,7 @@ def _repeat(
     return jnp.moveaxis(at_places(array, rows, 0), 0, 0 if axis is None else axis)
 
 
-@opened(jnp, "bincount", "numpy.lax_numpy, 0.2", _WHY)
+@opened(jnp, "bincount")
 def _bincount(
     open_: Any,
     original: Any,
@@ -180,6 +180,7 @@ def _bincount(
     length: Any = None,
     **more: Any,
 ) -> Any:
+    """Its length may be computed. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
     if length is not None or not is_traced(x) or np.ndim(x) != 1:
         return original(x, weights, minlength, length=length, **more)
     values = x.astype(np.int32) if x.dtype == bool else x
@@ -192,10 +193,11 @@ def _bincount(
     return original(values, weights, length=size, **more)
 
 
-@opened(jnp, "trim_zeros", "numpy.lax_numpy, 0.1", _WHY)
+@opened(jnp, "trim_zeros")
 def _trim_zeros(
     open_: Any, original: Any, filt: Any, trim: str = "fb", axis: Any = None, **more: Any
 ) -> Any:
+    """Its length may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     sides = trim.lower()
     if not is_traced(filt) or more or not ("f" in sides or "b" in sides):
         return original(filt, trim, *(() if axis is None else (axis,)), **more)
@@ -226,10 +228,12 @@ _TAKE_A_SIZE = (
 )
 
 SHAPES = (
-    opened(_core, "_canonicalize_dimension", "core, 0.1", _WHY, everywhere=False)(_dimension),
-    opened(_core, "concrete_dim_or_error", "core, 0.4.14", _WHY, everywhere=False)(_dimension),
     *(
-        opened(owner, name, f"{name}, 0.1", _WHY)(functools.partial(_with_sizes, position, keyword))
+        opened(_core, name, everywhere=False)(_dimension)
+        for name in ("_canonicalize_dimension", "concrete_dim_or_error")
+    ),
+    *(
+        opened(owner, name)(functools.partial(_with_sizes, position, keyword))
         for owner, name, position, keyword in _TAKE_A_SIZE
     ),
     _arange,

@@ -8,14 +8,21 @@ from typing import Any
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch, Reasons
+from bucketjit._jax.patches.patch import Patch
 
 
 class OperatorOfSizes:
     """The module ``operator`` with an ``index`` that returns a symbolic size unchanged.
 
-    It replaces the name ``operator`` in a module of JAX whose functions call ``operator.index``.
+    It replaces the name ``operator`` in modules of JAX whose functions call ``operator.index``. The
+    primitives take symbolic lengths and padding. Explicit padding, which every gradient of a
+    convolution has, and the lengths of transforms pass through ``operator.index``. Since
+    lax.convolution, 0.4, and numpy.fft, 0.2. Until jnp.fft.fft takes a symbolic length, and
+    conv_general_dilated symbolic padding.
     """
+
+    def __init__(self, original: Any = None) -> None:
+        pass
 
     def __getattr__(self, name: str) -> Any:
         return getattr(operator, name)
@@ -25,23 +32,7 @@ class OperatorOfSizes:
         return value if is_symbolic_dim(value) else operator.index(value)
 
 
-def _operator(module: str, why: str, since: str, delete_when: str) -> Patch:
-    reasons = Reasons(why=why, since=since, delete_when=delete_when)
-    return Patch(names.module(module), "operator", lambda original: OperatorOfSizes(), reasons)
-
-
-SYMBOLIC_INDICES = (
-    _operator(
-        "lax.convolution",
-        "The primitive takes symbolic padding, and padding='SAME' makes it, but explicit padding "
-        "passes through operator.index. So does every gradient of a convolution.",
-        "lax.convolution.conv_general_dilated, 0.4",
-        "conv_general_dilated takes explicit padding that is symbolic",
-    ),
-    _operator(
-        "numpy.fft",
-        "The primitive takes symbolic lengths; operator.index does not.",
-        "numpy.fft, 0.2",
-        "jax.numpy.fft.fft takes a symbolic length",
-    ),
+SYMBOLIC_INDICES = tuple(
+    Patch(names.module(name), "operator", OperatorOfSizes)
+    for name in ("lax.convolution", "numpy.fft")
 )

@@ -9,66 +9,32 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import value_of_size
-from bucketjit._jax.patches.patch import Reasons, patch
+from bucketjit._jax.patches.patch import patch
 
 _indexing = names.module("numpy.indexing")
 _lax_utils = names.module("lax.utils")
 _flags: Any = jax.config  # its flags are public, but have no types
 
-_CONSTANTS = Reasons(
-    why="jnp.take(mode='wrap') and others make constants of sizes by NumPy, which refuses symbolic "
-    "ones.",
-    since="lax.lax._const, 0.1",
-    delete_when="jax.numpy.take(mode='wrap') takes an axis of symbolic size",
-)
 
-_TYPES = Reasons(
-    why="JAX takes the default integer, which is int64 with x64 enabled. For every size that an "
-    "executable here can have, the exact run takes int32.",
-    since="lax.utils, 0.7",
-    delete_when="JAX takes int32 for indices into an axis of symbolic size",
-)
-
-_SIZES = Reasons(
-    why="A size is an integer, but no array, so JAX refuses it as an index.",
-    since="numpy.indexing, 0.8",
-    delete_when="JAX takes a symbolic size as an index",
-)
-
-_CLAMPED = Reasons(
-    why="JAX makes a dynamic_slice of x[i] where the sizes are known. Where they are not, it makes "
-    "a gather that promises to stay inside, whose derivative drops what is outside. A gather that "
-    "clamps does what the slice does.",
-    since="numpy.indexing, 0.8",
-    delete_when="JAX makes the same of x[i] for symbolic and for plain sizes",
-)
-
-
-@patch(names.module("lax.lax"), "_const", _CONSTANTS)
-def _constant(original: Any, example: Any, value: Any) -> Any:
-    if not is_symbolic_dim(value):
-        return original(example, value)
-    kind = jax.typeof(example)
-    return with_type(value_of_size(value), kind.dtype, bool(kind.weak_type))
-
-
-@patch(_lax_utils, "int_dtype_for_dim", _TYPES)
+@patch(_lax_utils, "int_dtype_for_dim")
 def _type_for_dim(original: Any, size: Any, *, signed: bool) -> Any:
+    """For every size that an executable here can have, the exact run takes int32.
+
+    JAX takes the default integer for open axes, which is int64 with x64 enabled. Since lax.utils,
+    0.7. Until JAX takes int32.
+    """
     if is_symbolic_dim(size):
         return np.dtype(np.int32 if signed else np.uint32)
     return original(size, signed=signed)
 
 
-@patch(_lax_utils, "int_dtype_for_shape", _TYPES)
-def _type_for_shape(original: Any, shape: Any, *, signed: bool) -> Any:
-    return original([d for d in shape if not is_symbolic_dim(d)], signed=signed)
-
-
-@patch(_indexing, "_parse_indices", _SIZES)
+@patch(_indexing, "_parse_indices")
 def _sizes(original: Any, indices: Any, shape: Any) -> Any:
-    """``x[n - 1]`` and ``x.at[n // 2]`` for a symbolic ``n`` take the number that it is."""
+    """``x[n - 1]`` and ``x.at[n // 2]`` for a symbolic ``n`` take the number that it is.
+
+    A size is no array, so JAX refuses it. Since numpy.indexing, 0.8. Until JAX takes it.
+    """
     parts = original(tuple(map(value_of_size, indices)), shape)
     for part in parts:
         if part.typ.name in ("INTEGER", "ARRAY") and np.ndim(part.index) == 0:
@@ -79,8 +45,13 @@ def _sizes(original: Any, indices: Any, shape: Any) -> Any:
     return parts
 
 
-@patch(_indexing, "rewriting_take", _CLAMPED)
+@patch(_indexing, "rewriting_take")
 def _clamped(original: Any, arr: Any, idx: Any, *, mode: Any = None, **options: Any) -> Any:
+    """``x[i]`` of an array with open axes is a gather that clamps, as the slice of the exact run.
+
+    JAX makes a gather of it that promises to stay inside, whose derivative drops what is outside.
+    Since numpy.indexing, 0.8. Until JAX makes the same of ``x[i]`` for all sizes.
+    """
     modes = jax.lax.GatherScatterMode
     is_plain = mode is None or modes.from_any(mode) is modes.PROMISE_IN_BOUNDS
     strategy = options.get("strategy")
@@ -110,4 +81,4 @@ def _slices_one(part: Any) -> bool:
     return kind != "BOOLEAN" and getattr(part.index, "step", None) in (None, 1, -1)
 
 
-INDICES = (_constant, _type_for_dim, _type_for_shape, _clamped, _sizes)
+INDICES = (_type_for_dim, _clamped, _sizes)

@@ -13,7 +13,7 @@ from jax.export import is_symbolic_dim
 from jax.extend import core as jex_core
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch, Reasons
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.traced_sizes import (
     has_traced_slice,
     is_open,
@@ -25,11 +25,10 @@ from bucketjit._jax.patches.traced_sizes import (
 _indexing = names.module("numpy.indexing")
 _setops = names.module("numpy.setops")
 
-_WHY = "What is chosen by a mask needs a concrete one. The program can compute the size."
 
-
-@opened(jnp, "nonzero", "numpy.lax_numpy.nonzero, 0.1", _WHY)
+@opened(jnp, "nonzero")
 def _nonzero(open_: Any, original: Any, a: Any, *, size: Any = None, fill_value: Any = None) -> Any:
+    """Its mask need not be concrete. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     if size is not None or not is_open(a):
         return original(a, size=size, fill_value=fill_value)
     return open_.nonzero(a)
@@ -38,8 +37,9 @@ def _nonzero(open_: Any, original: Any, a: Any, *, size: Any = None, fill_value:
 _Indexer = _indexing.NDIndexer
 
 
-@opened(_Indexer, "expand_bool_indices", "numpy.indexing, 0.8", _WHY, everywhere=False)
+@opened(_Indexer, "expand_bool_indices", everywhere=False)
 def _mask_indices(open_: Any, original: Any, self: Any) -> Any:
+    """``x[mask]`` and ``x.at[mask]``. Since numpy.indexing, 0.8. Until sizes can be computed."""
     indices: list[Any] = []
     for place, index in enumerate(self.indices):
         is_mask = index.typ.name == "BOOLEAN"
@@ -63,9 +63,9 @@ def _as_array(index: Any, array: Any, axes: tuple[int, ...]) -> Any:
     return dataclasses.replace(index, index=array, typ=type(index.typ).ARRAY, consumed_axes=axes)
 
 
-@opened(_Indexer, "expand_scalar_bool_indices", "numpy.indexing, 0.8", _WHY, everywhere=False)
+@opened(_Indexer, "expand_scalar_bool_indices", everywhere=False)
 def _flag_indices(open_: Any, original: Any, self: Any, *more: Any) -> Any:
-    """``x[flag]`` has a new axis of size 1 or 0."""
+    """``x[flag]`` has a new axis of size 1 or 0. Since 0.8. Until sizes can be computed."""
     flags = {
         i: index.index
         for i, index in enumerate(self.indices)
@@ -95,7 +95,10 @@ def _check_mask(shape: Sequence[Any], index: Any, place: int) -> None:
 
 
 class _CoreOfSets:
-    """The module that functions of sets ask for concrete arrays, which they need not be here."""
+    """The module that functions of sets ask for concrete arrays, which they need not be here.
+
+    They call functions that are patched here. Since numpy.setops, 0.4. Until sizes can be computed.
+    """
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -110,20 +113,10 @@ class _CoreOfSets:
         return jex_core.concrete_or_error(force, value, context)
 
 
-_SETS = Patch(
-    _setops,
-    "core",
-    _CoreOfSets,
-    Reasons(
-        why="jnp.unique, setdiff1d and union1d refuse arrays that are not concrete, and then call "
-        "functions that are patched here.",
-        since="numpy.setops, 0.4",
-        delete_when="JAX has arrays whose size is computed",
-    ),
-)
+_SETS = Patch(_setops, "core", _CoreOfSets)
 
 
-@opened(jnp, "compress", "numpy.lax_numpy.compress, 0.2", _WHY)
+@opened(jnp, "compress")
 def _compress(
     open_: Any,
     original: Any,
@@ -134,6 +127,7 @@ def _compress(
     size: Any = None,
     **more: Any,
 ) -> Any:
+    """And ``jnp.extract``. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
     if size is not None or not is_open(condition):
         return original(condition, a, axis, size=size, **more)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
@@ -152,8 +146,9 @@ def _compress(
     return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
 
 
-@opened(jnp, "delete", "numpy.lax_numpy.delete, 0.2", _WHY)
+@opened(jnp, "delete")
 def _delete(open_: Any, original: Any, arr: Any, obj: Any, axis: Any = None, **more: Any) -> Any:
+    """It needs concrete, or unique, indices. Since 0.2. Until sizes can be computed."""
     is_slice = has_traced_slice(obj)
     if not (is_slice or is_traced(obj)):
         return original(arr, obj, axis, **more)

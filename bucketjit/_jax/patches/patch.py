@@ -1,4 +1,8 @@
-"""The record of a replacement of one function of JAX, with the reasons for it."""
+"""The record of a replacement of one function of JAX.
+
+The docstring of each says why the original is not enough, since when it is in JAX, and until when
+the replacement is needed.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reasons:
-    """Why something of JAX is replaced.
-
-    Attributes:
-        why: Why the original is not enough.
-        since: The original's place in JAX, and since which version it is there.
-        delete_when: The change of JAX after which the patch can be deleted.
-    """
-
-    why: str
-    since: str
-    delete_when: str
 
 
 @dataclass(frozen=True)
@@ -33,7 +22,6 @@ class Patch:
         name: The name, or key, of the original there.
         around: Makes what takes the original's place, given the original. Another patch may have
             replaced that before, so it is not known earlier.
-        reasons: Why.
         everywhere: Whether the original is replaced in every module that holds it under its name:
             user code may have imported it (``from jax.lax import scan``).
     """
@@ -41,17 +29,12 @@ class Patch:
     owner: Any
     name: Any
     around: Callable[[Any], Any]
-    reasons: Reasons
     everywhere: bool = False
 
 
-def patch(
-    owner: Any, name: Any, reasons: Reasons, everywhere: bool = False
-) -> Callable[[Callable[..., Any]], Patch]:
+def patch(owner: Any, name: Any, everywhere: bool = False) -> Callable[[Callable[..., Any]], Patch]:
     """Make a patch of a function that takes the original before the arguments of the original."""
-    return lambda function: Patch(
-        owner, name, lambda original: calling(function, original), reasons, everywhere
-    )
+    return lambda function: Patch(owner, name, functools.partial(calling, function), everywhere)
 
 
 def calling(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:

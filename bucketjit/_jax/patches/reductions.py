@@ -9,21 +9,18 @@ import jax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Reasons, patch
-
-_HALVING = Reasons(
-    why="JAX halves the reduced axes again and again, which it can do only where no size at all is "
-    "symbolic.",
-    since="lax.lax._reduce_jvp, 0.2",
-    delete_when="the derivative of jax.numpy.prod takes an axis of symbolic size",
-)
+from bucketjit._jax.patches.patch import patch
 
 
-@patch(names.module("lax.lax"), "_reduce_jvp", _HALVING)
+@patch(names.module("lax.lax"), "_reduce_jvp")
 def open_reductions(
     original: Any, reducer: Any, init: Any, primals: Any, tangents: Any, axes: Any
 ) -> Any:
-    """Closed axes are halved, as JAX does; of an open one the last running product is taken."""
+    """Closed axes are halved, as JAX does; of an open one the last running product is taken.
+
+    JAX halves only where no size at all is symbolic. Since lax.lax, 0.2. Until the derivative of
+    jnp.prod takes an axis of symbolic size.
+    """
     shape = primals[0].shape
     opened = [a for a in axes if is_symbolic_dim(shape[a])]
     is_of_jax = getattr(reducer, "__module__", "") == "jax._src.lax.lax"

@@ -9,28 +9,17 @@ import jax
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from bucketjit._jax.patches.patch import Patch, Reasons, patch
-
-_LENGTH = Reasons(
-    why="lax.scan(f, c, None, length=n) insists on an int. It scans over an array of as many "
-    "steps, whose elements nobody looks at.",
-    since="lax.control_flow.loops.scan, 0.1",
-    delete_when="lax.scan takes a symbolic length",
-)
-
-_HALVES = Reasons(
-    why="It slices in halves as often as the size allows, which no symbolic size tells. The "
-    "derivatives of cumprod, cummax and the like call it by its name.",
-    since="lax.control_flow.loops.associative_scan, 0.1",
-    delete_when="associative_scan is a primitive",
-)
+from bucketjit._jax.patches.patch import Patch, patch
 
 
-@patch(jax.lax, "scan", _LENGTH, everywhere=True)
+@patch(jax.lax, "scan", everywhere=True)
 def open_scans(
     original: Any, f: Any, init: Any, xs: Any = None, length: Any = None, *more: Any, **kw: Any
 ) -> Any:
-    """``lax.scan`` accepts a symbolic length, with or without arrays."""
+    """``lax.scan`` accepts a symbolic length, with or without arrays.
+
+    JAX insists on an int. Since lax.control_flow.loops, 0.1. Until it takes a symbolic length.
+    """
     if not is_symbolic_dim(length):
         return original(f, init, xs, length, *more, **kw)
     if jax.tree_util.tree_leaves(xs):  # their leading axis has the length
@@ -41,5 +30,10 @@ def open_scans(
 
 
 def associative_scans(replaced: Callable[[Any], Any]) -> Patch:
-    """``lax.associative_scan`` becomes one equation, in JAX unrolled in Python."""
-    return Patch(jax.lax, "associative_scan", replaced, _HALVES, everywhere=True)
+    """``lax.associative_scan`` becomes one equation.
+
+    JAX slices in halves as often as the size allows, which no symbolic size tells. The derivatives
+    of cumprod, cummax and the like call it by its name. Since lax.control_flow.loops, 0.1. Until it
+    is a primitive.
+    """
+    return Patch(jax.lax, "associative_scan", replaced, everywhere=True)

@@ -11,19 +11,17 @@ from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.jaxprs import value_of_size
-from bucketjit._jax.patches.patch import Reasons, patch
+from bucketjit._jax.patches.patch import patch
 
 _numpy_hijax = names.module("numpy.hijax")
 
-_UNROLLED = Reasons(
-    why="JAX unrolls the binary search into as many steps as the size has bits, a Python int. This "
-    "one takes the same steps in a loop.",
-    since="numpy.hijax, 0.10",
-    delete_when="jax.numpy.searchsorted takes an array of symbolic size",
-)
-
 
 def _search(original: Any, array: Any, query: Any, /, **options: Any) -> Any:
+    """The steps of the binary search are taken in a loop.
+
+    JAX unrolls as many as the size has bits, a Python int. Since numpy.hijax, 0.10. Until
+    jnp.searchsorted takes an array of symbolic size.
+    """
     is_plain = (options.get("dimension", 0), options.get("batch_dims", 0)) == (0, 0)
     is_complex = jnp.iscomplexobj(array) or jnp.iscomplexobj(query)
     if not is_plain or is_complex or not is_symbolic_dim(array.shape[0]):
@@ -50,9 +48,9 @@ def _at_most(one: Any, other: Any) -> Any:
     return (one <= other) | jnp.isnan(other)
 
 
-# The second name is there since 0.12.
+# The second name is there in 0.10 only.
 SEARCHES = tuple(
-    patch(_numpy_hijax, name, _UNROLLED)(_search)
+    patch(_numpy_hijax, name)(_search)
     for name in ("searchsorted", "searchsorted_via_expand")
     if hasattr(_numpy_hijax, name)
 )

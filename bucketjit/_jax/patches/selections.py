@@ -36,20 +36,17 @@ _partial_eval = names.module("interpreters.partial_eval")
 
 
 def _ended(open_: Any, original: Any, self: Any) -> None:
+    """What makes sizes knows values of a trace until it ends.
+
+    There JAX looks for values that outlive it (jax_check_tracer_leaks). Since core.Trace, 0.4.36.
+    Until sizes can be computed.
+    """
     open_.ended(self)
     original(self)
 
 
-# Each trace that ends is told to what makes sizes, which knows values of it until then: JAX looks
-# for values that outlive their trace.
 _ENDS = tuple(
-    opened(
-        owner,
-        "invalidate",
-        "core.Trace.invalidate, 0.4.36",
-        "JAX looks for values that outlive their trace (jax_check_tracer_leaks) where it ends.",
-        everywhere=False,
-    )(_ended)
+    opened(owner, "invalidate", everywhere=False)(_ended)
     for owner in (jax.core.Trace, _partial_eval.DynamicJaxprTrace)
 )
 

@@ -12,36 +12,35 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch, Reasons, patch
+from bucketjit._jax.patches.patch import Patch, patch
 from bucketjit._jax.size_reports import Size
 from bucketjit._jax.user_code import raised_by_user
 
-_LEN = Reasons(
-    why="jnp.convolve, correlate and digitize compare len(x), which Python insists must be an int.",
-    since="numpy.lax_numpy, 0.1",
-    delete_when="jax.numpy.convolve takes arrays of symbolic size",
-)
 
-_MINUS_ONE = Reasons(
-    why="JAX divides by -2 and negates the result. To it, -floordiv(n, -2) is not the n // 2 that "
-    "the user wrote elsewhere.",
-    since="core.divide_shape_sizes, 0.2",
-    delete_when="JAX finds -floordiv(n, -2) and n // 2 equal",
-)
-
-
-def _length(x: Any) -> Any:
+def _length_of(x: Any) -> Any:
     shape = getattr(x, "shape", ())
     return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
 
 
-# Python looks a name up in the globals of a module before the builtins.
-lengths = Patch(names.module("numpy.lax_numpy"), "len", lambda builtin: _length, _LEN)
+def _lengths(builtin: Any) -> Any:
+    """``len(x)`` in jnp.convolve, correlate and digitize may be a symbolic size.
+
+    Python insists on an int, and looks a name up in the globals of a module before the builtins.
+    Since numpy.lax_numpy, 0.1. Until jnp.convolve takes arrays of symbolic size.
+    """
+    return _length_of
 
 
-@patch(names.module("core"), "divide_shape_sizes", _MINUS_ONE)
+lengths = Patch(names.module("numpy.lax_numpy"), "len", _lengths)
+
+
+@patch(names.module("core"), "divide_shape_sizes")
 def inferred_sizes(original: Any, before: Sequence[Any], after: Sequence[Any]) -> Any:
-    """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``."""
+    """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``.
+
+    JAX divides by -2 and negates the result. Since core, 0.2. Until JAX finds -floordiv(n, -2) and
+    n // 2 equal.
+    """
     sizes = (*before, *after)
     closed = [d for d in sizes if not is_symbolic_dim(d)]
     if len(closed) == len(sizes) or 0 in closed or -1 not in closed:

@@ -11,26 +11,9 @@ import jax.numpy as jnp
 
 from bucketjit._jax import names
 from bucketjit._jax.jaxprs import value_of_size
-from bucketjit._jax.patches.patch import Patch, Reasons, patch
+from bucketjit._jax.patches.patch import Patch, patch
 
 _parallel = names.module("lax.parallel")
-
-_NEVER = "never: in JAX all shards have the same sizes"
-
-_UNEVEN = Reasons(
-    why="JAX takes a size for a constant that all shards share, and every shard to have as many "
-    "rows: psum of a size is the size times the number of shards, and pmean divides by it. User "
-    "code may hold psum under any name; all of them call _psum_is_async.",
-    since="lax.parallel.psum, 0.1",
-    delete_when=_NEVER,
-)
-
-_CAST = Reasons(
-    why="JAX casts only inside of shard_map. A function of one shard is traced outside of it, and "
-    "its masked program runs under shard_map(check_vma=False), where a cast does nothing.",
-    since="lax.parallel.pcast, 0.8",
-    delete_when=_NEVER,
-)
 
 
 def uneven_collectives(
@@ -54,7 +37,11 @@ def uneven_collectives(
         return tuple(name for name in names if name != current)
 
     def with_sizes(is_sum: bool, original: Any, x: Any, axis_name: Any, **options: Any) -> Any:
-        """A collective that takes sizes for values that differ from shard to shard."""
+        """A collective that takes sizes for values that differ from shard to shard.
+
+        JAX takes a size for a constant that all shards share, and every shard to have as many
+        rows: psum of a size is the size times the number of shards, and pmean divides by it.
+        """
         others = others_of(axis_name)
         if others is None:
             return original(x, axis_name, **options)
@@ -69,7 +56,7 @@ def uneven_collectives(
         return jax.tree_util.tree_map(combined, x)
 
     def psum(original: Any, x: Any, axis_name: Any, **options: Any) -> Any:
-        """The same, and the sum of ``pmean`` is a mean."""
+        """The same, and the sum of ``pmean`` is a mean. Since lax.parallel, 0.1. Until: never."""
         others = others_of(axis_name)
         # Frame 1 is the function around this one.
         if others is None or sys._getframe(2).f_code is not pmean.__code__:
@@ -81,24 +68,31 @@ def uneven_collectives(
         return jax.tree_util.tree_map(lambda leaf: _Mean(mean(value_of_size(leaf))), x)
 
     def cast(original: Any, x: Any, axis_name: Any, **options: Any) -> Any:
-        """A cast between types that say along which axes of a mesh values differ."""
+        """A cast between types that say along which axes of a mesh values differ.
+
+        JAX casts only inside of shard_map. A function of one shard is traced outside of it, and its
+        masked program runs under shard_map(check_vma=False), where a cast does nothing. Since
+        lax.parallel, 0.8. Until: never.
+        """
         others = others_of(axis_name)
         if others is None:
             return original(x, axis_name, **options)
         return original(x, others, **options) if others else x
 
     def extreme(*args: Any, **options: Any) -> Any:
+        """``pmax`` or ``pmin`` of sizes. Since lax.parallel, 0.1. Until: never."""
         return with_sizes(False, *args, **options)
 
     def any_psum(*args: Any, **options: Any) -> Any:
+        """User code may hold psum under any name. Since lax.parallel, 0.10. Until: never."""
         return with_sizes(True, *args, **options)
 
     return (
-        patch(_parallel, "_psum_is_async", _UNEVEN)(any_psum),
-        patch(jax.lax, "pcast", _CAST, everywhere=True)(cast),
-        patch(jax.lax, "psum", _UNEVEN, everywhere=True)(psum),
-        patch(jax.lax, "pmax", _UNEVEN, everywhere=True)(extreme),
-        patch(jax.lax, "pmin", _UNEVEN, everywhere=True)(extreme),
+        patch(_parallel, "_psum_is_async")(any_psum),
+        patch(jax.lax, "pcast", everywhere=True)(cast),
+        patch(jax.lax, "psum", everywhere=True)(psum),
+        patch(jax.lax, "pmax", everywhere=True)(extreme),
+        patch(jax.lax, "pmin", everywhere=True)(extreme),
     )
 
 

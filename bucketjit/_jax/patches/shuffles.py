@@ -10,19 +10,16 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Reasons, patch
-
-_IN_ROUNDS = Reasons(
-    why="JAX shuffles in rounds, one more for each power of the size, and asks for a Python int to "
-    "count them.",
-    since="random.core, 0.1",
-    delete_when="jax.random.permutation takes an axis of symbolic size",
-)
+from bucketjit._jax.patches.patch import patch
 
 
-@patch(names.module("random.core"), "_shuffle", _IN_ROUNDS)
+@patch(names.module("random.core"), "_shuffle")
 def _shuffle(original: Any, key: Any, x: Any, axis: int) -> Any:
-    """The number of rounds is found by comparisons of sizes, which become guards."""
+    """The number of rounds is found by comparisons of sizes, which become guards.
+
+    JAX shuffles in rounds, one more for each power of the size, and asks for a Python int to count
+    them. Since random.core, 0.1. Until jax.random.permutation takes an axis of symbolic size.
+    """
     if not is_symbolic_dim(x.size):
         return original(key, x, axis)
     rounds = 0
@@ -36,7 +33,7 @@ def _shuffle(original: Any, key: Any, x: Any, axis: int) -> Any:
 
 
 def _of_numbers(original: Any, key: Any, x: Any, *more: Any, **options: Any) -> Any:
-    """A symbolic count becomes an array of as many numbers."""
+    """A symbolic count becomes an array of numbers. Since random.core, 0.1. Until `_shuffle`."""
     return original(key, jax.numpy.arange(x) if is_symbolic_dim(x) else x, *more, **options)
 
 
@@ -56,6 +53,6 @@ def _largest_shuffled_in(rounds: int) -> int:
 
 SHUFFLES = (
     _shuffle,
-    patch(jax.random, "permutation", _IN_ROUNDS, everywhere=True)(_of_numbers),
-    patch(jax.random, "choice", _IN_ROUNDS, everywhere=True)(_of_numbers),
+    patch(jax.random, "permutation", everywhere=True)(_of_numbers),
+    patch(jax.random, "choice", everywhere=True)(_of_numbers),
 )

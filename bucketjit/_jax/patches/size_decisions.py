@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Reasons, patch
+from bucketjit._jax.patches.patch import patch
 
 
 class _TooLong(Exception):
@@ -27,24 +27,22 @@ _MOST_CONSTRAINTS = 300  # known to a decision; beyond, combining them derives n
 
 _owner = names.module("export.shape_poly_decision")._DecisionByElimination
 
-_BRIEF = Reasons(
-    why="It tries all ways to combine an expression with what is known of its terms, and each "
-    "constraint with all others. That takes minutes for sizes that are halved five times over, "
-    "each half compared with 1.",
-    since="export.shape_poly_decision, 0.4.27",
-    delete_when="JAX bounds the steps of a comparison of sizes",
-)
 
-
-@patch(_owner, "combine_constraint_with_existing", _BRIEF)
+@patch(_owner, "combine_constraint_with_existing")
 def _combined(original: Any, self: Any, *constraint: Any) -> set[Any]:
+    """No more is derived where much is known. Since export, 0.4.27. Until `_bounds`."""
     known = sum(map(len, self._expr_constraints.values()))
     return set() if known > _MOST_CONSTRAINTS else original(self, *constraint)
 
 
-@patch(_owner, "_bounds_for_sorted_terms", _BRIEF)
+@patch(_owner, "_bounds_for_sorted_terms")
 def _bounds(original: Any, self: object, scope: object, *rest: object) -> tuple[Any, Any]:
-    """A comparison that takes too long counts as unknown: it becomes a guard of the program."""
+    """A comparison that takes too long counts as unknown: it becomes a guard of the program.
+
+    JAX tries all ways to combine an expression with what is known of its terms, which takes minutes
+    for sizes that are halved five times over, each half compared with 1. Since
+    export.shape_poly_decision, 0.4.27. Until JAX bounds the steps.
+    """
     left = getattr(_deciding, "left", None)
     if left is None:  # the outermost call of a comparison; the function calls itself
         is_late = _given_up.get(scope, 0) >= _PATIENCE

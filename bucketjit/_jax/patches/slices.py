@@ -30,9 +30,6 @@ _scatter = names.module("ops.scatter")
 
 _MOST = 2**31 - 1  # the largest int32
 
-_SINCE = "lax.slicing, 0.1"
-_WHY = "A slice must have static ends. The program can compute them, and the size of the result."
-
 
 class _Part(NamedTuple):
     """The positions of an axis that a slice takes: ``start + step * i`` for i below ``length``.
@@ -45,8 +42,9 @@ class _Part(NamedTuple):
     step: int
 
 
-@opened(_indexing, "rewriting_take", "numpy.indexing, 0.8", _WHY, everywhere=False)
+@opened(_indexing, "rewriting_take", everywhere=False)
 def _take(open_: Any, original: Any, arr: Any, idx: Any, **options: Any) -> Any:
+    """``x[:k]``. Since numpy.indexing, 0.8. Until sizes can be computed."""
     if not has_traced_slice(idx):
         return original(arr, idx, **options)
     parts, rest = _split(idx, arr.shape)
@@ -122,8 +120,9 @@ def _from(array: Any, axis: int, part: _Part) -> Any:
     return at_places(array, places, axis)
 
 
-@opened(_scatter, "_scatter_update", "ops.scatter, 0.2", _WHY, everywhere=False)
+@opened(_scatter, "_scatter_update", everywhere=False)
 def _update(open_: Any, original: Any, x: Any, idx: Any, y: Any, *args: Any, **options: Any) -> Any:
+    """``x.at[:k].set(y)``. Since ops.scatter, 0.2. Until sizes can be computed."""
     if not has_traced_slice(idx):
         return original(x, idx, y, *args, **options)
     x = jnp.asarray(x)
@@ -201,10 +200,11 @@ def _places(open_: Any, indexer: Any) -> dict[int, int]:
     return places
 
 
-@opened(lax, "dynamic_slice", _SINCE, _WHY)
+@opened(lax, "dynamic_slice")
 def _dynamic_slice(
     open_: Any, original: Any, operand: Any, start_indices: Any, slice_sizes: Any, **more: Any
 ) -> Any:
+    """Its sizes may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     starts, sizes = list(start_indices), list(slice_sizes)
     if not any(map(is_traced_size, sizes)) or not len(starts) == len(sizes) == np.ndim(operand):
         return original(operand, start_indices, slice_sizes, **more)
@@ -214,7 +214,7 @@ def _dynamic_slice(
     return operand
 
 
-@opened(lax, "dynamic_slice_in_dim", _SINCE, _WHY)
+@opened(lax, "dynamic_slice_in_dim")
 def _dynamic_slice_in_dim(
     open_: Any,
     original: Any,
@@ -224,6 +224,7 @@ def _dynamic_slice_in_dim(
     axis: int = 0,
     **more: Any,
 ) -> Any:
+    """Its size may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     if not is_traced_size(slice_size):
         return original(operand, start_index, slice_size, axis, **more)
     return _window(open_, jnp.asarray(operand), int(axis) % operand.ndim, start_index, slice_size)
@@ -246,7 +247,7 @@ def _cut(open_: Any, array: Any, axis: int, size: Any) -> Any:
     return jnp.moveaxis(out, 0, axis)
 
 
-@opened(lax, "slice", _SINCE, _WHY)
+@opened(lax, "slice")
 def _slice(
     open_: Any,
     original: Any,
@@ -255,6 +256,7 @@ def _slice(
     limit_indices: Any,
     strides: Any = None,
 ) -> Any:
+    """Its ends may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     starts, limits = list(start_indices), list(limit_indices)
     if not any(map(is_traced_size, (*starts, *limits))):
         return original(operand, start_indices, limit_indices, strides)
@@ -265,7 +267,7 @@ def _slice(
     return operand
 
 
-@opened(lax, "slice_in_dim", _SINCE, _WHY)
+@opened(lax, "slice_in_dim")
 def _slice_in_dim(
     open_: Any,
     original: Any,
@@ -275,6 +277,7 @@ def _slice_in_dim(
     stride: Any = 1,
     axis: int = 0,
 ) -> Any:
+    """Its ends may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     if not any(map(is_traced_size, (start_index, limit_index))):
         return original(operand, start_index, limit_index, stride, axis)
     axis = int(axis) % operand.ndim

@@ -13,7 +13,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax.jaxprs import value_of_size
-from bucketjit._jax.patches.patch import Patch, Reasons
+from bucketjit._jax.patches.patch import Patch
 
 of_thread = threading.local()  # `open`: a `bucketjit._ir.open_sizes.Open`, or None
 
@@ -23,30 +23,23 @@ def selecting() -> Any:
     return getattr(of_thread, "open", None)
 
 
-def opened(
-    owner: Any, name: str, since: str, why: str, everywhere: bool = True
-) -> Callable[[Callable[..., Any]], Patch]:
-    """Make a patch of a function that makes a computed size.
+def opened(owner: Any, name: str, everywhere: bool = True) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of a function that makes a computed size, until JAX has such sizes.
 
     Before the arguments of the original it takes what makes sizes in this thread, and the original.
     """
+    return lambda function: Patch(owner, name, functools.partial(_opening, function), everywhere)
 
-    def made(function: Callable[..., Any]) -> Patch:
-        def around(original: Any) -> Any:
-            @functools.wraps(original)
-            def replacement(*args: Any, **kwargs: Any) -> Any:
-                open_ = selecting()
-                if open_ is None:
-                    return original(*args, **kwargs)
-                return function(open_, original, *args, **kwargs)
 
-            return replacement
+def _opening(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        open_ = selecting()
+        if open_ is None:
+            return original(*args, **kwargs)
+        return function(open_, original, *args, **kwargs)
 
-        until = "JAX has arrays whose size is computed"
-        reasons = Reasons(why=why, since=since, delete_when=until)
-        return Patch(owner, name, around, reasons, everywhere)
-
-    return made
+    return replacement
 
 
 def is_traced(value: object) -> bool:
