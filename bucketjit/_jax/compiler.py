@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jaxlib
 
 from bucketjit._jax.serialization import NotPlain, compilation_cache
 
@@ -38,6 +39,11 @@ def failed_running(error: Exception) -> bool:
     if isinstance(error, ValueError):
         return _STATUS.match(str(error)) is not None
     return isinstance(error, jax.errors.JaxRuntimeError | FloatingPointError)
+
+
+def jaxlib_version() -> str:
+    """The version of jaxlib (``jaxlib.__version__``), which no module of ``jax`` has."""
+    return str(jaxlib.__version__)
 
 
 def compile_here(lowered: jax.stages.Lowered) -> Any:

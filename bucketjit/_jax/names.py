@@ -159,8 +159,8 @@ def _tested() -> str:
     return f"bucketjit {__version__} is tested with jax {OLDEST} to {NEWEST}"
 
 
-def _look_up() -> None:
-    """Look up all names of `USES`."""
+def _look_up() -> int:
+    """Look up all names of `USES`; return how many there are."""
     # Of "a|b" the error names the module of the newer JAX, which is the last one.
     missing = [
         f"jax._src.{places.split('|')[-1]}.{name}"
@@ -177,9 +177,11 @@ def _look_up() -> None:
         )
     if not is_tested(jax.__version__):
         logger.info("%s; this is %s, and it has all names", _tested(), jax.__version__)
+    return sum(len(names.split()) for _, names in USES)
 
 
-_look_up()  # at import, so that a missing name is reported before the first call
+# At import, so that a missing name is reported before the first call.
+FOUND = _look_up()
 
 
 def trouble_of_versions(error: BaseException) -> str:

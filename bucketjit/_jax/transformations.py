@@ -146,11 +146,16 @@ def current_trace() -> Hashable:
     return _core.trace_ctx.trace
 
 
+def _outermost_trace() -> Any:
+    """The trace outside of every transformation."""
+    with jax.core.eval_context():
+        return _core.trace_ctx.trace
+
+
 # The trace of this thread, as a state of the configuration. Outside every transformation its
 # ``value`` is one of `NO_TRACE`. The check takes a sixth of the time of
 # ``core.trace_state_clean``, and no leaf has to be searched for tracers. No transformation makes an
 # axis environment without a trace. (Since 0.4.36; the value is None since 0.12.)
 THREAD_TRACE = _core.trace_state_strong_ref
 
-with jax.core.eval_context():
-    NO_TRACE = (_core.trace_ctx.trace, None)
+NO_TRACE = (_outermost_trace(), None)

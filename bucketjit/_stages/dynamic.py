@@ -212,7 +212,7 @@ def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[
     def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         for guard in guards:
             _assert_guard(guard, variables)
-        return jax.core.eval_jaxpr(program.jaxpr, consts, leaves)
+        return jax.core.eval_jaxpr(program.jaxpr, consts, *leaves)
 
     return run
 

@@ -31,7 +31,7 @@ def test_a_patch_replaces_something_and_says_why_and_until_when(patch: Patch) ->
         function = function.args[0] if callable(function.args[0]) else function.func
     if function is associative_scan_of:
         function = associative_scans
-    assert re.search(r"Since (.|\n)*\b0\.\d(.|\n)*\bUntil", function.__doc__), function.__doc__
+    assert re.search(r"Since\s(.|\n)*\b0\.\d(.|\n)*\bUntil", function.__doc__), function.__doc__
 
 
 @pytest.mark.parametrize("replacing", REPLACING)

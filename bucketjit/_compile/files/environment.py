@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import jaxlib
 import numpy as np
 
+from bucketjit._jax.compiler import jaxlib_version
 from bucketjit._version import __version__
 
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -55,7 +55,7 @@ def versions() -> dict[str, str]:
     return {
         "bucketjit": f"{__version__} {_sources()}",
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib_version(),
         "numpy": np.__version__,
     }
 
