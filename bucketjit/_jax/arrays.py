@@ -22,7 +22,7 @@ _xla_client = names.module("lib").xla_client
 _flags: Any = jax.config  # its flags are public, but have no types
 
 
-def with_type(x: object, dtype: np.dtype[Any], weak_type: bool) -> Any:
+def with_type(x: Any, dtype: np.dtype[Any], weak_type: bool) -> Any:
     """Convert ``x`` to this dtype and weak type.
 
     ``lax.convert_element_type`` always returns a strong type; the primitive makes weak ones. Values

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-from jax.extend.mlir import ir
-
 from bucketjit._jax import names
-from bucketjit._jax.stablehlo import read_module
+from bucketjit._jax.stablehlo import ir, read_module
 
 _export = names.module("export._export")
 

@@ -46,7 +46,7 @@ def as_user_code(
             of_source = api_util.debug_info("jit", source, (), {}).func_src_info
             info = info._replace(func_src_info=of_source)
         if traced is not None:
-            pairs = zip(info.arg_names, traced, strict=True)
+            pairs = zip(info.arg_names or (), traced, strict=True)
             info = info._replace(arg_names=tuple(name for name, is_traced in pairs if is_traced))
         wrapper.__fun_debug_info__ = info  # type: ignore[attr-defined]
     return wrapper

@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import func
-from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 
 from bucketjit._jax.arrays import key_shape
-from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, refined
+from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir, refined
 
 Value = Any  # an `ir.Value` of jaxlib
 

@@ -160,7 +160,7 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
     if device.platform == "cpu" and b"lapack_" in raw:
         register_lapack()
     numbers = np.array([[d.id for d in placement.devices]])
-    options = get_compile_options(*numbers.shape, device_assignment=numbers)
+    options = get_compile_options(1, numbers.size, device_assignment=numbers)
     return device.client.deserialize_executable(
         raw, executable_devices=device_list(placement.devices), compile_options=options
     )

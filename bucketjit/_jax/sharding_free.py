@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jax.extend.mlir import ir
-
-from bucketjit._jax.stablehlo import BadModule, Module
+from bucketjit._jax.stablehlo import BadModule, Module, ir
 
 _SHARDY = "sdy."  # the dialect
 _SHARDING = "mhlo.sharding"

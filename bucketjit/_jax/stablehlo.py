@@ -14,12 +14,19 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.extend.backend import get_compile_options
-from jax.extend.mlir import ir, refine_polymorphic_shapes, serialize_portable_artifact
-from jax.extend.mlir.dialects import stablehlo as hlo
+from jax.extend.mlir import ir as _ir
+from jax.extend.mlir import refine_polymorphic_shapes, serialize_portable_artifact
+from jax.extend.mlir.dialects import func as _func
+from jax.extend.mlir.dialects import stablehlo as _hlo
 from jax.interpreters import mlir
 
 from bucketjit._jax.devices import device_list, register_lapack
 from bucketjit._raised import first_line
+
+# The types that jaxlib tells of its bindings lack much.
+ir: Any = _ir
+func: Any = _func
+hlo: Any = _hlo
 
 Module = Any  # an `ir.Module` of jaxlib
 
