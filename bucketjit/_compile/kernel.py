@@ -30,6 +30,7 @@ from bucketjit._ir.expressions import is_symbolic, shape_function
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla
+from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._raised import in_one_line
 from bucketjit._tracing.resolved_call import ResolvedCall
@@ -88,6 +89,7 @@ class Kernel(NamedTuple):
                 contexts.enter_context(_refusing_defects())
             else:
                 contexts.enter_context(selecting_jax())
+                contexts.enter_context(traced_anew())
             return self._replace(lowered=self.function.lower(*self.types, **self.kwargs))
 
     def build(self) -> Executable:

@@ -13,11 +13,16 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import jax
 from jax import api_util
 from jax.extend.source_info_util import register_exclusion
+
+from bucketjit._jax import names
+
+_partial_eval = names.module("interpreters.partial_eval")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,3 +87,23 @@ def like_without(
         ]
         wrapper.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
     return wrapper
+
+
+@contextlib.contextmanager
+def traced_anew() -> Iterator[None]:
+    """A context in which JAX does not suspect a function that it traces to be defined repeatedly.
+
+    bucketjit gives JAX a new function for each trace. Of a second one from one line,
+    ``jax_explain_cache_misses`` would say that the user's function is perhaps being defined again
+    and again. JAX keeps these lines in a private set (since 0.5).
+    """
+    if not getattr(jax.config, "jax_explain_cache_misses", False):
+        yield
+        return
+    seen = _partial_eval.callsites_with_tracing_cache_miss
+    before = set(seen)
+    seen.clear()
+    try:
+        yield
+    finally:
+        seen.update(before)

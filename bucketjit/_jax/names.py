@@ -70,6 +70,9 @@ USES = (
     # Traces that fail are freed, and traces that end are told of.
     # Since 0.7. Until a trace that fails is freed with its constants.
     ("interpreters.partial_eval", "DynamicJaxprTrace finalize"),
+    # The lines that JAX has seen functions defined on: it says that ours are defined repeatedly.
+    # Since 0.5. Until it looks at `__fun_debug_info__`.
+    ("interpreters.partial_eval", "callsites_with_tracing_cache_miss"),
     # Hijax equations are expanded, as jit does.
     # Since 0.7. Until 0.12 is the oldest version: there `jax.interpreters.partial_eval` has it.
     ("interpreters.partial_eval", "lower_jaxpr2"),

@@ -12,6 +12,7 @@ from bucketjit._compile.bodies import exact_body
 from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Check, checked_options
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.stablehlo import text_of
 from bucketjit._jax.tracebacks import boundary
@@ -237,6 +238,6 @@ def trace(subject: Subject) -> Traced:
         return Traced(subject, symbolic_types(subject), jaxpr)
     made = exact_body(subject.signed)
     # If tracing fails, JAX must not keep the trace alive.
-    with forgetful_jax(), selecting_jax(), subject.without_computed_sizes():
+    with forgetful_jax(), selecting_jax(), traced_anew(), subject.without_computed_sizes():
         traced = made.function.trace(*made.args, **made.kwargs)
     return Traced(subject, exact_types(traced), traced.jaxpr)

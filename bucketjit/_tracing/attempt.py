@@ -24,7 +24,7 @@ from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import (
     Leaf,
 )
-from bucketjit._jax.debug_info import as_user_code
+from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.transformations import current_trace
 from bucketjit._tracing.computed_sizes import (
@@ -134,7 +134,7 @@ class Attempt:
         watched = watch_equalities(
             self.unequal, self.used_as_key, self.texts.append, self.raised.append
         )
-        patched = lenient_jax(), forgetful_jax(), selecting_jax()
+        patched = lenient_jax(), forgetful_jax(), selecting_jax(), traced_anew()
         with contextlib.ExitStack() as stack:
             for context in (watched, *patched, self.sizing.active()):
                 stack.enter_context(context)

@@ -18,7 +18,7 @@ from bucketjit._ir.expressions import evaluate_text, variables_of
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
-from bucketjit._jax.debug_info import as_user_code
+from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.held_output import (
@@ -112,7 +112,7 @@ class Tracer:
         )
         try:
             # A trace that fails is freed.
-            with forgetful_jax(), selecting_jax(), Noticing().active():
+            with forgetful_jax(), selecting_jax(), traced_anew(), Noticing().active():
                 closed = jax.make_jaxpr(flat)(*arrays)
         except SizeIsComputed as error:
             refusal = TraceRefused(
