@@ -26,8 +26,7 @@
     ├── CompileBudgetWarning              a compile beyond the budget
     ├── InlinedWarning                    a call inside ``jax.jit`` and the like is not bucketed
     ├── RecompileWarning                  a function compiles for each size, or beyond its buckets
-    ├── PersistenceWarning                a file of executables is damaged, or cannot be used
-    └── VersionWarning                    this JAX lacks names, and features are left out
+    └── PersistenceWarning                a file of executables is damaged, or cannot be used
 
 Each class also derives from the built-in exception that plain JAX or Python raises in the
 same situation, so code that already handles ``TypeError`` or ``ValueError`` keeps working.
@@ -64,7 +63,6 @@ __all__ = [
     "StrategyContractError",
     "StrategyError",
     "VersionError",
-    "VersionWarning",
 ]
 
 
@@ -316,7 +314,3 @@ class PersistenceWarning(UserWarning):
 
     It is shown once for each kind of problem. The executable is compiled instead.
     """
-
-
-class VersionWarning(UserWarning):
-    """This version of JAX lacks names that bucketjit uses; the message says what is left out."""

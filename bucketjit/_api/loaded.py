@@ -18,7 +18,6 @@ from bucketjit._artifact.transformed import Transformed
 from bucketjit._config import CompileBudget
 from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
@@ -227,8 +226,6 @@ def load(
         See `BucketedExec.save`.
     """
     flag("trust_executables", trust_executables)
-    if lack := lacking(Without.EXPORT):
-        raise ArtifactError(lack)
     archive = Archive(path, key)
     manifest = archive.manifest
     least = jax.export.minimum_supported_calling_convention_version

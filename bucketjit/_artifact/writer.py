@@ -46,7 +46,6 @@ from bucketjit._config import Config
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.expressions import Shape, evaluate, is_symbolic
 from bucketjit._ir.program import Program
-from bucketjit._jax.names import Without, lacking
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import Path as Steps
@@ -131,8 +130,6 @@ def save(
     options: SaveOptions,
 ) -> None:
     """Write a file; see `BucketedExec.save`."""
-    if lack := lacking(Without.EXPORT):
-        raise ArtifactError(lack)
     key = checked_key(options.key)
     if engine.config.always_exact:
         raise ArtifactError(

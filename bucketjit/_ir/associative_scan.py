@@ -46,7 +46,7 @@ from bucketjit._ir.combine import (
     run,
     struct_of,
 )
-from bucketjit._jax.jaxprs import evaluate_jaxpr, stage
+from bucketjit._jax.jaxprs import stage
 from bucketjit._jax.patches.shapes import fresh_dimension
 from bucketjit._jax.primitives import lower_by
 
@@ -117,7 +117,9 @@ def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[l
 
     def of_one(*args: Any) -> list[Any]:
         closed, pair = args[:num_consts], args[num_consts:]
-        outs = evaluate_jaxpr(single, *closed, *(lax.expand_dims(x, (axis,)) for x in pair))
+        outs = jax.core.eval_jaxpr(
+            single, (), *closed, *(lax.expand_dims(x, (axis,)) for x in pair)
+        )
         return [lax.squeeze(x, (axis,)) for x in outs]
 
     in_axes = (*(None for _ in consts), *(axis for _ in [*elems, *elems]))

@@ -21,7 +21,6 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.jaxprs import all_equations, open_jaxpr, struct_of
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.primitives import implementation
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._raised import in_one_line, is_of_machine
@@ -33,8 +32,7 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
     prim = eqn.primitive
     found = implementation(prim)
     if found is None:
-        lack = lacking(Without.INSIDE)
-        raise _without_rule(prim.name, f", and {lack} to find its implementation" if lack else "")
+        raise _without_rule(prim.name)
     function, several = found
     decided: list[tuple[object, ...]] = []  # uses of sizes that may decide
 

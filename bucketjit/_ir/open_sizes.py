@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
+
+from bucketjit._jax.patches.traced_sizes import of_thread, selecting
 
 
 class SizeIsComputed(Exception):
@@ -38,14 +39,6 @@ class Open(Protocol):
 
     def ended(self, trace: Any) -> None:
         """Drop what belongs to a trace."""
-
-
-of_thread = threading.local()
-
-
-def selecting() -> Open | None:
-    """What selections do in this thread; None if JAX's own functions are to run."""
-    return getattr(of_thread, "open", None)
 
 
 @contextmanager

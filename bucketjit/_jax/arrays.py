@@ -13,28 +13,31 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-from jax.interpreters import ad
 
 from bucketjit._jax import names
 
-_ad = names.module("interpreters.ad")
 _array = names.module("array")
-_config = names.module("config")
-_lax = names.module("lax.lax")
 _random = names.module("random.core")
 _xla_client = names.module("lib").xla_client
+_flags: Any = jax.config  # its flags are public, but have no types
 
 
-def with_type(x: object, dtype: np.dtype[Any], weak_type: bool) -> Any:
-    """Convert ``x`` to this dtype and weak type (``lax._convert_element_type``, since 0.2).
+def with_type(x: Any, dtype: np.dtype[Any], weak_type: bool) -> Any:
+    """Convert ``x`` to this dtype and weak type.
 
-    ``lax.convert_element_type`` always returns a strong type, so it cannot reproduce the weak
-    outputs of a traced program. Values of extended dtypes, such as typed keys, are returned
-    unchanged: they have no weak type.
+    ``lax.convert_element_type`` always returns a strong type; the primitive makes weak ones. Values
+    of extended dtypes, such as typed keys, are returned unchanged: they have no weak type.
     """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return x
-    return _lax._convert_element_type(x, dtype, weak_type=weak_type)
+    if weak_type and getattr(x, "weak_type", False) and getattr(x, "dtype", None) == dtype:
+        return x
+    strong = jax.lax.convert_element_type(x, dtype)
+    if not weak_type:
+        return strong
+    return jax.lax.convert_element_type_p.bind(
+        strong, new_dtype=np.dtype(dtype), weak_type=True, sharding=None
+    )
 
 
 class NotPlaced(ValueError):
@@ -117,11 +120,10 @@ def on_default_device(host: object, weak_type: bool = False) -> Any:
     """``jax.device_put(host)``, for one NumPy array in 3 us instead of 21.
 
     The array may be shared with the result, so nobody may write to it afterwards.
-    ``config.default_device`` is read because the public flag ``jax_default_device`` is untyped.
     """
     if not isinstance(host, np.ndarray):
         return jax.device_put(host)
-    return _default_placer(_config.default_device.value, host.shape, host.dtype, weak_type)(host)
+    return _default_placer(_flags.jax_default_device, host.shape, host.dtype, weak_type)(host)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -199,15 +201,13 @@ CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays; `type(x) is` 
 KEY_ARRAY = _random.prng.PRNGKeyArray  # the class of typed random keys, which wrap an array
 
 
+@functools.lru_cache(maxsize=256)
 def key_impl(dtype: Any) -> Any:
-    """The generator of a typed key dtype, in the form that ``jax.random.wrap_key_data`` takes.
-
-    That is its name (``"threefry2x32"``), or a ``PRNGSpec`` (since 0.4.26) for a generator that
-    the user defined. ``jax.random.key_impl`` takes an array; a rule may have only the dtype.
-    """
-    generator = dtype._impl
-    known = generator.name in _random.prng.prngs
-    return generator.name if known else _random.PRNGSpec(generator)
+    """``jax.random.key_impl`` of keys of this dtype; it takes an array only."""
+    found: list[Any] = []
+    key = jax.ShapeDtypeStruct((), dtype)
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
+    return found[0]
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:
@@ -262,10 +262,9 @@ def partitions(array: object) -> tuple[int, ...] | None:
     """The number of equal parts into which devices cut each axis; None if no axis is cut.
 
     For an array that is being differentiated outside of ``jit``, the sharding of its value counts
-    (``ad.LinearizeTracer``, since 0.5): such a tracer has no sharding itself. All other tracers
-    give None.
+    (its ``primal``): such a tracer has no sharding itself. All other tracers give None.
     """
-    while isinstance(array, ad.JVPTracer | _ad.LinearizeTracer):
+    while isinstance(array, jax.core.Tracer) and hasattr(array, "primal"):
         array = array.primal
     if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
         return None

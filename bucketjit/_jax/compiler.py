@@ -13,12 +13,7 @@ from typing import Any
 import jax
 import jaxlib
 
-from bucketjit._jax import names
 from bucketjit._jax.serialization import NotPlain, compilation_cache
-
-_config = names.module("config")
-_linalg = names.module("lax.linalg")
-_xla_client = names.module("lib").xla_client
 
 
 def signature_counter(function: Any) -> Callable[[], int]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar, cast
 
 import jax
+from jax.extend.core import nonempty_axis_env_DO_NOT_USE
 
 from bucketjit._jax import names
 from bucketjit._jax.devices import device_name
@@ -85,8 +86,8 @@ def set_local(config: Any, value: Any) -> None:
 
 
 def jit_disabled() -> bool:
-    """Whether ``jax.disable_jit`` is active (``config.disable_jit``; the flag is untyped)."""
-    return bool(_config.disable_jit.value)
+    """Whether ``jax.disable_jit`` is active (the public flag has no type)."""
+    return bool(_flags.jax_disable_jit)
 
 
 def context_of_keys() -> Sequence[Any]:
@@ -98,7 +99,7 @@ def context_of_keys() -> Sequence[Any]:
     """
 
     def told(value: object) -> Any:
-        if value is _core.top_axis_env:
+        if value is _core.trace_ctx.axis_env and not nonempty_axis_env_DO_NOT_USE():
             return "no axes"
         return device_name(value) if isinstance(value, jax.Device) else value
 
@@ -107,7 +108,8 @@ def context_of_keys() -> Sequence[Any]:
 
 def without_leak_checks() -> AbstractContextManager[Any]:
     """A context in which ``jax_check_tracer_leaks`` is off (`jax.checking_leaks` turns it on)."""
-    context: AbstractContextManager[Any] = _config.check_tracer_leaks(False)
+    # The public context is a partial application, to True.
+    context: AbstractContextManager[Any] = jax.checking_leaks.func(False)
     return context
 
 

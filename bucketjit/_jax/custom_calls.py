@@ -6,10 +6,9 @@ from collections.abc import Set
 from typing import Any
 
 from bucketjit._jax import names
-from bucketjit._jax.stablehlo import read_module
+from bucketjit._jax.stablehlo import ir, read_module
 
 _export = names.module("export._export")
-_ir = names.module("lib.mlir").ir
 
 _DIALECTS = frozenset(("builtin", "func", "stablehlo", "chlo", "sdy"))
 
@@ -52,9 +51,9 @@ def _operations(artifact: bytes) -> list[tuple[str, str | None]]:
     def look(operation: Any) -> Any:
         target = None
         if operation.name == "stablehlo.custom_call":
-            target = _ir.StringAttr(operation.attributes["call_target_name"]).value
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
         found.append((operation.name, target))
-        return _ir.WalkResult.ADVANCE
+        return ir.WalkResult.ADVANCE
 
     module = read_module(artifact)
     with module.context:

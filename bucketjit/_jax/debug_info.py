@@ -17,12 +17,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+from jax import api_util
 from jax.extend.source_info_util import register_exclusion
 
 from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
 
-_api_util = names.module("api_util")
 _partial_eval = names.module("interpreters.partial_eval")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -46,13 +45,13 @@ def as_user_code(
     JAX reads this off the private attribute ``__fun_debug_info__`` (since 0.6). ``__wrapped__``,
     which is public, gives names only to functions with the same arguments.
     """
-    if lacking(Without.LINES):
-        return wrapper
     with contextlib.suppress(Exception):  # names are a courtesy
-        source = _api_util.fun_sourceinfo(_source_of(fn))
-        info = _api_util.debug_info("jit", fn, tuple(args), dict(kwargs), sourceinfo=source)
+        info = api_util.debug_info("jit", fn, tuple(args), dict(kwargs))
+        if (source := _source_of(fn)) is not fn:
+            of_source = api_util.debug_info("jit", source, (), {}).func_src_info
+            info = info._replace(func_src_info=of_source)
         if traced is not None:
-            pairs = zip(info.arg_names, traced, strict=True)
+            pairs = zip(info.arg_names or (), traced, strict=True)
             info = info._replace(arg_names=tuple(name for name, is_traced in pairs if is_traced))
         wrapper.__fun_debug_info__ = info  # type: ignore[attr-defined]
     return wrapper
@@ -98,7 +97,7 @@ def traced_anew() -> Iterator[None]:
     ``jax_explain_cache_misses`` would say that the user's function is perhaps being defined again
     and again. JAX keeps these lines in a private set (since 0.5).
     """
-    if not getattr(jax.config, "jax_explain_cache_misses", False) or lacking(Without.LINES):
+    if not getattr(jax.config, "jax_explain_cache_misses", False):
         yield
         return
     seen = _partial_eval.callsites_with_tracing_cache_miss

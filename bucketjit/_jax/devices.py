@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -47,13 +47,24 @@ def is_started() -> bool:
     return bool(_xla_bridge._backends)
 
 
+def device_list(devices: Sequence[jax.Device]) -> Any:
+    """Devices in the form that XLA's clients take them (``jaxlib``'s ``DeviceList``)."""
+    one: Any = jax.sharding.SingleDeviceSharding(devices[0])
+    return type(one._internal_device_list)(tuple(devices))
+
+
+@functools.cache
+def register_lapack() -> None:
+    """Register LAPACK's functions, without which a factorisation calls a null address.
+
+    Lowering does it, and an executable that was read has none. The import of scipy in it takes 100
+    ms.
+    """
+    jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
+
+
 def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """``lax.platform_dependent``, which traces ``cpu`` alone where the CPU is the only platform."""
     if only_on_cpu():
         return cpu(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
-
-
-def default_device() -> Any:
-    """Where ``jit`` runs uncommitted arguments (``pxla.get_default_device``, since 0.4)."""
-    return jex_backend.get_default_device()

@@ -12,13 +12,12 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import jax.export  # an attribute of jax only after this import
-from jax.extend.core import Jaxpr
 
 from bucketjit._jax import names
 from bucketjit._jax.stablehlo import (
@@ -41,11 +40,6 @@ def assert_sizes(holds: Any, message: str, *found: Any) -> None:
     makes such assertions for constraints of its scope only, which cannot be ``!=``.
     """
     _shape_poly.shape_assertion(holds, *found, error_message=message)
-
-
-def evaluate_program(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of an open jaxpr (``core.eval_jaxpr``, since 0.2)."""
-    return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
 def for_older_readers(exported: Any) -> Any:
@@ -71,7 +65,7 @@ def without_assertion_effects(exported: Any) -> Any:
     effects = tuple(
         effect
         for effect in exported.unordered_effects
-        if not isinstance(effect, _shape_poly.ShapeAssertionEffect)
+        if type(effect).__name__ != "ShapeAssertionEffect"
     )
     return dataclasses.replace(exported, unordered_effects=effects)
 

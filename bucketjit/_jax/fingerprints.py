@@ -14,11 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._jax import names
-
-_core = names.module("core")
-_random = names.module("random.core")
-
 # Types whose ``repr`` holds all that a program depends on.
 _TELLING = frozenset(
     {
@@ -53,7 +48,7 @@ def parts_of(value: Any) -> Sequence[Any] | None:
         dataclasses.is_dataclass(value)
         and not isinstance(value, type)
         and _is_of_jax(kind.__module__)
-        and kind not in (jax.core.ShapedArray, _random.PRNGImpl)
+        and kind.__name__ not in ("ShapedArray", "PRNGImpl")
     ):
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     return None
@@ -66,6 +61,7 @@ def text_of(value: Any) -> str | None:
     (``core``, ``sharding_impls`` and ``shape_poly``, since 0.4.36).
     """
     kind = type(value)
+    named = kind.__name__ if _is_of_jax(kind.__module__) else ""
     if kind is jax.core.ShapedArray:
         dtype = text_of(value.dtype)
         if dtype is None:
@@ -74,16 +70,21 @@ def text_of(value: Any) -> str | None:
         text = f"array {tuple(map(str, value.shape))} {dtype} {' '.join(parts)}"
     elif isinstance(value, np.dtype):
         text = f"dtype {value.name} {value.str}"
-    elif kind is _random.prng.KeyTy:
-        text = f"key {value}"
-        if not _is_known(value._impl):
+    elif named == "KeyTy":
+        generator = text_of(value._impl)
+        if generator is None:
             return None
-    elif kind is _core.JaxprEqnContext:
-        text = "context " + " ".join(repr(getattr(value, name, None)) for name in _CONTEXT_FIELDS)
-    elif isinstance(value, _random.PRNGImpl):
-        text = f"generator {value.name}"
-        if not _is_known(value):
+        text = f"key {generator}"
+    elif named == "JaxprEqnContext":
+        # "configs" is left out: these interned dicts of configuration follow from the others.
+        fields = [n for n in kind.__slots__ if not n.startswith("_") and n != "configs"]
+        text = "context " + " ".join(repr(getattr(value, name, None)) for name in fields)
+    elif named == "PRNGImpl":
+        functions = [f for f in value if callable(f)]
+        if not all(_is_of_jax(f.__module__) and "<" not in f.__qualname__ for f in functions):
             return None
+        told = [f.__qualname__ for f in functions]
+        text = f"generator {value.name} {value.key_shape} {' '.join(told)}"
     elif isinstance(value, FunctionType):
         text = f"function {value.__module__}.{value.__qualname__}"
         if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
@@ -112,23 +113,12 @@ def is_name_of_axis(effect: Any) -> bool:
 
     The equation has the name as a parameter (``core.NamedAxisEffect``, since 0.4.36).
     """
-    return isinstance(effect, _core.NamedAxisEffect)
+    return type(effect).__name__ == "NamedAxisEffect"
 
 
 _SHAPED_FIELDS = [
     n for n in jax.core.ShapedArray.__slots__ if not n.startswith("_") and n != "shape"
 ]
-
-# "configs" is left out: these interned dicts of configuration follow from the other fields.
-_CONTEXT_FIELDS = [
-    n for n in _core.JaxprEqnContext.__slots__ if not n.startswith("_") and n != "configs"
-]
-
-
-def _is_known(generator: Any) -> bool:
-    """Whether a generator of random bits is defined by JAX, not by the user."""
-    known: Any = _random.prng.prngs.get(generator.name)
-    return known is generator and _is_of_jax(known.random_bits.__module__)
 
 
 def _is_of_jax(module: str) -> bool:

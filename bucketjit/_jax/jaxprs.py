@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeGuard
 
 import jax
+import jax.export  # an attribute of jax only after this import
 import numpy as np
 from jax.extend import core as jex_core
 from jax.extend import source_info_util as jex_source_info
@@ -21,7 +22,6 @@ from jax.interpreters import partial_eval
 from bucketjit._jax import names
 from bucketjit._jax.user_code import source_line
 
-_core = names.module("core")
 _partial_eval = names.module("interpreters.partial_eval")
 
 Atom = Var | Literal
@@ -55,19 +55,6 @@ def open_jaxpr(jaxpr: AnyJaxpr) -> tuple[Jaxpr, Sequence[Any]]:
     return inner, getattr(jaxpr, "consts", ())
 
 
-def closed_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any]) -> AnyJaxpr:
-    """An open jaxpr with its constants, as `jax.make_jaxpr` returns it.
-
-    The public classes differ by version: 0.11 merged them into one.
-    """
-    return ClosedJaxpr(jaxpr, consts)
-
-
-def evaluate_jaxpr(jaxpr: Jaxpr, *args: object) -> list[Any]:
-    """The results of an open jaxpr without constvars (``core.eval_jaxpr``, since 0.2)."""
-    return jax.core.eval_jaxpr(jaxpr, (), *args)
-
-
 def is_jaxpr(value: object) -> bool:
     """True for a jaxpr, closed or not."""
     return isinstance(value, _JAXPR_TYPES)
@@ -79,6 +66,11 @@ def all_equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         yield eqn
         for body in bodies(eqn):
             yield from all_equations(body)
+
+
+def value_of_size(size: Any) -> Any:
+    """A symbolic size as a scalar that the program computes with; anything else as it is."""
+    return size.__jax_array__() if jax.export.is_symbolic_dim(size) else size
 
 
 def is_literal(atom: object) -> TypeGuard[Literal]:
@@ -190,14 +182,11 @@ def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 class EquationScopes:
     """Scopes of equations: the names and the configuration that an equation was traced under.
 
-    ``core.eval_jaxpr`` enters both for every equation, but evaluates whole programs only
-    (``core.current_jaxpr_eqn_context``). Configurations are interned (since 0.10). Nearly all
-    equations have the current one, which is not entered again.
+    ``core.eval_jaxpr`` enters both for every equation, but evaluates whole programs only.
     """
 
     def __init__(self) -> None:
         self._names = jex_source_info.current_name_stack()
-        self._context = _core.current_jaxpr_eqn_context()
 
     def __call__(self, eqn: JaxprEqn) -> AbstractContextManager[Any]:
         """A context manager that enters the names and configuration of ``eqn``."""
@@ -205,8 +194,6 @@ class EquationScopes:
         names = jex_source_info.user_context(
             source.traceback, name_stack=self._names + source.name_stack
         )
-        if eqn.ctx is self._context:  # interned: equal ones are identical
-            return names
         both = ExitStack()
         both.enter_context(names)
         both.enter_context(eqn.ctx.manager)
@@ -240,11 +227,12 @@ def stage(fn: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, list[An
     """Trace ``fn`` to an open jaxpr whose leading inputs are the values that ``fn`` closes over.
 
     Primitives such as ``remat`` take closed-over values (run-time sizes, say) as operands.
-    ``jax.make_jaxpr`` leaves them in constvars, and only ``partial_eval.convert_constvars_jaxpr``
-    (since 0.2) moves them in every version.
+    ``jax.make_jaxpr`` leaves them in constvars.
     """
     closed = jax.make_jaxpr(fn)(*operands)
-    return _partial_eval.convert_constvars_jaxpr(open_jaxpr(closed)[0]), list(closed.consts)
+    jaxpr = open_jaxpr(closed)[0]
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    return rebuilt_jaxpr(jaxpr, [], [], invars, jaxpr.outvars, jaxpr.eqns), list(closed.consts)
 
 
 def scan_arity(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -273,8 +261,3 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
 
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
     return jax.make_jaxpr(flat)(*structs)
-
-
-def out_types(jaxpr: Jaxpr) -> list[Any]:
-    """The types of the results of a closed jaxpr (``out_avals``, since 0.2)."""
-    return list(jaxpr.out_avals)

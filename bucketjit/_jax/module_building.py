@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from bucketjit._jax import names
 from bucketjit._jax.arrays import key_shape
-from bucketjit._jax.stablehlo import BadModule, Module, WithoutMain, without_main
-
-_ir = names.module("lib.mlir").ir
-_func = names.module("lib.mlir.dialects").func
-_hlo = names.module("lib.mlir.dialects").hlo
+from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir, refined
 
 Value = Any  # an `ir.Value` of jaxlib
 
@@ -46,7 +41,46 @@ def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
 
 
 def _main(module: Module) -> Any:
-    return _ir.SymbolTable(module.operation)["main"]
+    return ir.SymbolTable(module.operation)["main"]
+
+
+class WithoutMain(NamedTuple):
+    """A module whose ``main`` was made private, so that a new ``main`` can call it.
+
+    Attributes:
+        module: The module.
+        name: The new name of the old function.
+        inputs: Types of its arguments.
+        results: Types of its results.
+        arg_attributes: Attributes of each argument; empty if there are none.
+        result_attributes: Attributes of each result; empty if there are none.
+    """
+
+    module: Module
+    name: str
+    inputs: list[Any]
+    results: list[Any]
+    arg_attributes: list[Any]
+    result_attributes: list[Any]
+
+
+def _without_main(module: Module, name: str) -> WithoutMain:
+    """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
+    with module.context, ir.Location.unknown():
+        table = ir.SymbolTable(module.operation)
+        old = table[MAIN]
+        arg_attributes = attributes_of(old, "arg_attrs")
+        result_attributes = attributes_of(old, "res_attrs")
+        taken = name
+        while taken in table:
+            taken = f"{taken}_"
+        table.set_symbol_name(old, taken)
+        old.attributes["sym_visibility"] = ir.StringAttr.get("private")
+        for which in ("arg_attrs", "res_attrs"):
+            if which in old.attributes:
+                del old.attributes[which]
+    inputs, results = list(old.type.inputs), list(old.type.results)
+    return WithoutMain(module, taken, inputs, results, arg_attributes, result_attributes)
 
 
 class Building:
@@ -63,7 +97,7 @@ class Building:
 
     def shape(self, type: Any) -> tuple[int, ...]:
         """The shape of a type without open sizes."""
-        return tuple(_ir.RankedTensorType(type).shape)
+        return tuple(ir.RankedTensorType(type).shape)
 
     def type_of(self, aval: Any) -> Any:
         """The type of an abstract value, as ``jit`` lowers it (``mlir.aval_to_ir_type``).
@@ -73,23 +107,23 @@ class Building:
         """
         if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
             words = (*aval.shape, *key_shape(aval.dtype))
-            return _ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
-        return _ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
+            return ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
+        return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
 
     def scalar_type(self) -> Any:
         """The type of a size: an int32 scalar."""
-        return _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(32))
+        return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
 
     def bounded(self, type: Any, axes: Sequence[int]) -> Any:
         """A type whose sizes along these axes become open, with the sizes so far as bounds."""
         if not axes:
             return type
-        ranked = _ir.RankedTensorType(type)
-        dynamic = _ir.ShapedType.get_dynamic_size()
+        ranked = ir.RankedTensorType(type)
+        dynamic = ir.ShapedType.get_dynamic_size()
         sizes = [dynamic if i in axes else n for i, n in enumerate(ranked.shape)]
         bounds = [n if i in axes else dynamic for i, n in enumerate(ranked.shape)]
-        encoding = _hlo.TypeExtensions.get(bounds)
-        return _ir.RankedTensorType.get(sizes, ranked.element_type, encoding)
+        encoding = hlo.TypeExtensions.get(bounds)
+        return ir.RankedTensorType.get(sizes, ranked.element_type, encoding)
 
     @contextmanager
     def main(
@@ -100,57 +134,57 @@ class Building:
         result_attributes: Sequence[Mapping[str, Any]],
     ) -> Iterator[None]:
         """Add the function; the operations of its body are added within this context."""
-        with _ir.InsertionPoint.at_block_begin(self.old.module.body):
-            kind = _ir.FunctionType.get(list(inputs), list(results))
-            function = _func.FuncOp("main", kind, visibility="public")
-        function.arg_attrs = _ir.ArrayAttr.get([_attributes(a) for a in arg_attributes])
-        function.result_attrs = _ir.ArrayAttr.get([_attributes(a) for a in result_attributes])
+        with ir.InsertionPoint.at_block_begin(self.old.module.body):
+            kind = ir.FunctionType.get(list(inputs), list(results))
+            function = func.FuncOp("main", kind, visibility="public")
+        function.arg_attrs = ir.ArrayAttr.get([_attributes(a) for a in arg_attributes])
+        function.result_attrs = ir.ArrayAttr.get([_attributes(a) for a in result_attributes])
         block = function.add_entry_block()
         self.arguments = list(block.arguments)
-        with _ir.InsertionPoint(block):
+        with ir.InsertionPoint(block):
             yield
 
     def constant(self, value: int, bits: int = 32) -> Value:
         """An int scalar."""
         dtype = np.int32 if bits == 32 else np.int64
-        return _hlo.constant(_ir.DenseElementsAttr.get(np.array(value, dtype)))
+        return hlo.constant(ir.DenseElementsAttr.get(np.array(value, dtype)))
 
     def size_of(self, value: Value, axis: int) -> Value:
         """The size of a bounded value along an axis."""
-        return _hlo.get_dimension_size(value, axis)
+        return hlo.get_dimension_size(value, axis)
 
     def with_size(self, value: Value, size: Value, axis: int, type: Any) -> Value:
         """A value with another size along an axis: a bounded one, or the whole buffer."""
-        return _hlo.SetDimensionSizeOp(value, size, axis, results=[type]).result
+        return hlo.SetDimensionSizeOp(value, size, axis, results=[type]).result
 
     def with_zeros(self, value: Value, size: Value, axis: int) -> Value:
         """A whole buffer with 0 behind the logical size along an axis."""
-        type = _ir.RankedTensorType(value.type)
+        type = ir.RankedTensorType(value.type)
         shape = list(type.shape)
-        none = _ir.DenseI64ArrayAttr.get([])
-        counts = _ir.RankedTensorType.get(shape, _ir.IntegerType.get_signless(32))
-        positions = _hlo.iota(counts, _ir.IntegerAttr.get(_ir.IntegerType.get_signless(64), axis))
-        real = self._compared(positions, "LT", _hlo.broadcast_in_dim(counts, size, none))
+        none = ir.DenseI64ArrayAttr.get([])
+        counts = ir.RankedTensorType.get(shape, ir.IntegerType.get_signless(32))
+        positions = hlo.iota(counts, ir.IntegerAttr.get(ir.IntegerType.get_signless(64), axis))
+        real = self._compared(positions, "LT", hlo.broadcast_in_dim(counts, size, none))
         zero = self.constant(0)
-        scalar = _ir.RankedTensorType.get([], type.element_type)
-        zero = zero if zero.type == scalar else _hlo.convert(scalar, zero)
-        return _hlo.select(real, value, _hlo.broadcast_in_dim(type, zero, none))
+        scalar = ir.RankedTensorType.get([], type.element_type)
+        zero = zero if zero.type == scalar else hlo.convert(scalar, zero)
+        return hlo.select(real, value, hlo.broadcast_in_dim(type, zero, none))
 
     @staticmethod
     def _compared(one: Value, how: str, other: Value) -> Value:
-        signed = _hlo.ComparisonTypeAttr.get("SIGNED")
-        direction = _hlo.ComparisonDirectionAttr.get(how)
-        return _hlo.compare(one, other, direction, compare_type=signed)
+        signed = hlo.ComparisonTypeAttr.get("SIGNED")
+        direction = hlo.ComparisonDirectionAttr.get(how)
+        return hlo.compare(one, other, direction, compare_type=signed)
 
     def vector(self, sizes: Sequence[Value]) -> Value:
         """A vector of int32 scalars."""
-        one = _ir.RankedTensorType.get([1], _ir.IntegerType.get_signless(32))
-        return _hlo.concatenate([_hlo.reshape(one, size) for size in sizes], 0)
+        one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
+        return hlo.concatenate([hlo.reshape(one, size) for size in sizes], 0)
 
     def converted(self, value: Value, bits: int) -> Value:
         """An int scalar of this many bits."""
-        kind = _ir.RankedTensorType.get([], _ir.IntegerType.get_signless(bits))
-        return value if value.type == kind else _hlo.convert(kind, value)
+        kind = ir.RankedTensorType.get([], ir.IntegerType.get_signless(bits))
+        return value if value.type == kind else hlo.convert(kind, value)
 
     def binary(self, operation: str, left: Value, right: Value) -> Value:
         """``add``, ``subtract``, ``multiply``, ``maximum``, ``minimum`` or ``divide``, which cuts.
@@ -158,32 +192,32 @@ class Building:
         ``floordiv`` and ``mod`` round down, as Python does.
         """
         if operation not in ("floordiv", "mod"):
-            return getattr(_hlo, operation)(left, right)
-        quotient, rest = _hlo.divide(left, right), _hlo.remainder(left, right)
-        zero, compared = _hlo.subtract(left, left), self._compared
-        apart = _hlo.xor(compared(rest, "LT", zero), compared(right, "LT", zero))
-        rounds = _hlo.and_(compared(rest, "NE", zero), apart)
+            return getattr(hlo, operation)(left, right)
+        quotient, rest = hlo.divide(left, right), hlo.remainder(left, right)
+        zero, compared = hlo.subtract(left, left), self._compared
+        apart = hlo.xor(compared(rest, "LT", zero), compared(right, "LT", zero))
+        rounds = hlo.and_(compared(rest, "NE", zero), apart)
         if operation == "mod":
-            return _hlo.select(rounds, _hlo.add(rest, right), rest)
-        one = self.constant(1, _ir.IntegerType(_ir.RankedTensorType(left.type).element_type).width)
-        return _hlo.select(rounds, _hlo.subtract(quotient, one), quotient)
+            return hlo.select(rounds, hlo.add(rest, right), rest)
+        one = self.constant(1, ir.IntegerType(ir.RankedTensorType(left.type).element_type).width)
+        return hlo.select(rounds, hlo.subtract(quotient, one), quotient)
 
     def call(self, operands: Sequence[Value]) -> list[Value]:
         """The results of the old function."""
-        name = _ir.FlatSymbolRefAttr.get(self.old.name)
-        return list(_func.CallOp(self.old.results, name, list(operands)).results)
+        name = ir.FlatSymbolRefAttr.get(self.old.name)
+        return list(func.CallOp(self.old.results, name, list(operands)).results)
 
     def returns(self, values: Sequence[Value]) -> None:
         """End the function."""
-        _func.ReturnOp(list(values))
+        func.ReturnOp(list(values))
 
 
 def _attributes(given: Mapping[str, Any]) -> Any:
     texts = {
-        name: _ir.StringAttr.get(value) if isinstance(value, str) else value
+        name: ir.StringAttr.get(value) if isinstance(value, str) else value
         for name, value in given.items()
     }
-    return _ir.DictAttr.get(texts)
+    return ir.DictAttr.get(texts)
 
 
 def attributes_in(attributes: Any) -> dict[str, Any]:
@@ -194,16 +228,50 @@ def attributes_in(attributes: Any) -> dict[str, Any]:
 def aliased_result(attributes: Mapping[str, Any]) -> int | None:
     """The result whose memory a donated argument may give; None if it gives none."""
     given = attributes.get("tf.aliasing_output")
-    return None if given is None else int(_ir.IntegerAttr(given).value)
+    return None if given is None else int(ir.IntegerAttr(given).value)
 
 
 @contextmanager
 def new_main(module: Module, name: str) -> Iterator[Building]:
     """Replace ``main``, which becomes a private function, and verify the module at the end."""
-    old = without_main(module, name)
-    with module.context, _ir.Location.unknown():
+    old = _without_main(module, name)
+    with module.context, ir.Location.unknown():
         yield Building(old)
         try:
             module.operation.verify()
         except Exception as error:
             raise BadModule(str(error)) from error
+
+
+def with_sizes(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
+    """A module with these argument shapes, in which no size is open any more, as an artifact.
+
+    A new ``main`` with static types converts its arguments, without those that are fixed, and calls
+    the old one.
+    """
+    with new_main(module, "dynamic_main") as build:
+        old = build.old
+        kept = [i for i in range(len(old.inputs)) if i not in fixed]
+        types = [_with_shape(old.inputs[i], shapes[i]) for i in kept]
+        of_args = [attributes_in(old.arg_attributes[i]) if old.arg_attributes else {} for i in kept]
+        of_results = [*map(attributes_in, old.result_attributes)] or [{} for _ in old.results]
+        with build.main(types, old.results, of_args, of_results):
+            given = iter(build.arguments)
+            operands = []
+            for i, wanted in enumerate(old.inputs):
+                if i in fixed:
+                    number = ir.IntegerAttr.get(wanted.element_type, fixed[i])
+                    operands.append(hlo.constant(ir.DenseElementsAttr.get_splat(wanted, number)))
+                else:
+                    value = next(given)
+                    operands.append(value if value.type == wanted else hlo.convert(wanted, value))
+            build.returns(build.call(operands))
+    return refined(module)
+
+
+def _with_shape(type: Any, shape: Sequence[int]) -> Any:
+    try:
+        element = ir.RankedTensorType(type).element_type
+    except ValueError:  # a token
+        return type
+    return ir.RankedTensorType.get(list(shape), element)

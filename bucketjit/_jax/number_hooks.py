@@ -19,11 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
-from bucketjit._jax import names
-from bucketjit._jax.size_reports import fail, is_positive, report_raised, watching
+from bucketjit._jax.size_reports import Size, fail, is_positive, report_raised, watching
 from bucketjit._jax.user_code import caller_is_user
-
-_shape_poly = names.module("export.shape_poly")
 
 # The checkpoint name that marks a number computed from sizes.
 NUMBER_OF_SIZES = "bucketjit: a number of sizes"
@@ -58,7 +55,7 @@ def operation_with_number(name: str) -> Callable[..., Any]:
     quotient that may overflow or underflow in float32. With 64-bit types enabled, the trace
     computes in float64 as Python does, and nothing is marked or refused.
     """
-    plain = getattr(_shape_poly._DimExpr, name)
+    plain = getattr(Size, name)
     divides, is_quotient = name == "__truediv__", "truediv" in name
     is_product = is_quotient or "mul" in name
 
@@ -66,7 +63,7 @@ def operation_with_number(name: str) -> Callable[..., Any]:
     def operation(self: Any, other: Any) -> Any:
         if _is_left_alone(other):
             return plain(self, other)
-        is_whole = isinstance(other, int | np.integer | _shape_poly._DimExpr)
+        is_whole = isinstance(other, int | np.integer | Size)
         if not is_whole and not _is_number(other):
             return _or_report(plain, self, other)
         if is_quotient:
@@ -92,7 +89,7 @@ def whole_operation(name: str) -> Callable[..., Any]:
     With a float the result jumps, so an error of float32 could change it by 1: the hook raises
     ``TypeError``.
     """
-    plain = getattr(_shape_poly._DimExpr, name)
+    plain = getattr(Size, name)
     divides = not name.startswith("__r")
 
     @functools.wraps(plain)
@@ -109,7 +106,7 @@ def whole_operation(name: str) -> Callable[..., Any]:
 
 def _report_zero(divisor: object) -> None:
     """Report a divisor that may be 0: JAX takes every symbolic size for different from 0."""
-    if isinstance(divisor, _shape_poly._DimExpr) and not is_positive(divisor):
+    if isinstance(divisor, Size) and not is_positive(divisor):
         watching.report(divisor, 0)
 
 
@@ -149,7 +146,7 @@ def exponent(self: object, base: object, modulo: object = None) -> Any:
     fail(TypeError(f"a size is the exponent of {base!r}"))
 
 
-_plain_pow, _plain_rpow = _shape_poly._DimExpr.__pow__, _shape_poly._DimExpr.__rpow__
+_plain_pow, _plain_rpow = Size.__pow__, Size.__rpow__
 
 OPERATORS_WITH_NUMBERS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
 

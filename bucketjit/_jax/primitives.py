@@ -12,12 +12,6 @@ from jax.extend import core as jex_core
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import mlir
 
-from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
-
-_effects = names.module("effects")
-_mlir = names.module("interpreters.mlir")
-
 
 def find_primitives() -> dict[str, Any]:
     """Every primitive in the imported modules of JAX, by name.
@@ -107,9 +101,7 @@ def implementation(primitive: Primitive) -> tuple[Callable[..., Any], bool] | No
     run = primitive.impl
     if not (isinstance(run, functools.partial) and run.func.__name__ == "apply_primitive"):
         return run, primitive.multiple_results
-    if lacking(Without.INSIDE):
-        return None
-    rule: Any = getattr(_mlir._lowerings.get(primitive), "rule", None)
+    rule: Any = getattr(mlir._lowerings.get(primitive), "rule", None)
     if getattr(rule, "__code__", None) is not _LOWERED_BY_FUNCTION:
         return None
     held = inspect.getclosurevars(rule).nonlocals  # the arguments of `mlir.lower_fun`
@@ -125,14 +117,6 @@ def lower_by(primitive: Primitive, function: Callable[..., Any]) -> Primitive:
     return primitive
 
 
-def fft_name(fft_type: Any) -> str:
-    """The name of the kind of a Fourier transform (``"RFFT"``); the enum itself is not public."""
-    return fft_type.name
-
-
 def has_ordered_effect(eqn: JaxprEqn) -> bool:
-    """Whether an equation has an effect whose order JAX keeps.
-
-    No public name lists such effects (``effects.ordered_effects``, since 0.3.10).
-    """
-    return bool(_effects.ordered_effects.filter_in(eqn.effects))
+    """Whether an equation has an effect whose order JAX keeps."""
+    return any("Ordered" in type(effect).__name__ for effect in eqn.effects)

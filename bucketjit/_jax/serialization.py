@@ -14,16 +14,16 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.layout import Layout
+from jax.extend.backend import get_compile_options
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
+from bucketjit._jax.config import looks_for_nans
+from bucketjit._jax.devices import device_list, register_lapack
 from bucketjit._raised import in_one_line, is_of_machine
 
-_api_util = names.module("api_util")
-_linalg = names.module("lax.linalg")
 _pxla = names.module("interpreters.pxla")
-_tree_util = names.module("tree_util")
-_xla_client = names.module("lib").xla_client
 _flags: Any = jax.config  # its flags are public, but have no types
 
 _SECONDS_BY_DEFAULT = 1.0  # JAX's default of ``jax_persistent_cache_min_compile_time_secs``
@@ -116,7 +116,7 @@ def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, .
     (``pxla.UnloadedMeshExecutable``, since 0.4.30), so only the bytes are needed.
     """
     around = getattr(compiled._executable, "_unloaded_executable", None)
-    if around is None or not isinstance(around, _pxla.UnloadedMeshExecutable):
+    if around is None:
         raise NotPlain("it is of a kind that cannot be written")
     if around.unordered_effects or around.ordered_effects or around.host_callbacks:
         raise NotPlain("it calls back into Python")
@@ -151,199 +151,183 @@ def _is_placed(around: Any, placement: Placement) -> bool:
 def deserialized(raw: bytes, placement: Placement) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
-    No public function reads these bytes alone (``xla_client.DeviceList``). They name the device
-    that they were compiled for by a number that no other process of a ``jax.distributed`` job has
-    for a device of its own: there XLA would read the bytes, and run them on no device. So XLA
-    gets the devices as well, in options, as JAX's own cache gives them (``CompileOptions`` and
-    ``DeviceAssignment`` of ``xla_client``). The other options are of no use after the compile.
+    No public function reads these bytes alone. They name the device that they were compiled for by
+    a number that no other process of a ``jax.distributed`` job has for a device of its own: there
+    XLA would read the bytes, and run them on no device. So XLA gets the devices as well, in
+    options, as JAX's own cache gives them. The other options are of no use after the compile.
     """
     device = placement.device
     if device.platform == "cpu" and b"lapack_" in raw:
-        # Lowering registers LAPACK's functions. There was no lowering here, and without them a
-        # factorisation calls a null address. The import of scipy in it takes 100 ms.
-        _linalg.initialize_lapack()
+        register_lapack()
     numbers = np.array([[d.id for d in placement.devices]])
-    devices = _xla_client.DeviceList(placement.devices)
-    options = _xla_client.CompileOptions()
-    options.num_replicas, options.num_partitions = numbers.shape
-    options.device_assignment = _xla_client.DeviceAssignment.create(numbers)
+    options = get_compile_options(1, numbers.size, device_assignment=numbers)
     return device.client.deserialize_executable(
-        raw, executable_devices=devices, compile_options=options
+        raw, executable_devices=device_list(placement.devices), compile_options=options
     )
 
 
+_Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
+
+
 def loaded_function(
-    xla: object,
+    xla: Any,
     kept: Sequence[int],
     name: str,
     in_avals: Sequence[Any],
     out_avals: Sequence[Any],
     out_tree: PyTreeDef,
     placement: Placement,
-    check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
+    check: _Check,
     fresh: Callable[..., Any],
     failed: Callable[[Exception], None],
 ) -> tuple[Any, Any]:
-    """A function around an executable that was read from bytes, to be called like a jitted one.
+    """A function around an executable that was read from bytes, and JAX's object of the executable.
 
-    The C++ half of the function is that of ``jit`` (``jaxlib``'s ``pjit``, since 0.4.4). It
-    dispatches arguments whose types and placements it has seen. Other arguments reach
-    `_Loaded.meet`, which checks them first. ``jax.stages.Compiled`` does not check weak types, and
-    raises for arguments in another placement.
+    It is ``jax.stages.Compiled``, which does not check weak types, and raises for arguments in
+    another placement. So ``check`` runs first for arguments that it has not seen, and ``fresh``, a
+    jitted function, serves what the executable cannot.
     """
-    taken = xla, kept, name, in_avals, out_avals, out_tree, placement, check, fresh, failed
-    loaded = _Loaded(*taken)
-    function = _xla_client._xla.pjit(
-        name,
-        loaded.without_jit,
-        loaded.meet,
-        [],
-        [],
-        _pxla.JitGlobalCppCacheKeys(),
-        _tree_util.dispatch_registry,
-        _pxla.cc_shard_arg,
-    )
-    return function, next(iter(loaded.executables.values()))
+    count, positions = len(in_avals), sorted(kept)
+    layouts = [Layout.from_pjrt_layout(layout) for layout in xla.get_parameter_layouts()]
+    if not set(positions) <= set(range(count)) or len(layouts) != len(positions):
+        raise ValueError(f"{count} arguments cannot be taken at {positions}")
+    every, outs = placement.shardings(count, len(out_avals))
+    # By whether results are committed to their devices; those of several devices always are.
+    executables = {
+        committed: _pxla.UnloadedMeshExecutable(
+            xla_executable=xla,
+            device_list=device_list(placement.devices),
+            backend=placement.device.client,
+            input_avals=[in_avals[i] for i in positions],
+            input_shardings=[every[i] for i in positions],
+            output_avals=out_avals,
+            output_shardings=outs,
+            committed=committed,
+            name=name,
+            unordered_effects=[],
+            ordered_effects=[],
+            keepalive=[],
+            host_callbacks=[],
+            kept_var_idx=set(positions),
+            mut=None,
+            xla_in_layouts=layouts,
+            dispatch_in_layouts=[None] * len(positions),
+            xla_out_layouts=[*map(Layout.from_pjrt_layout, xla.get_output_layouts())],
+            all_args_info=None,
+            pgle_profiler=None,
+        ).load()
+        for committed in ((True,) if placement.arguments else (False, True))
+    }
+
+    def compiled(committed: bool, tree: PyTreeDef) -> jax.stages.Compiled:
+        def look(leaves: Sequence[Any]) -> None:
+            check(*tree.unflatten(leaves))
+            if _committed(placement, leaves) is not committed:
+                raise _Elsewhere
+
+        make: Any = jax.stages.Compiled
+        seen: jax.stages.Compiled = make(
+            _Looking(executables[committed], look), [], tree.unflatten(in_avals), out_tree
+        )
+        return seen
+
+    where = functools.partial(_committed, placement)
+    function = _Loaded(functools.lru_cache(compiled), where, check, fresh, failed)
+    return function, next(iter(executables.values()))
+
+
+class _Elsewhere(Exception):
+    """The arguments are not placed as those of an executable."""
+
+
+def _not_yet(*args: Any, **kwargs: Any) -> Any:
+    """The first call tells where its arguments are, and their tree."""
+    raise _Elsewhere
+
+
+class _Looking:
+    """An executable that looks at its arguments before it runs.
+
+    The C++ half of ``jax.stages.Compiled`` calls it only with types and placements of arguments
+    that it has not seen.
+    """
+
+    def __init__(self, executable: Any, look: Callable[[Sequence[Any]], None]) -> None:
+        self._executable = executable
+        self._look = look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executable, name)
+
+    def call(self, *leaves: Any) -> Any:
+        self._look(leaves)
+        return self._executable.call(*leaves)
 
 
 class _Loaded:
-    """The Python half of a loaded function: what runs when the C++ half has not seen the arguments.
-
-    It does not reference the function, so that reference counts alone free both.
-    """
+    """A function around a loaded executable. Nothing in it references it: counts alone free it."""
 
     def __init__(
         self,
-        xla: object,
-        kept: Sequence[int],
-        name: str,
-        in_avals: Sequence[Any],
-        out_avals: Sequence[Any],
-        out_tree: PyTreeDef,
-        placement: Placement,
-        check: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
+        compiled: Callable[[bool, PyTreeDef], Callable[..., Any]],
+        where: Callable[[Sequence[Any]], bool | None],
+        check: _Check,
         fresh: Callable[..., Any],
         failed: Callable[[Exception], None],
     ) -> None:
-        self._failed, self._check, self._fresh = failed, check, fresh
-        self._runs: bool | None = None  # whether a first run succeeded; None before it
-        self._out_tree, self._placement = out_tree, placement
-        self._kept = frozenset(kept)
-        self._avals, self._count = in_avals, len(in_avals)
-        self._servers: dict[tuple[bool, PyTreeDef], Callable[..., tuple[Any, Any, bool]]] = {}
-        if not self._kept <= set(range(self._count)):
-            raise ValueError(f"{self._count} arguments cannot be taken at {sorted(self._kept)}")
-        devices = _xla_client.DeviceList(placement.devices)
-        every, outs = placement.shardings(self._count, len(out_avals))
-        avals = [aval for i, aval in enumerate(in_avals) if i in self._kept]
-        ins = [sharding for i, sharding in enumerate(every) if i in self._kept]
-        nothing: list[Any] = [None] * max(len(avals), len(out_avals))
-        in_layouts, out_layouts = _pxla._get_layouts_from_executable(
-            xla, nothing[: len(avals)], nothing[: len(out_avals)], 0, avals, out_avals
-        )
-        dispatched = _pxla.get_dispatch_layouts(in_layouts, ins, avals)
-        if any(layout is not None for layout in dispatched):
-            raise ValueError("the executable has layouts of its own")
-        # By whether results are committed to their devices; those of several devices always are.
-        self.executables = {
-            committed: _pxla.UnloadedMeshExecutable(
-                xla_executable=xla,
-                device_list=devices,
-                backend=placement.device.client,
-                input_avals=avals,
-                input_shardings=ins,
-                output_avals=out_avals,
-                output_shardings=outs,
-                committed=committed,
-                name=name,
-                unordered_effects=[],
-                ordered_effects=[],
-                keepalive=[],
-                host_callbacks=[],
-                kept_var_idx=set(self._kept),
-                mut=None,
-                xla_in_layouts=in_layouts,
-                dispatch_in_layouts=dispatched,
-                xla_out_layouts=out_layouts,
-                all_args_info=None,
-                pgle_profiler=None,
-            ).load()
-            for committed in ((True,) if placement.arguments else (False, True))
-        }
+        self._compiled, self._where, self._check = compiled, where, check
+        self._fresh, self._failed = fresh, failed
+        self._run: Callable[..., Any] = _not_yet
+        self._has_run = False
 
-    def without_jit(self, *args: object, **kwargs: object) -> Any:
-        """Serve a call under ``jax.disable_jit``, by ``fresh``."""
-        self._check(args, kwargs)
-        return self._fresh(*args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = self._run(*args, **kwargs)
+        except Exception as error:
+            return self._otherwise(error, args, kwargs)
+        self._has_run = True
+        return result
 
-    def meet(self, *args: object, **kwargs: object) -> tuple[Any, Any, bool]:
-        """Serve a call whose types or placements of arguments the C++ half has not seen."""
+    def _otherwise(self, error: Exception, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call that the executable has refused, or failed."""
         self._check(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        committed = self._placed_here(leaves)
-        if committed is None or len(leaves) != self._count or self._runs is False:
-            return self._fresh(*args, **kwargs), None, False
-        try:
-            served = self._server(committed, tree)(*args, **kwargs)
-        except jax.errors.JaxRuntimeError as error:
-            arrays = [x for x in leaves if isinstance(x, jax.Array)]
+        if isinstance(error, _Elsewhere) and (committed := self._where(leaves)) is not None:
+            self._run = self._compiled(committed, tree)
+            return self(*args, **kwargs)
+        is_refused = isinstance(error, _Elsewhere | TypeError)
+        if not is_refused:
             # `fresh` cannot run again on donated arguments, and need not after a good first run.
-            if self._runs or is_of_machine(error) or any(x.is_deleted() for x in arrays):
-                raise
-            self._runs = False
-            self._failed(error)
-            return self._fresh(*args, **kwargs), None, False
-        except _api_util.InternalFloatingPointError:  # of jax_debug_nans: `fresh` finds the line
-            if any(x.is_deleted() for x in leaves if isinstance(x, jax.Array)):
-                raise FloatingPointError("a result has a NaN or an infinity") from None
-            return self._fresh(*args, **kwargs), None, False
-        self._runs = True
-        return served
+            is_gone = any(isinstance(x, jax.Array) and x.is_deleted() for x in leaves)
+            if looks_for_nans():  # `fresh` finds the line
+                if is_gone:
+                    raise FloatingPointError("a result has a NaN or an infinity") from None
+            elif self._has_run or is_gone or is_of_machine(error):
+                raise error
+            else:
+                self._failed(error)
+                self._run = self._fresh
+        return self._fresh(*args, **kwargs)
 
-    def _server(self, committed: bool, tree: PyTreeDef) -> Callable[..., tuple[Any, Any, bool]]:
-        """What ``jax.stages.Compiled`` does for arguments that its own C++ half has not seen.
 
-        It runs the executable, and makes the data for a C++ half (``_cache_miss`` of jaxlib's
-        ``PjitFunction``). ``Compiled`` itself takes other weak types without a word, and raises
-        for arguments in another placement; `meet` comes before it.
-        """
-        known = self._servers.get((committed, tree))
-        if known is None:
-            executable = self.executables[committed]
-            info = tree.unflatten(self._avals)
-            compiled: Any = jax.stages.Compiled(executable, [], info, self._out_tree)
-            known = executable.create_cpp_call(compiled._params)._cache_miss
-            self._servers[committed, tree] = known
-        return known
+def _committed(placement: Placement, leaves: Sequence[Any]) -> bool | None:
+    """Whether an argument is committed to the device; None if one is committed elsewhere.
 
-    def _placed_here(self, leaves: Sequence[Any]) -> bool | None:
-        """Whether an argument is committed to the device; None if one is committed elsewhere.
-
-        None is also the answer for tracers, and for arrays over several devices or hosts that are
-        not those of the placement.
-        """
-        if self._placement.arguments:
-            return self._are_placed(leaves) or None
-        committed = False
-        for x in leaves:
-            if not isinstance(x, jax.Array):
-                continue
-            if isinstance(x, jax.core.Tracer) or not x.is_fully_addressable:
-                return None
-            if type(x.sharding) is not jax.sharding.SingleDeviceSharding:
-                return None
-            if x.committed and x.sharding.device_set != {self._placement.device}:
-                return None  # an uncommitted array is moved to the device instead
-            committed = committed or x.committed
-        return committed
-
-    def _are_placed(self, leaves: Sequence[Any]) -> bool:
-        """Whether all arguments are arrays that are placed as those of the executable."""
-        wanted = self._placement.arguments
-        return len(leaves) == len(wanted) and all(
-            isinstance(x, jax.Array)
-            and not isinstance(x, jax.core.Tracer)
-            and x.committed
-            and x.sharding.is_equivalent_to(sharding, x.ndim)
-            for x, sharding in zip(leaves, wanted, strict=True)
+    None is also the answer for tracers, and for arrays over several devices or hosts that are not
+    those of the placement.
+    """
+    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+        return None
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
+    if placement.arguments:
+        pairs = zip(leaves, placement.arguments, strict=True)
+        is_here = len(arrays) == len(leaves) and all(
+            x.committed and x.sharding.is_equivalent_to(sharding, x.ndim) for x, sharding in pairs
         )
+        return is_here or None
+    for x in arrays:
+        if type(x.sharding) is not jax.sharding.SingleDeviceSharding:
+            return None
+        if x.committed and x.sharding.device_set != {placement.device}:
+            return None  # an uncommitted array is moved to the device instead
+    return any(x.committed for x in arrays)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bucketjit._jax import names
-from bucketjit._jax.stablehlo import BadModule, Module
-
-_ir = names.module("lib.mlir").ir
+from bucketjit._jax.stablehlo import BadModule, Module, ir
 
 _SHARDY = "sdy."  # the dialect
 _SHARDING = "mhlo.sharding"
@@ -32,9 +29,9 @@ def without_sharding(module: Module) -> bool:
         changed |= _strip(operation.attributes)
         if operation.name.startswith(_SHARDY) or _target(operation) in ("Sharding", *_SEVERAL):
             needless.append(operation)
-        return _ir.WalkResult.ADVANCE
+        return ir.WalkResult.ADVANCE
 
-    with module.context, _ir.Location.unknown():
+    with module.context, ir.Location.unknown():
         module.operation.walk(look)
         for operation in needless:
             name = _target(operation) or operation.name
@@ -50,7 +47,7 @@ def _target(operation: Any) -> str | None:
     """The target of a custom call; None for other operations."""
     if operation.name != "stablehlo.custom_call":
         return None
-    return str(_ir.StringAttr(operation.attributes["call_target_name"]).value)
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
 
 
 def _strip(attributes: Any) -> bool:
@@ -68,18 +65,18 @@ def _strip(attributes: Any) -> bool:
         changed = True
     for name in _OF_ARGUMENTS:
         if name in attributes:
-            before = list(_ir.ArrayAttr(attributes[name]))
+            before = list(ir.ArrayAttr(attributes[name]))
             after = [_stripped(one) for one in before]
             if after != before:
-                attributes[name] = _ir.ArrayAttr.get(after)
+                attributes[name] = ir.ArrayAttr.get(after)
                 changed = True
     return changed
 
 
 def _stripped(attributes: Any) -> Any:
     """A dict of attributes without those about sharding."""
-    kept = {a.name: a.attr for a in _ir.DictAttr(attributes) if not _is_of_sharding(a.name)}
-    return _ir.DictAttr.get(kept)
+    kept = {a.name: a.attr for a in ir.DictAttr(attributes) if not _is_of_sharding(a.name)}
+    return ir.DictAttr.get(kept)
 
 
 def _is_of_sharding(name: str) -> bool:

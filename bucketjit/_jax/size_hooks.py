@@ -20,7 +20,7 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
-from bucketjit._jax import names
+from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.number_hooks import (
     CONVERSIONS,
     OPERATORS_WITH_NUMBERS,
@@ -32,11 +32,8 @@ from bucketjit._jax.number_hooks import (
     reporting_conversion,
     whole_operation,
 )
-from bucketjit._jax.size_reports import fail, is_positive, report_raised, watching
+from bucketjit._jax.size_reports import Size, fail, is_positive, report_raised, watching
 from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, calling_line
-
-_core = names.module("core")
-_shape_poly = names.module("export.shape_poly")
 
 _hook_lock = threading.Lock()
 
@@ -85,9 +82,9 @@ def watch_equalities(
                 _remove_hook()
 
 
-_plain_eq = _shape_poly._DimExpr.__eq__
+_plain_eq = Size.__eq__
 
-_plain_hash = _shape_poly._DimExpr.__hash__
+_plain_hash = Size.__hash__
 
 
 def _reporting_eq(self: object, other: object) -> Any:
@@ -115,7 +112,7 @@ def _equal_to_array(size: Any, array: Any) -> Any:
     if isinstance(array, np.ndarray):
         equal = [_reported_equal(size, x) for x in array.ravel().tolist()]
         return np.array(equal, bool).reshape(array.shape)
-    return jax.numpy.equal(_core.dimension_as_value(size), array)
+    return jax.numpy.equal(value_of_size(size), array)
 
 
 def _reported_equal(size: object, number: object) -> bool:
@@ -163,7 +160,7 @@ _plain_len = jax.core.Tracer.__len__
 
 def _length(self: Any) -> Any:
     size = _plain_len(self)
-    if isinstance(size, _shape_poly._DimExpr) and getattr(watching, "report", None) is not None:
+    if isinstance(size, Size) and getattr(watching, "report", None) is not None:
         fail(LengthIsInt("len() of an array is always an int"))
     return size
 
@@ -184,7 +181,7 @@ def _class_of_size(self: object) -> type:
     """``int`` for traced user code, so that ``isinstance`` takes the branch of the unpadded run."""
     if getattr(watching, "report", None) is not None and caller_is_user():
         return int
-    return _shape_poly._DimExpr
+    return Size
 
 
 def _let_sizes_pass_for_ints() -> None:
@@ -194,10 +191,10 @@ def _let_sizes_pass_for_ints() -> None:
     ``_DimExpr.__class__`` would change the class of the class. Only its dict, behind the read-only
     proxy that ``vars`` returns, takes a property of that name.
     """
-    (own,) = gc.get_referents(vars(_shape_poly._DimExpr))
+    (own,) = gc.get_referents(vars(Size))
     own["__class__"] = property(_class_of_size)
     # The interpreter caches attributes of a class; an ordinary assignment to it drops the cache.
-    setattr(_shape_poly._DimExpr, "_passes_for_int", True)  # noqa: B010
+    setattr(Size, "_passes_for_int", True)  # noqa: B010
 
 
 def _reporting_bool(self: object) -> bool:
@@ -244,13 +241,13 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__ne__": _reporting_ne,
     "__bool__": _reporting_bool,
     "__hash__": _reporting_hash,
-    "__str__": _text_of(_shape_poly._DimExpr, "__str__"),
-    "__repr__": _text_of(_shape_poly._DimExpr, "__repr__"),
+    "__str__": _text_of(Size, "__str__"),
+    "__repr__": _text_of(Size, "__repr__"),
     "__index__": _no_index,
     "__getattr__": _no_attribute,
     "__pow__": power,
     "__rpow__": exponent,
-    **{name: _raising(getattr(_shape_poly._DimExpr, name)) for name in _COMPARISONS},
+    **{name: _raising(getattr(Size, name)) for name in _COMPARISONS},
     **{
         name: operation_with_number(name)
         for name in (f"__{name}__" for name in OPERATORS_WITH_NUMBERS)
@@ -259,7 +256,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     **{
         name: _missing(name)
         for name in (f"__{name}__" for name in _ONLY_OF_INTS)
-        if not hasattr(_shape_poly._DimExpr, name)
+        if not hasattr(Size, name)
     },
 }
 
@@ -297,7 +294,7 @@ def _is_watched_user() -> bool:
 
 
 _EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
-    _shape_poly._DimExpr: _HOOKS,
+    Size: _HOOKS,
     jax.core.ShapedArray: _type_hooks(jax.core.ShapedArray),
     jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
     jax.core.Tracer: {
@@ -314,7 +311,7 @@ _PLAIN = {
 
 
 def _install_hook() -> None:
-    if not hasattr(_shape_poly._DimExpr, "_passes_for_int"):
+    if not hasattr(Size, "_passes_for_int"):
         _let_sizes_pass_for_ints()
     for kind, hooks in _EVERY_HOOK.items():
         for name, hook in hooks.items():

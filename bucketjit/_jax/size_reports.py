@@ -9,11 +9,11 @@ import threading
 from typing import Any, NoReturn
 
 from jax.errors import InconclusiveDimensionOperation
+from jax.export import symbolic_shape
 
-from bucketjit._jax import names
 from bucketjit._jax.user_code import caller_is_user
 
-_shape_poly = names.module("export.shape_poly")
+Size: Any = type(symbolic_shape("n")[0])  # the class of symbolic sizes
 
 # Functions of the thread: ``report``, ``report_key``, ``report_text`` and ``report_raised``, the
 # arguments of `size_hooks.watch_equalities`. Each is missing or None while no function is traced.
@@ -34,7 +34,7 @@ def report_raised(error: Exception) -> None:
 
 
 # Looked up before the hooks are installed: a comparison by a hook is not one of user code.
-_plain_ge = _shape_poly._DimExpr.__ge__
+_plain_ge = Size.__ge__
 
 
 def is_positive(size: Any) -> bool:
@@ -43,6 +43,6 @@ def is_positive(size: Any) -> bool:
     Sizes are compared by ``shape_poly._DimExpr.__ge__`` (since 0.4.14).
     """
     try:
-        return bool(_plain_ge(size, 1) if isinstance(size, _shape_poly._DimExpr) else size >= 1)
+        return bool(_plain_ge(size, 1) if isinstance(size, Size) else size >= 1)
     except InconclusiveDimensionOperation:
         return False

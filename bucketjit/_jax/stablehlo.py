@@ -8,28 +8,32 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.backend import get_compile_options
+from jax.extend.mlir import ir as _ir
+from jax.extend.mlir import refine_polymorphic_shapes, serialize_portable_artifact
+from jax.extend.mlir.dialects import func as _func
+from jax.extend.mlir.dialects import stablehlo as _hlo
 from jax.interpreters import mlir
 
-from bucketjit._jax import names
+from bucketjit._jax.devices import device_list, register_lapack
 from bucketjit._raised import first_line
 
-_lib = names.module("lib")
-_linalg = names.module("lax.linalg")
-_ir = names.module("lib.mlir").ir
-_func = names.module("lib.mlir.dialects").func
-_hlo = names.module("lib.mlir.dialects").hlo
+# The types that jaxlib tells of its bindings lack much.
+ir: Any = _ir
+func: Any = _func
+hlo: Any = _hlo
 
 Module = Any  # an `ir.Module` of jaxlib
 
 MAGIC = b"ML\xefR"  # the first bytes of MLIR bytecode, and so of every portable artifact
 
 _PRODUCER = re.compile(rb"StableHLO_v(\d+(?:\.\d+)*)")
-_MAIN = "main"
+MAIN = "main"
 _DYNAMIC = "jax.uses_shape_polymorphism"
 
 
@@ -62,7 +66,7 @@ class Tensor(NamedTuple):
 
 def versions() -> str:
     """The version of StableHLO in this jaxlib, which no module of ``jax`` names."""
-    return str(_hlo.get_current_version())
+    return str(hlo.get_current_version())
 
 
 def version_of(artifact: bytes) -> str:
@@ -97,19 +101,19 @@ def read_module(artifact: bytes) -> Module:
     context = mlir.make_ir_context()
     with _listening(context) as told:
         try:
-            module = _hlo.deserialize_portable_artifact(context, artifact)
+            module = hlo.deserialize_portable_artifact(context, artifact)
         except Exception as error:
             reason = told[0] if told else first_line(error)
             raise BadModule(reason.splitlines()[0]) from error
     if _main_of(module) is None:
-        raise BadModule(f"it has no function {_MAIN!r}")
+        raise BadModule(f"it has no function {MAIN!r}")
     return module
 
 
 def write_module(module: Module, version: str | None = None) -> bytes:
     """A module as a portable artifact (``serialize_portable_artifact`` of jaxlib)."""
     version = version or _version_to_write()
-    write = _lib._jax.mlir.serialize_portable_artifact
+    write = serialize_portable_artifact
     with _listening(module.context) as told:
         try:
             return bytes(write(module, version, False))
@@ -123,8 +127,8 @@ def write_module(module: Module, version: str | None = None) -> bytes:
 
 
 def _version_to_write() -> str:
-    requirement = _hlo.StablehloCompatibilityRequirement.WEEK_4
-    return str(_hlo.get_version_from_compatibility_requirement(requirement))
+    requirement = hlo.StablehloCompatibilityRequirement.WEEK_4
+    return str(hlo.get_version_from_compatibility_requirement(requirement))
 
 
 def version_of_older_readers() -> str:
@@ -132,13 +136,13 @@ def version_of_older_readers() -> str:
 
     ``jax.export`` writes for readers of the last four weeks, and has no option for others.
     """
-    requirement = _hlo.StablehloCompatibilityRequirement.WEEK_12
-    return str(_hlo.get_version_from_compatibility_requirement(requirement))
+    requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
+    return str(hlo.get_version_from_compatibility_requirement(requirement))
 
 
 def oldest_version() -> str:
     """The oldest version of StableHLO that this jaxlib can write (``get_minimum_version``)."""
-    return str(_hlo.get_minimum_version())
+    return str(hlo.get_minimum_version())
 
 
 def text_of(module: Module) -> str:
@@ -151,24 +155,24 @@ def copy_of(module: Module) -> Module:
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     with mlir.make_ir_context():
-        return _ir.Module.parse(written.getvalue())
+        return ir.Module.parse(written.getvalue())
 
 
 def _main_of(module: Module) -> Any:
     """The function ``main`` of a module; None if it has none."""
-    table = _ir.SymbolTable(module.operation)
+    table = ir.SymbolTable(module.operation)
     try:
-        return table[_MAIN]
+        return table[MAIN]
     except KeyError:
         return None
 
 
 def _tensor(type: Any) -> Tensor:
     try:
-        ranked = _ir.RankedTensorType(type)
+        ranked = ir.RankedTensorType(type)
     except ValueError:  # a token
         return Tensor((), str(type))
-    dynamic = _ir.ShapedType.get_dynamic_size()
+    dynamic = ir.ShapedType.get_dynamic_size()
     shape = tuple(None if n == dynamic else n for n in ranked.shape)
     return Tensor(shape, str(ranked.element_type), ranked.encoding is not None)
 
@@ -189,101 +193,17 @@ def has_platform_index(module: Module) -> bool:
     ``jax.export`` marks it with the attribute ``jax.global_constant``.
     """
     main = _main_of(module)
-    attributes = _attributes(main, "arg_attrs")
+    attributes = attributes_of(main, "arg_attrs")
     if not attributes or "jax.global_constant" not in attributes[0]:
         return False
     return "_platform_index" in str(attributes[0]["jax.global_constant"])
 
 
-def _attributes(function: Any, which: str) -> list[Any]:
+def attributes_of(function: Any, which: str) -> list[Any]:
     """The attributes of each argument or result; empty if the function has none."""
     if which not in function.attributes:
         return []
-    return list(_ir.ArrayAttr(function.attributes[which]))
-
-
-class WithoutMain(NamedTuple):
-    """A module whose ``main`` was made private, so that a new ``main`` can call it.
-
-    Attributes:
-        module: The module.
-        name: The new name of the old function.
-        inputs: Types of its arguments.
-        results: Types of its results.
-        arg_attributes: Attributes of each argument; empty if there are none.
-        result_attributes: Attributes of each result; empty if there are none.
-    """
-
-    module: Module
-    name: str
-    inputs: list[Any]
-    results: list[Any]
-    arg_attributes: list[Any]
-    result_attributes: list[Any]
-
-
-def without_main(module: Module, name: str) -> WithoutMain:
-    """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
-    with module.context, _ir.Location.unknown():
-        table = _ir.SymbolTable(module.operation)
-        old = table[_MAIN]
-        arg_attributes = _attributes(old, "arg_attrs")
-        result_attributes = _attributes(old, "res_attrs")
-        taken = name
-        while taken in table:
-            taken = f"{taken}_"
-        table.set_symbol_name(old, taken)
-        old.attributes["sym_visibility"] = _ir.StringAttr.get("private")
-        for which in ("arg_attrs", "res_attrs"):
-            if which in old.attributes:
-                del old.attributes[which]
-    inputs, results = list(old.type.inputs), list(old.type.results)
-    return WithoutMain(module, taken, inputs, results, arg_attributes, result_attributes)
-
-
-def refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
-    """A module with these argument shapes, in which no size is open any more, as an artifact.
-
-    A new ``main`` with static types converts its arguments and calls the old one. Then XLA's pass
-    of shape refinement (``refine_polymorphic_shapes`` of jaxlib, which JAX runs before it compiles
-    an exported function) finds the other sizes. Nothing is traced.
-    """
-    old = without_main(module, "dynamic_main")
-    kept = [i for i in range(len(old.inputs)) if i not in fixed]
-    with module.context, _ir.Location.unknown():
-        types = [_with_shape(old.inputs[i], shapes[i]) for i in kept]
-        with _ir.InsertionPoint.at_block_begin(module.body):
-            kind = _ir.FunctionType.get(types, old.results)
-            new = _func.FuncOp(_MAIN, kind, visibility="public")
-        if old.arg_attributes:
-            new.arg_attrs = _ir.ArrayAttr.get([old.arg_attributes[i] for i in kept])
-        if old.result_attributes:
-            new.result_attrs = _ir.ArrayAttr.get(old.result_attributes)
-        block = new.add_entry_block()
-        with _ir.InsertionPoint(block):
-            given = dict(zip(kept, block.arguments, strict=True))
-            operands = []
-            for i, wanted in enumerate(old.inputs):
-                if i in fixed:
-                    value = _ir.DenseElementsAttr.get_splat(
-                        wanted, _ir.IntegerAttr.get(wanted.element_type, fixed[i])
-                    )
-                    operands.append(_hlo.constant(value))
-                elif given[i].type == wanted:
-                    operands.append(given[i])
-                else:
-                    operands.append(_hlo.convert(wanted, given[i]))
-            called = _ir.FlatSymbolRefAttr.get(old.name)
-            _func.ReturnOp(_func.CallOp(old.results, called, operands).results)
-    return _refined(module)
-
-
-def _with_shape(type: Any, shape: Sequence[int]) -> Any:
-    try:
-        element = _ir.RankedTensorType(type).element_type
-    except ValueError:  # a token
-        return type
-    return _ir.RankedTensorType.get(list(shape), element)
+    return list(ir.ArrayAttr(function.attributes[which]))
 
 
 # The error of the pass is "INVALID_ARGUMENT: ...: error: loc("..."): what is wrong", and a dump of
@@ -292,12 +212,17 @@ _REASON = re.compile(r"error: (?:loc\(.*?\): )?(.+)")
 _DETAILS = re.compile(r"\s+(Using the following polymorphic|Please see https).*")
 
 
-def _refined(module: Module) -> bytes:
-    module.operation.attributes[_DYNAMIC] = _ir.BoolAttr.get(False, module.context)
+def refined(module: Module) -> bytes:
+    """A module in which no size is open any more, as an artifact, if ``main`` has static types.
+
+    XLA's pass of shape refinement, which JAX runs before it compiles an exported function, finds
+    the other sizes. Nothing is traced.
+    """
+    module.operation.attributes[_DYNAMIC] = ir.BoolAttr.get(False, module.context)
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     try:
-        raw = _lib._jax.mlir.refine_polymorphic_shapes(
+        raw = refine_polymorphic_shapes(
             mlir_module=written.getvalue(),
             enable_shape_assertions=True,
             validate_static_shapes=True,
@@ -309,13 +234,13 @@ def _refined(module: Module) -> bytes:
         raise BadModule(_DETAILS.sub("", reason)) from error
     # jaxlib also writes bytes from bytes, and then prints what it cannot write to standard error.
     with mlir.make_ir_context():
-        return write_module(_ir.Module.parse(raw))
+        return write_module(ir.Module.parse(raw))
 
 
 def is_dynamic(module: Module) -> bool:
     """Whether ``jax.export`` marked a module as one whose shapes must be refined."""
     attributes = module.operation.attributes
-    return _DYNAMIC in attributes and bool(_ir.BoolAttr(attributes[_DYNAMIC]).value)
+    return _DYNAMIC in attributes and bool(ir.BoolAttr(attributes[_DYNAMIC]).value)
 
 
 def element_of(dtype: Any) -> str:
@@ -332,14 +257,14 @@ def compile_module(module: Module) -> Any:
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     raw = written.getvalue()
-    if b"lapack_" in raw:  # lowering would register these calls
-        _linalg.initialize_lapack()
+    if b"lapack_" in raw:
+        register_lapack()
     (device,) = jax.local_devices()[:1]
     try:
         return device.client.compile_and_load(
             raw,
-            executable_devices=_lib.xla_client.DeviceList((device,)),
-            compile_options=_lib.xla_client.CompileOptions(),
+            executable_devices=device_list((device,)),
+            compile_options=get_compile_options(1, 1),
         )
     except Exception as error:
         if any(tensor.is_bounded for tensor in arguments_of(module)):

@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
 from bucketjit.errors import BucketJitError, MaskingError
 
 _util = names.module("traceback_util")
@@ -42,9 +41,8 @@ def hide_own_frames() -> None:
     Libraries on JAX do so with the private ``traceback_util.register_exclusion`` (since 0.2.1).
     There is no public way.
     """
-    if not lacking(Without.TRACEBACKS):
-        for package in _HIDDEN:
-            _util.register_exclusion(_FOLDER + package)
+    for package in _HIDDEN:
+        _util.register_exclusion(_FOLDER + package)
 
 
 def boundary(function: F) -> F:
@@ -72,7 +70,7 @@ def shortened(error: Exception) -> None:
     JAX's ``traceback_util.api_boundary`` does this for the frames of JAX (since 0.2.1). No public
     function does.
     """
-    mode = "off" if lacking(Without.TRACEBACKS) else _util._filtering_mode()
+    mode = _util._filtering_mode()
     if mode == "off":
         return
     if mode == "tracebackhide":
@@ -96,17 +94,9 @@ def shortened(error: Exception) -> None:
             told.__notes__ = list(dict.fromkeys(notes))
 
 
-def _raise(error: Exception) -> NoReturn:
-    raise error
-
-
-@functools.cache
-def _boundary_of_jax() -> Callable[[Exception], NoReturn]:
-    return _util.api_boundary(_raise)
-
-
+@_util.api_boundary  # type: ignore[untyped-decorator]
 def _raised_in_jax(error: Exception) -> NoReturn:
-    _boundary_of_jax()(error)
+    raise error
 
 
 def _is_noted(error: Exception) -> bool:

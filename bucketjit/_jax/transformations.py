@@ -12,12 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core as jex_core
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, nonempty_axis_env_DO_NOT_USE
 from jax.interpreters import ad
 
 from bucketjit._jax import names
 from bucketjit._jax.config import UNSET, set_local
-from bucketjit._jax.names import Without, lacking
 
 _ad = names.module("interpreters.ad")
 _config = names.module("config")
@@ -29,13 +28,17 @@ _util = names.module("util")
 def only_differentiated() -> bool:
     """Whether all transformations of the call are derivatives (``grad``, ``jvp``, ...), or none.
 
-    No public name returns the transformations of a call (``ad.JVPTrace``, since 0.4.36, and
-    ``ad.LinearizeTrace``, since 0.5).
+    No public name returns the transformations of a call.
     """
     trace = _core.trace_ctx.trace
-    while isinstance(trace, ad.JVPTrace | _ad.LinearizeTrace):
+    while _is_derivative(trace):
         trace = trace.parent_trace
-    return trace is _core.eval_trace and _core.trace_ctx.axis_env is _core.top_axis_env
+    return trace is NO_TRACE[0] and not nonempty_axis_env_DO_NOT_USE()
+
+
+def _is_derivative(trace: Any) -> bool:
+    """Whether a trace is one of ``jvp`` or ``linearize``, whose class has no public name."""
+    return type(trace).__module__ == ad.JVPTrace.__module__
 
 
 @contextmanager
@@ -53,7 +56,7 @@ def innermost_transformation() -> str:
     """The innermost transformation that is no derivative, in words (see `only_differentiated`)."""
     trace = _core.trace_ctx.trace
     is_differentiated = False
-    while isinstance(trace, ad.JVPTrace | _ad.LinearizeTrace):
+    while _is_derivative(trace):
         trace, is_differentiated = trace.parent_trace, True
     if type(trace).__name__ == "BatchTrace":
         return "jax.vmap, jax.jacfwd or jax.hessian" if is_differentiated else "jax.vmap"
@@ -91,8 +94,7 @@ def hold_weakly(kind: type) -> None:
     keeps the parameters alive, and all they reference. No public name adds a type
     (``util.weakref_cache_key_types``, in 0.10 and 0.12).
     """
-    if not lacking(Without.FORGETTING):
-        _util.weakref_cache_key_types.add(kind)
+    _util.weakref_cache_key_types.add(kind)
 
 
 def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
@@ -102,7 +104,7 @@ def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
     Since 0.11.1 JAX expects a second kind of residuals, which is left empty. If this JAX expects
     any other number of values from a rule, the primitive gets none.
     """
-    count = 0 if lacking(Without.GRADIENTS) else parts_of_a_linearization()
+    count = parts_of_a_linearization()
     if count not in (4, 5):
         return
 
@@ -144,10 +146,16 @@ def current_trace() -> Hashable:
     return _core.trace_ctx.trace
 
 
+def _outermost_trace() -> Any:
+    """The trace outside of every transformation."""
+    with jax.core.eval_context():
+        return _core.trace_ctx.trace
+
+
 # The trace of this thread, as a state of the configuration. Outside every transformation its
 # ``value`` is one of `NO_TRACE`. The check takes a sixth of the time of
 # ``core.trace_state_clean``, and no leaf has to be searched for tracers. No transformation makes an
 # axis environment without a trace. (Since 0.4.36; the value is None since 0.12.)
 THREAD_TRACE = _core.trace_state_strong_ref
 
-NO_TRACE = (_core.eval_trace, None)
+NO_TRACE = (_outermost_trace(), None)

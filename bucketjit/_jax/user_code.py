@@ -16,35 +16,22 @@ from types import FrameType, TracebackType
 from typing import Any, cast
 
 import jax
+from jax.extend import source_info_util as jex_source_info
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._jax import names
 
-_core = names.module("core")
-_source_info_util = names.module("source_info_util")
-
-# The folder of bucketjit: frames below it are not code of users.
-_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_traceback_util = names.module("traceback_util")
 
 
 def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     """``file:line (function)`` of the user code that made the equation, or ``""``.
 
-    That is the innermost frame outside of JAX and of bucketjit, whose patches are on the stack
-    while JAX traces. Equations of a function that JAX itself jits (``jnp.roll``) have none. No
-    public name reads the frames of an equation (``source_info_util.user_frames``, since 0.2.21).
+    That is the innermost frame outside of JAX and of bucketjit (`debug_info.hide_own_lines`).
+    Equations of a function that JAX itself jits (``jnp.roll``) have none.
     """
-    lines = map(_line_of_equation, (eqn, *reversed(within)))
+    lines = (jex_source_info.summarize(e.source_info) for e in (eqn, *reversed(within)))
     return next(filter(None, lines), "")
-
-
-def _line_of_equation(eqn: JaxprEqn) -> str:
-    try:
-        frames = _source_info_util.user_frames(eqn.source_info.traceback)
-        of_user = (f for f in frames if not f.file_name.startswith(_PACKAGE))
-        return _source_info_util._summarize_frame(next(of_user))
-    except Exception:  # a summary is a courtesy: never let it hide the real message
-        return ""
 
 
 # The folders of JAX, whose functions under ``jit`` have their names in it.
@@ -126,7 +113,7 @@ def calling_line() -> str:
 def _place(frame: FrameType, number: int) -> str:
     """``file:line (function)`` of a frame in user code; ``""`` for any other frame."""
     code = frame.f_code
-    if not (_is_of_user(frame) and _source_info_util.is_user_filename(code.co_filename)):
+    if not (_is_of_user(frame) and _traceback_util.include_filename(code.co_filename)):
         return ""
     return f"{code.co_filename}:{number} ({code.co_qualname})"
 
@@ -135,9 +122,6 @@ def _place(frame: FrameType, number: int) -> str:
 # ``jnp.linalg.det``), as user code does. In all others a wrong "not equal" only misses a short cut,
 # or raises where the unpadded run would broadcast.
 _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_party")
-
-_DEFINITELY_EQUAL = _core.definitely_equal.__code__
-
 
 # Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
@@ -167,7 +151,7 @@ def caller_decides() -> bool:
     name = frame.f_globals.get("__name__", "")
     # A False of `definitely_equal` means "or unknown" to its callers in JAX. Only
     # `jax.image.resize` takes it for "different": it skips axes that keep their size.
-    if frame.f_code is _DEFINITELY_EQUAL:
+    if name == "jax._src.core" and frame.f_code.co_name == "definitely_equal":
         caller: Any = frame.f_back
         return caller.f_globals.get("__name__", "").startswith("jax._src.image.")
     if name.startswith("jax._src."):

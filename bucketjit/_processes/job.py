@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit._jax.coordination import KeyValueStore, StoreLost, client
-from bucketjit._jax.names import Without, lacking
 from bucketjit._raised import first_line
 from bucketjit.errors import AgreementError
 
@@ -113,8 +112,6 @@ def _job_of(found: Any) -> Job:
 
 def this_job() -> Job:
     """The job of this process."""
-    if lack := lacking(Without.AGREEMENT):
-        raise AgreementError(f"processes cannot agree on a bucket: {lack}")
     if (found := client()) is None:
         raise AgreementError(
             f"JAX has {jax.process_count()} processes, and they have no key-value store to agree "

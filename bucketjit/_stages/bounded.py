@@ -38,7 +38,6 @@ from bucketjit._jax.module_building import (
     kept_arguments,
     new_main,
 )
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.stablehlo import BadModule, Module, copy_of
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
@@ -61,8 +60,6 @@ def bounded_module(
     filled up with 0: StableHLO has no operation that compares them and fails. The attribute
     ``bucketjit.shape`` of each argument and result names its sizes.
     """
-    if lack := lacking(Without.EXPORT):
-        raise ExportError(lack)
     program = call.program
     if not isinstance(program, Program):
         raise ExportError("the call is not masked, so its module has no bucket")

@@ -29,12 +29,10 @@ from bucketjit._ir.program import Program
 from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.exporting import (
     assert_sizes,
-    evaluate_program,
     register_namedtuples,
     with_derivatives,
 )
 from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
-from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
@@ -101,8 +99,6 @@ _CALLBACKS = frozenset(
 
 def export_dynamic(call: Call, platforms: Sequence[str] | None, vjp_order: int) -> Any:
     """Export the program of a call; see `BucketedExec.export_dynamic`."""
-    if lack := lacking(Without.EXPORT):
-        raise ExportError(lack)
     check_platforms(platforms)
     _check_sizes_of_leaves(call)
     types = [t for t in call.signature.types if t.dtype is not None]
@@ -213,7 +209,7 @@ def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[
     def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         for guard in guards:
             _assert_guard(guard, variables)
-        return evaluate_program(program.jaxpr, consts, leaves)
+        return jax.core.eval_jaxpr(program.jaxpr, consts, *leaves)
 
     return run
 

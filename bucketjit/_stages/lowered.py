@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from bucketjit._compile.bodies import exact_body
 from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Check, checked_options
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.debug_info import traced_anew
-from bucketjit._jax.jaxprs import closed_jaxpr, shaped
+from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.stablehlo import text_of
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._stages.bounded import bounded_module
@@ -232,7 +233,7 @@ def trace(subject: Subject) -> Traced:
     """The traced form of a call."""
     if not subject.exact:
         program = subject.program
-        jaxpr = closed_jaxpr(program.jaxpr, program.consts)
+        jaxpr = ClosedJaxpr(program.jaxpr, program.consts)
         return Traced(subject, symbolic_types(subject), jaxpr)
     made = exact_body(subject.call)
     # If tracing fails, JAX must not keep the trace alive.

@@ -21,7 +21,7 @@ from bucketjit._extras import Extra
 from bucketjit._ir.expressions import evaluate, is_symbolic, variables_of
 from bucketjit._jax import stablehlo
 from bucketjit._jax.exporting import register_named_in
-from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.module_building import with_sizes
 from bucketjit._jax.stablehlo import BadModule, Module, Tensor
 from bucketjit._raised import first_line
 from bucketjit.errors import ExportError
@@ -35,8 +35,6 @@ def refine(artifact: object, sizes: Sizes, platform: str | None = None) -> bytes
     """Fix the sizes of an exported module; see `bucketjit.refine`."""
     if not isinstance(artifact, bytes | bytearray | memoryview):
         raise ExportError(f"artifact: expected bytes, got {type(artifact).__name__}")
-    if lack := lacking(Without.EXPORT):
-        raise ExportError(lack)
     raw = bytes(artifact)
     if raw.startswith(stablehlo.MAGIC):
         return _refine_portable(raw, sizes, platform)
@@ -240,6 +238,6 @@ def _parsed(text: str, what: str) -> tuple[tuple[int, ...], str | None]:
 
 def _refined(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
     try:
-        return stablehlo.refined(module, shapes, fixed)
+        return with_sizes(module, shapes, fixed)
     except BadModule as error:
         raise ExportError(f"sizes: the module does not hold at these: {error}") from error

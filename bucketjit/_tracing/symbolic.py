@@ -38,7 +38,6 @@ from bucketjit._ir.guards import (
     pinned,
     without_implied,
 )
-from bucketjit._ir.jax_patches import left_out
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
 from bucketjit._ir.program import (
     Leaf,
@@ -268,7 +267,7 @@ def _refusal(
         told = f"{type(error).__name__}: {message}"
     what = f"{code}: {told}" if code else told
     refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(raising_line(error))}"
-    if trouble := trouble_of_versions(error) or left_out():
+    if trouble := trouble_of_versions(error):
         remedy = f"{remedy}, or {REMEDY_OF_VERSIONS}"
         return TraceRefused(f"{refused}; {trouble}", remedy, error)
     return TraceRefused(

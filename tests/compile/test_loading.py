@@ -28,7 +28,8 @@ from bucketjit._compile.files import environment, record, stored
 from bucketjit._compile.files.directory import SUFFIX
 from bucketjit._compile.files.store import Store
 from bucketjit._compile.kernel import Kernel
-from bucketjit._jax import compiler, serialization
+from bucketjit._jax import compiler
+from bucketjit._jax.devices import device_list
 from bucketjit.errors import CompileBudgetError, PersistenceWarning, SpecError
 
 
@@ -680,7 +681,7 @@ def test_bytes_that_load_and_do_not_run(kept):
     kept.did(kept(), (rows(3, 2),))
     [path] = kept.files()
     found, raw = record.unpack(path.read_bytes())
-    devices = serialization._xla_client.DeviceList((jax.devices()[0],))
+    devices = device_list((jax.devices()[0],))
     client = jax.devices()[0].client
     again = client.serialize_executable(
         client.deserialize_executable(raw, executable_devices=devices)

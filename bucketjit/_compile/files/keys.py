@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.extend.backend import get_default_device
 
 from bucketjit._compile.files.fingerprint import Digest, NoDigest, Own
 from bucketjit._ir.associative_scan import associative_scan_p
 from bucketjit._ir.combine import Combine
 from bucketjit._ir.shard_reductions import COMBINED
 from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
-from bucketjit._jax.devices import default_device, device_name
+from bucketjit._jax.devices import device_name
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.parameters import PLAIN_STATICS
 
@@ -35,7 +36,7 @@ def device_of(leaves: Sequence[Any]) -> Any:
     shardings = [getattr(x, "sharding", None) for x in leaves]
     placed: set[Any] = {s for s in shardings if s is not None}
     if not placed:
-        return default_device()
+        return get_default_device()
     if len(placed) > 1 or not all(type(s) is _SINGLE for s in placed):
         raise NoDigest("its arguments are on several devices, or placed by a mesh")
     (device,) = placed.pop().device_set

@@ -34,8 +34,7 @@ from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
 from bucketjit._jax.devices import device_name
-from bucketjit._jax.jaxprs import open_jaxpr, out_types, shaped
-from bucketjit._jax.names import Without, lacking
+from bucketjit._jax.jaxprs import open_jaxpr, shaped
 from bucketjit._jax.serialization import (
     NotPlain,
     Placement,
@@ -149,8 +148,6 @@ class Stored:
 
     def _key(self) -> Record:
         """The key: a digest of program, constants, argument types, options and environment."""
-        if lack := lacking(Without.FILES):
-            raise NoDigest(lack)
         if looks_for_nans():
             raise NoDigest("jax_debug_nans or jax_debug_infs is on")
         device = self.device()
@@ -324,7 +321,7 @@ class StoredExact(Stored):
             kept,
             f"jit({made.function.__name__})",
             [jax.typeof(x) for x in self.leaves()],
-            out_types(self._traced.jaxpr),
+            list(self._traced.jaxpr.out_avals),
             tree,
             self.placement(),
             self._checked(made.expected, made.args, made.kwargs, ()),

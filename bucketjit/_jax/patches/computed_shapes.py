@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -20,58 +20,38 @@ from jax import lax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.traced_sizes import (
-    Selecting,
     as_value,
     at_places,
     is_traced,
     is_traced_size,
+    opened,
 )
 
 _core = names.module("core")
 
 _MOST = 2**31 - 1  # the largest int32
 
-_LATER = "JAX has arrays whose size is computed"
+
+def _dimension(open_: Any, original: Any, size: Any, *more: Any, **named: Any) -> Any:
+    """``jnp.ones((k,))``, random numbers etc. Since core, 0.1. Until sizes can be computed."""
+    if is_symbolic_dim(size):  # JAX raises and catches an error, which holds its own frame
+        return size
+    if not is_traced_size(size):
+        return original(size, *more, **named)
+    return open_.size(size, "an array of a computed shape")
 
 
-def open_shapes(selecting: Selecting) -> list[Patch]:
-    """Functions that make arrays of a computed shape."""
-    return [
-        *_dimensions(selecting),
-        *(
-            _opening(owner, name, _with_sizes(position, keyword), selecting)
-            for owner, name, position, keyword in _TAKE_A_SIZE
-        ),
-        _opening(jnp, "arange", _arange, selecting, "numpy.lax_numpy.arange, 0.1"),
-        _opening(jnp, "repeat", _repeat, selecting, "numpy.lax_numpy.repeat, 0.1"),
-        _opening(jnp, "bincount", _bincount, selecting, "numpy.lax_numpy, 0.2"),
-        _opening(jnp, "trim_zeros", _trim_zeros, selecting, "numpy.lax_numpy, 0.1"),
-    ]
-
-
-# Functions of whose arguments one is a size, or a tuple of sizes, with its position and its name.
-_TAKE_A_SIZE = (
-    (jnp, "tile", 1, "reps"),
-    (lax, "top_k", 1, "k"),
-    (jax.random, "split", 1, "num"),
-    (jax.random, "permutation", 1, "x"),
-)
-
-
-def _with_sizes(position: int, keyword: str) -> Callable[..., Any]:
-    """What runs a function with a size in the place of a traced integer."""
-
-    def opened(open_: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-        given = list(args)
-        if keyword in kwargs:
-            kwargs[keyword] = _sizes(open_, kwargs[keyword], original.__name__)
-        elif len(given) > position:
-            given[position] = _sizes(open_, given[position], original.__name__)
-        return original(*given, **kwargs)
-
-    return opened
+def _with_sizes(
+    position: int, keyword: str, open_: Any, original: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """It takes a size for a traced integer. Since 0.1. Until sizes can be computed."""
+    given = list(args)
+    if keyword in kwargs:
+        kwargs[keyword] = _sizes(open_, kwargs[keyword], original.__name__)
+    elif len(given) > position:
+        given[position] = _sizes(open_, given[position], original.__name__)
+    return original(*given, **kwargs)
 
 
 def _sizes(open_: Any, value: Any, of: str) -> Any:
@@ -80,63 +60,7 @@ def _sizes(open_: Any, value: Any, of: str) -> Any:
     return open_.size(value, of) if is_traced_size(value) else value
 
 
-def _dimensions(selecting: Selecting) -> list[Patch]:
-    def opened(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def dimension(size: Any, *more: Any, **named: Any) -> Any:
-            if is_symbolic_dim(size):  # JAX raises and catches an error, which holds its own frame
-                return size
-            open_ = selecting()
-            if open_ is None or not is_traced_size(size):
-                return original(size, *more, **named)
-            return open_.size(size, "an array of a computed shape")
-
-        return dimension
-
-    return [
-        Patch(
-            _core,
-            name,
-            opened(getattr(_core, name)),
-            why="jnp.ones((k,)), jnp.full, lax.broadcast and random numbers need a static shape, "
-            "as jnp.linspace(a, b, k) does.",
-            since=since,
-            delete_when=_LATER,
-        )
-        for name, since in (
-            ("_canonicalize_dimension", "core.canonicalize_shape, 0.1"),
-            ("concrete_dim_or_error", "core, 0.4.14"),
-        )
-    ]
-
-
-_Opened = Callable[..., Any]  # of what makes sizes, the original, and the arguments
-
-
-def _opening(
-    owner: Any, name: str, opened: _Opened, selecting: Selecting, since: str | None = None
-) -> Patch:
-    """The patch of a function that makes an array of a computed shape."""
-    original = getattr(owner, name)  # that of now, which another patch may have replaced
-
-    @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        open_ = selecting()
-        if open_ is None:
-            return original(*args, **kwargs)
-        return opened(open_, original, *args, **kwargs)
-
-    return Patch(
-        owner,
-        name,
-        replacement,
-        why=f"{name} needs concrete arguments to know the size of its result.",
-        since=since or f"{name}, 0.1",
-        delete_when=_LATER,
-        everywhere=True,
-    )
-
-
+@opened(jnp, "arange")
 def _arange(
     open_: Any,
     original: Any,
@@ -146,6 +70,7 @@ def _arange(
     dtype: Any = None,
     **more: Any,
 ) -> Any:
+    """Its ends may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     given = [x for x in (start, stop, step) if x is not None]
     is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in given)
     if not is_computed and not _are_sizes_and_floats(given):
@@ -189,7 +114,7 @@ def _exact_count(start: Any, stop: Any, step: Any) -> Any:
     parts = math.lcm(*(Fraction(x).denominator for x in (start, stop, step) if _is_float(x)))
     first, last, by = (int(x * parts) if _is_float(x) else x * parts for x in (start, stop, step))
     first, last, by = (first, last, by) if by > 0 else (last, first, -by)
-    return _core.max_dim(0, (last - first + (by - 1)) // by)
+    return jax.core.max_dim(0, (last - first + (by - 1)) // by)
 
 
 def _is_float(x: Any) -> bool:
@@ -220,6 +145,7 @@ def _number(x: Any) -> Any:
     return as_value(x) if is_symbolic_dim(x) else x
 
 
+@opened(jnp, "repeat")
 def _repeat(
     open_: Any,
     original: Any,
@@ -230,6 +156,7 @@ def _repeat(
     total_repeat_length: Any = None,
     **more: Any,
 ) -> Any:
+    """Its counts may be traced. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     if total_repeat_length is not None or not is_traced(repeats):
         return original(a, repeats, axis, total_repeat_length=total_repeat_length, **more)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
@@ -242,6 +169,7 @@ def _repeat(
     return jnp.moveaxis(at_places(array, rows, 0), 0, 0 if axis is None else axis)
 
 
+@opened(jnp, "bincount")
 def _bincount(
     open_: Any,
     original: Any,
@@ -252,6 +180,7 @@ def _bincount(
     length: Any = None,
     **more: Any,
 ) -> Any:
+    """Its length may be computed. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
     if length is not None or not is_traced(x) or np.ndim(x) != 1:
         return original(x, weights, minlength, length=length, **more)
     values = x.astype(np.int32) if x.dtype == bool else x
@@ -264,9 +193,11 @@ def _bincount(
     return original(values, weights, length=size, **more)
 
 
+@opened(jnp, "trim_zeros")
 def _trim_zeros(
     open_: Any, original: Any, filt: Any, trim: str = "fb", axis: Any = None, **more: Any
 ) -> Any:
+    """Its length may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     sides = trim.lower()
     if not is_traced(filt) or more or not ("f" in sides or "b" in sides):
         return original(filt, trim, *(() if axis is None else (axis,)), **more)
@@ -286,3 +217,28 @@ def _trim_zeros(
         stop = after if "b" in sides else jnp.where(after > 0, size, 0)
         index.append(slice(jnp.minimum(first, size) if "f" in sides else None, stop))
     return filt[tuple(index)]
+
+
+# Functions of whose arguments one is a size, or a tuple of sizes, with its position and its name.
+_TAKE_A_SIZE = (
+    (jnp, "tile", 1, "reps"),
+    (lax, "top_k", 1, "k"),
+    (jax.random, "split", 1, "num"),
+    (jax.random, "permutation", 1, "x"),
+)
+
+SHAPES = (
+    *(
+        opened(_core, name, everywhere=False)(_dimension)
+        for name in ("_canonicalize_dimension", "concrete_dim_or_error")
+    ),
+    *(
+        opened(owner, name)(functools.partial(_with_sizes, position, keyword))
+        for owner, name, position, keyword in _TAKE_A_SIZE
+    ),
+    _arange,
+    _repeat,
+    _bincount,
+    _trim_zeros,
+)
+"""Functions that make arrays of a computed shape."""

@@ -1,4 +1,4 @@
-"""Convolutions whose padding is computed from symbolic sizes."""
+"""Convolutions whose padding, and Fourier transforms whose length, are symbolic."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax import names
 from bucketjit._jax.patches.patch import Patch
 
-_convolution = names.module("lax.convolution")
-
 
 class OperatorOfSizes:
     """The module ``operator`` with an ``index`` that returns a symbolic size unchanged.
 
-    It replaces the name ``operator`` in a module of JAX whose functions call ``operator.index``.
+    It replaces the name ``operator`` in modules of JAX whose functions call ``operator.index``. The
+    primitives take symbolic lengths and padding. Explicit padding, which every gradient of a
+    convolution has, and the lengths of transforms pass through ``operator.index``. Since
+    lax.convolution, 0.4, and numpy.fft, 0.2. Until jnp.fft.fft takes a symbolic length, and
+    conv_general_dilated symbolic padding.
     """
+
+    def __init__(self, original: Any = None) -> None:
+        pass
 
     def __getattr__(self, name: str) -> Any:
         return getattr(operator, name)
@@ -27,20 +32,7 @@ class OperatorOfSizes:
         return value if is_symbolic_dim(value) else operator.index(value)
 
 
-def convolution_padding() -> list[Patch]:
-    """Convolutions accept explicit padding that is symbolic.
-
-    JAX rejects it (``lax.convolution.conv_general_dilated``, since 0.4), though the primitive takes
-    it.
-    """
-    return [
-        Patch(
-            _convolution,
-            "operator",
-            OperatorOfSizes(),
-            why="The primitive takes symbolic padding, and padding='SAME' makes it, but explicit "
-            "padding passes through operator.index. So does every gradient of a convolution.",
-            since="lax.convolution.conv_general_dilated, 0.4",
-            delete_when="conv_general_dilated takes explicit padding that is symbolic",
-        )
-    ]
+SYMBOLIC_INDICES = tuple(
+    Patch(names.module(name), "operator", OperatorOfSizes)
+    for name in ("lax.convolution", "numpy.fft")
+)

@@ -6,37 +6,22 @@ import weakref
 from typing import Any
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
-
-_partial_eval = names.module("interpreters.partial_eval")
+from bucketjit._jax.patches.patch import patch
 
 
-def weak_finalizers() -> list[Patch]:
+@patch(names.module("interpreters.partial_eval"), "finalize")
+def weak_finalizers(original: Any, tracer: Any, method: Any, *args: Any) -> Any:
     """Finalizers of the tracers of constants reference their trace weakly.
 
-    JAX's reference it strongly (``interpreters.partial_eval.finalize``, in 0.10 and 0.12), and no
-    public option changes that.
+    JAX has weakref.finalize hold the trace as long as the tracer of a constant is there, which the
+    trace holds in turn. A trace that fails would stay for ever, and with it the arrays that the
+    function closes over. Since interpreters.partial_eval, 0.10. Until such a trace is freed.
     """
+    weak = weakref.WeakMethod(method)
 
-    def finalize(tracer: Any, method: Any, *args: Any) -> Any:
-        weak = weakref.WeakMethod(method)
+    def called(*args: Any) -> None:
+        alive = weak()
+        if alive is not None:
+            alive(*args)
 
-        def called(*args: Any) -> None:
-            alive = weak()
-            if alive is not None:
-                alive(*args)
-
-        return weakref.finalize(tracer, called, *args)
-
-    return [
-        Patch(
-            _partial_eval,
-            "finalize",
-            finalize,
-            why="JAX has weakref.finalize hold the trace as long as the tracer of a constant is "
-            "there, which the trace holds in turn. A trace that fails would stay for ever, and "
-            "with it the arrays that the function closes over.",
-            since="interpreters.partial_eval.finalize, 0.10 and 0.12",
-            delete_when="a trace that fails is freed with its constants",
-        )
-    ]
+    return original(tracer, called, *args)

@@ -1,15 +1,16 @@
-"""The record of a replacement of one function of JAX, with the reasons for it."""
+"""The record of a replacement of one function of JAX.
+
+The docstring of each says why the original is not enough, since when it is in JAX, and until when
+the replacement is needed.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from bucketjit._jax.primitives import modules_of_jax
 
 
 @dataclass(frozen=True)
@@ -19,20 +20,31 @@ class Patch:
     Attributes:
         owner: The module, class or table (a dict) that holds the original.
         name: The name, or key, of the original there.
-        replacement: The value that takes its place.
-        why: Why the original is not enough.
-        since: The original's place in JAX, and since which version it is there.
-        delete_when: The change of JAX after which this patch can be deleted.
-        everywhere: Whether the original is replaced in all modules that hold it; see `in_modules`.
+        around: Makes what takes the original's place, given the original. Another patch may have
+            replaced that before, so it is not known earlier.
+        everywhere: Whether the original is replaced in every module that holds it under its name:
+            user code may have imported it (``from jax.lax import scan``).
     """
 
     owner: Any
     name: Any
-    replacement: Any
-    why: str
-    since: str
-    delete_when: str
+    around: Callable[[Any], Any]
     everywhere: bool = False
+
+
+def patch(owner: Any, name: Any, everywhere: bool = False) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of a function that takes the original before the arguments of the original."""
+    return lambda function: Patch(owner, name, functools.partial(calling, function), everywhere)
+
+
+def calling(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function in the place of ``original``, which is the first argument of ``function``."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    return replacement
 
 
 def named_now(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,19 +63,3 @@ def named_now(fn: Callable[..., Any]) -> Callable[..., Any]:
         return getattr(sys.modules[module], name)(*args, **kwargs)
 
     return looked_up
-
-
-def in_modules(patches: Sequence[Patch]) -> list[Patch]:
-    """The patches, each one with `Patch.everywhere` for every imported module.
-
-    User code may have imported a function of JAX (``from jax.lax import scan``), so it must be
-    replaced in every module that holds it under its name, private ones included.
-    """
-    wide = [(p.name, vars(p.owner)[p.name], p) for p in patches if p.everywhere]
-    found = [patch for patch in patches if not patch.everywhere]
-    for module in modules_of_jax().values() if wide else ():  # there are a thousand modules
-        names = getattr(module, "__dict__", {})
-        for name, original, patch in wide:
-            if names.get(name) is original:
-                found.append(dataclasses.replace(patch, owner=module))
-    return found

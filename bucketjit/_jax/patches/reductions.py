@@ -9,66 +9,50 @@ import jax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
-
-_lax = names.module("lax.lax")
+from bucketjit._jax.patches.patch import patch
 
 
-def open_reductions() -> list[Patch]:
-    """Derivatives of products and other reductions of arrays with open axes.
+@patch(names.module("lax.lax"), "_reduce_jvp")
+def open_reductions(
+    original: Any, reducer: Any, init: Any, primals: Any, tangents: Any, axes: Any
+) -> Any:
+    """Closed axes are halved, as JAX does; of an open one the last running product is taken.
 
-    Closed axes are halved again and again, as JAX does. A product over an open axis is computed as
-    the last of its running products. JAX's own function halves only if no size of the array is
-    symbolic (``lax.lax._reduce_jvp``, since 0.2).
+    JAX halves only where no size at all is symbolic. Since lax.lax, 0.2. Until the derivative of
+    jnp.prod takes an axis of symbolic size.
     """
-    original = _lax._reduce_jvp
+    shape = primals[0].shape
+    opened = [a for a in axes if is_symbolic_dim(shape[a])]
+    is_of_jax = getattr(reducer, "__module__", "") == "jax._src.lax.lax"
+    # JAX pads odd halves with the start value, so how often that counts depends on the size. Only
+    # for JAX's own product, which starts with 1, this does not matter.
+    if not any(map(is_symbolic_dim, shape)) or (opened and not is_of_jax):
+        return original(reducer, init, primals, tangents, axes)
+    kept = [a for a in range(len(shape)) if a not in axes]
 
-    def reduce_jvp(reducer: Any, init: Any, primals: Any, tangents: Any, axes: Any) -> Any:
-        shape = primals[0].shape
-        opened = [a for a in axes if is_symbolic_dim(shape[a])]
-        if not any(map(is_symbolic_dim, shape)):
-            return original(reducer, init, primals, tangents, axes)
-        if opened and getattr(reducer, "__module__", "") != "jax._src.lax.lax":
-            # JAX pads odd halves with the start value, so how often that counts depends on the
-            # size. Only for JAX's own product, which starts with 1, this does not matter.
-            return original(reducer, init, primals, tangents, axes)
-        kept = [a for a in range(len(shape)) if a not in axes]
+    def flat(x: Any) -> Any:
+        for a in opened:
+            running = jax.lax.cumprod(x, axis=a)
+            x = jax.lax.dynamic_slice_in_dim(running, x.shape[a] - 1, 1, axis=a)
+        x = jax.lax.transpose(x, (*axes, *kept))
+        return jax.lax.reshape(x, (math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :]))
 
-        def flat(x: Any) -> Any:
-            for a in opened:
-                running = jax.lax.cumprod(x, axis=a)
-                x = jax.lax.dynamic_slice_in_dim(running, x.shape[a] - 1, 1, axis=a)
-            x = jax.lax.transpose(x, (*axes, *kept))
-            return jax.lax.reshape(x, (math.prod(x.shape[: len(axes)]), *x.shape[len(axes) :]))
+    # The reducer takes scalars: map it over the halved axis and each kept one.
+    rows = reducer
+    for _ in range(len(kept) + 1):
+        rows = jax.vmap(rows)
 
-        # The reducer takes scalars: map it over the halved axis and each kept one.
-        rows = reducer
-        for _ in range(len(kept) + 1):
-            rows = jax.vmap(rows)
+    def halved(*xs: Any) -> Any:
+        xs = tuple(map(flat, xs))
+        while (n := xs[0].shape[0]) > 1:
+            half = (n + 1) // 2
+            first = [x[:half] for x in xs]
+            second = [x[half:] for x in xs]
+            if n % 2:
+                config = [(0, 1, 0), *[(0, 0, 0)] * len(kept)]
+                pairs = zip(second, init, strict=True)
+                second = [jax.lax.pad(x, i, config) for x, i in pairs]
+            xs = rows(*first, *second)
+        return tuple(jax.lax.squeeze(x, (0,)) for x in xs)
 
-        def halved(*xs: Any) -> Any:
-            xs = tuple(map(flat, xs))
-            while (n := xs[0].shape[0]) > 1:
-                half = (n + 1) // 2
-                first = [x[:half] for x in xs]
-                second = [x[half:] for x in xs]
-                if n % 2:
-                    config = [(0, 1, 0), *[(0, 0, 0)] * len(kept)]
-                    pairs = zip(second, init, strict=True)
-                    second = [jax.lax.pad(x, i, config) for x, i in pairs]
-                xs = rows(*first, *second)
-            return tuple(jax.lax.squeeze(x, (0,)) for x in xs)
-
-        return jax.jvp(halved, tuple(primals), tuple(tangents))
-
-    return [
-        Patch(
-            _lax,
-            "_reduce_jvp",
-            reduce_jvp,
-            why="JAX halves the reduced axes again and again, which it can do only where no size "
-            "at all is symbolic.",
-            since="lax.lax._reduce_jvp, 0.2",
-            delete_when="the derivative of jax.numpy.prod takes an axis of symbolic size",
-        )
-    ]
+    return jax.jvp(halved, tuple(primals), tuple(tangents))

@@ -22,51 +22,33 @@ and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-from bucketjit._jax import names
-from bucketjit._jax.patches.computed_shapes import open_shapes
-from bucketjit._jax.patches.masks import open_masks
-from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.slices import open_slices
-from bucketjit._jax.patches.traced_sizes import Selecting
+import jax
 
-_core = names.module("core")
+from bucketjit._jax import names
+from bucketjit._jax.patches.computed_shapes import SHAPES
+from bucketjit._jax.patches.masks import MASKS
+from bucketjit._jax.patches.slices import SLICES
+from bucketjit._jax.patches.traced_sizes import opened
+
 _partial_eval = names.module("interpreters.partial_eval")
 
 
-def ends_of_traces(selecting: Selecting) -> list[Patch]:
-    """Each trace that ends is told to what makes sizes, which knows values of it."""
+def _ended(open_: Any, original: Any, self: Any) -> None:
+    """What makes sizes knows values of a trace until it ends.
 
-    def telling(owner: Any) -> Patch:
-        original = owner.invalidate
-
-        @functools.wraps(original)
-        def invalidate(self: Any) -> None:
-            open_ = selecting()
-            if open_ is not None:
-                open_.ended(self)
-            original(self)
-
-        return Patch(
-            owner,
-            "invalidate",
-            invalidate,
-            why="JAX looks for values that outlive their trace (jax_check_tracer_leaks) where the "
-            "trace ends, and bucketjit knows of them until then.",
-            since="core.Trace.invalidate, 0.4.36",
-            delete_when="JAX has arrays whose size is computed",
-        )
-
-    return [telling(owner) for owner in (_core.Trace, _partial_eval.DynamicJaxprTrace)]
+    There JAX looks for values that outlive it (jax_check_tracer_leaks). Since core.Trace, 0.4.36.
+    Until sizes can be computed.
+    """
+    open_.ended(self)
+    original(self)
 
 
-def open_selections(selecting: Selecting) -> list[Patch]:
-    """All patches for sizes that the program computes."""
-    return [
-        *open_masks(selecting),
-        *open_slices(selecting),
-        *open_shapes(selecting),
-        *ends_of_traces(selecting),
-    ]
+_ENDS = tuple(
+    opened(owner, "invalidate", everywhere=False)(_ended)
+    for owner in (jax.core.Trace, _partial_eval.DynamicJaxprTrace)
+)
+
+SELECTIONS = (*MASKS, *SLICES, *SHAPES, *_ENDS)
+"""All patches for sizes that the program computes."""

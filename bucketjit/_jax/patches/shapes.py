@@ -12,65 +12,41 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
+from bucketjit._jax.patches.patch import Patch, patch
+from bucketjit._jax.size_reports import Size
 from bucketjit._jax.user_code import raised_by_user
 
-_core = names.module("core")
-_lax_numpy = names.module("numpy.lax_numpy")
-_shape_poly = names.module("export.shape_poly")
+
+def _length_of(x: Any) -> Any:
+    shape = getattr(x, "shape", ())
+    return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
 
 
-def lengths() -> list[Patch]:
-    """``len(x)`` in ``jax.numpy`` returns a symbolic size.
+def _lengths(builtin: Any) -> Any:
+    """``len(x)`` in jnp.convolve, correlate and digitize may be a symbolic size.
 
-    Python looks a name up in the globals of a module before the builtins, so a global ``len`` in
-    ``numpy.lax_numpy`` (since 0.1) hides the builtin, which returns only ints.
+    Python insists on an int, and looks a name up in the globals of a module before the builtins.
+    Since numpy.lax_numpy, 0.1. Until jnp.convolve takes arrays of symbolic size.
     """
-
-    def length(x: Any) -> Any:
-        shape = getattr(x, "shape", ())
-        return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
-
-    return [
-        Patch(
-            _lax_numpy,
-            "len",
-            length,
-            why="jnp.convolve, correlate and digitize compare len(x), which Python insists must "
-            "be an int.",
-            since="numpy.lax_numpy, 0.1",
-            delete_when="jax.numpy.convolve takes arrays of symbolic size",
-        )
-    ]
+    return _length_of
 
 
-def inferred_sizes() -> list[Patch]:
+lengths = Patch(names.module("numpy.lax_numpy"), "len", _lengths)
+
+
+@patch(names.module("core"), "divide_shape_sizes")
+def inferred_sizes(original: Any, before: Sequence[Any], after: Sequence[Any]) -> Any:
     """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``.
 
-    JAX infers ``-floordiv(n, -2)``, which it does not find equal (``core.divide_shape_sizes``,
-    since 0.2).
+    JAX divides by -2 and negates the result. Since core, 0.2. Until JAX finds -floordiv(n, -2) and
+    n // 2 equal.
     """
-    plain = _core.divide_shape_sizes
-
-    def divided(before: Sequence[Any], after: Sequence[Any]) -> Any:
-        sizes = (*before, *after)
-        closed = [d for d in sizes if not is_symbolic_dim(d)]
-        if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
-            return plain(before, after)
-        # The caller negates the result, as the product of ``after`` has the factor -1.
-        return -plain(before, [d for d in after if is_symbolic_dim(d) or d != -1])
-
-    return [
-        Patch(
-            _core,
-            "divide_shape_sizes",
-            divided,
-            why="JAX divides by -2 and negates the result. To it, -floordiv(n, -2) is not the "
-            "n // 2 that the user wrote elsewhere.",
-            since="core.divide_shape_sizes, 0.2",
-            delete_when="JAX finds -floordiv(n, -2) and n // 2 equal",
-        )
-    ]
+    sizes = (*before, *after)
+    closed = [d for d in sizes if not is_symbolic_dim(d)]
+    if len(closed) == len(sizes) or 0 in closed or -1 not in closed:
+        return original(before, after)
+    # The caller negates the result, as the product of ``after`` has the factor -1.
+    return -original(before, [d for d in after if is_symbolic_dim(d) or d != -1])
 
 
 def fresh_dimension(like: Any, name: str) -> Any:
@@ -97,5 +73,5 @@ def repeats_by_size(error: BaseException) -> bool:
         operation = dis.opname[step.tb_frame.f_code.co_code[step.tb_lasti]]
         if operation in ("GET_ITER", "FOR_ITER"):
             return True
-    by_size = _shape_poly._DimExpr.__rmul__.__code__
+    by_size = Size.__rmul__.__code__
     return any(frame.f_code is by_size for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.names import Without, lacking
-from bucketjit._jax.patches.patch import Patch
+from bucketjit._jax.jaxprs import value_of_size
+from bucketjit._jax.patches.patch import Patch, patch
 
-_core = names.module("core")
 _parallel = names.module("lax.parallel")
-
-_WHY = (
-    "JAX takes a size for a constant that all shards share, and every shard to have as many rows. "
-    "So psum of a size was the size times the number of shards, and pmean divided by that number."
-)
-
-
-_NEVER = "never: in JAX all shards have the same sizes"
 
 
 def uneven_collectives(
@@ -32,124 +21,79 @@ def uneven_collectives(
     mean: Callable[[Any], Any],
     total: Callable[[Any], Any],
     refuse_groups: Callable[[], Any],
-) -> list[Patch]:
+) -> tuple[Patch, ...]:
     """Collectives over an axis of shards whose sizes differ.
-
-    JAX multiplies and divides by the number of shards (``lax.parallel.psum`` and ``pmean``, since
-    0.1).
-    """
-    uneven = _Uneven(axis, mean, total, refuse_groups)
-    inner: list[Patch] = []
-    if not lacking(Without.COUNTS):
-        inner = [
-            Patch(
-                _parallel,
-                "_psum_is_async",
-                uneven.with_sizes(_parallel._psum_is_async, is_sum=True),
-                why="User code may hold psum under any name; all of them call this function.",
-                since="lax.parallel._psum_is_async, 0.10",
-                delete_when=_NEVER,
-            )
-        ]
-    casts = Patch(
-        jax.lax,
-        "pcast",
-        uneven.cast(jax.lax.pcast),
-        why="JAX casts only inside of shard_map. A function of one shard is traced outside of it, "
-        "and its masked program runs under shard_map(check_vma=False), where a cast does nothing.",
-        since="lax.parallel.pcast, 0.8",
-        delete_when=_NEVER,
-        everywhere=True,
-    )
-    return [*inner, casts] + [
-        Patch(
-            jax.lax,
-            name,
-            uneven.collective(getattr(jax.lax, name)),
-            why=_WHY,
-            since=f"lax.parallel.{name}, 0.1",
-            delete_when=_NEVER,
-            everywhere=True,
-        )
-        for name in ("psum", "pmax", "pmin")
-    ]
-
-
-class _Uneven:
-    """Makes the replacements; see `uneven_collectives`.
 
     User code may hold ``pmean`` under any name, as ``functools.partial`` does, so it stays: it
     divides what its own call of ``psum`` returns.
     """
+    pmean = jax.lax.pmean
 
-    def __init__(
-        self,
-        axis: Callable[[], Any],
-        mean: Callable[[Any], Any],
-        total: Callable[[Any], Any],
-        refuse_groups: Callable[[], Any],
-    ) -> None:
-        self._axis = axis
-        self._mean = mean
-        self._total = total
-        self._refuse_groups = refuse_groups
-        self._pmean = jax.lax.pmean
+    def others_of(axis_name: Any) -> tuple[Any, ...] | None:
+        """The other axes of a collective that names the axis of shards; None for any other."""
+        names, current = _as_tuple(axis_name), axis()
+        if current is None or current not in names:
+            return None
+        return tuple(name for name in names if name != current)
 
-    def _names_axis(self, given: Any) -> bool:
-        current = self._axis()
-        return current is not None and current in _as_tuple(given)
+    def with_sizes(is_sum: bool, original: Any, x: Any, axis_name: Any, **options: Any) -> Any:
+        """A collective that takes sizes for values that differ from shard to shard.
 
-    def with_sizes(self, original: Callable[..., Any], is_sum: bool = False) -> Callable[..., Any]:
-        """A collective that takes sizes for values that differ from shard to shard."""
+        JAX takes a size for a constant that all shards share, and every shard to have as many
+        rows: psum of a size is the size times the number of shards, and pmean divides by it.
+        """
+        others = others_of(axis_name)
+        if others is None:
+            return original(x, axis_name, **options)
 
-        @functools.wraps(original)
-        def collective(x: Any, axis_name: Any, **options: Any) -> Any:
-            if not self._names_axis(axis_name):
-                return original(x, axis_name, **options)
-            others = tuple(a for a in _as_tuple(axis_name) if a != self._axis())
+        def combined(leaf: Any) -> Any:
+            leaf = value_of_size(leaf)
+            is_plain = is_sum and not options.get("axis_index_groups")
+            if not is_plain or not jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.inexact):
+                return original(leaf, axis_name, **options)
+            return total(original(leaf, others, **options) if others else leaf)
 
-            def combined(leaf: Any) -> Any:
-                leaf = _value_of_size(leaf)
-                is_plain = is_sum and not options.get("axis_index_groups")
-                if not is_plain or not jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.inexact):
-                    return original(leaf, axis_name, **options)
-                return self._total(original(leaf, others, **options) if others else leaf)
+        return jax.tree_util.tree_map(combined, x)
 
-            return jax.tree_util.tree_map(combined, x)
+    def psum(original: Any, x: Any, axis_name: Any, **options: Any) -> Any:
+        """The same, and the sum of ``pmean`` is a mean. Since lax.parallel, 0.1. Until: never."""
+        others = others_of(axis_name)
+        # Frame 1 is the function around this one.
+        if others is None or sys._getframe(2).f_code is not pmean.__code__:
+            return with_sizes(True, original, x, axis_name, **options)
+        if options.get("axis_index_groups") is not None:
+            refuse_groups()
+        if others:
+            x = pmean(x, others)
+        return jax.tree_util.tree_map(lambda leaf: _Mean(mean(value_of_size(leaf))), x)
 
-        return collective
+    def cast(original: Any, x: Any, axis_name: Any, **options: Any) -> Any:
+        """A cast between types that say along which axes of a mesh values differ.
 
-    def collective(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, and the sum of ``pmean`` is a mean."""
-        is_sum = original is jax.lax.psum
-        of_mean, of_others = self._pmean.__code__, self.with_sizes(original, is_sum)
+        JAX casts only inside of shard_map. A function of one shard is traced outside of it, and its
+        masked program runs under shard_map(check_vma=False), where a cast does nothing. Since
+        lax.parallel, 0.8. Until: never.
+        """
+        others = others_of(axis_name)
+        if others is None:
+            return original(x, axis_name, **options)
+        return original(x, others, **options) if others else x
 
-        @functools.wraps(original)
-        def collective(x: Any, axis_name: Any, **options: Any) -> Any:
-            if self._names_axis(axis_name) and sys._getframe(1).f_code is of_mean:
-                return self._means(x, axis_name, **options)
-            return of_others(x, axis_name, **options)
+    def extreme(*args: Any, **options: Any) -> Any:
+        """``pmax`` or ``pmin`` of sizes. Since lax.parallel, 0.1. Until: never."""
+        return with_sizes(False, *args, **options)
 
-        return collective
+    def any_psum(*args: Any, **options: Any) -> Any:
+        """User code may hold psum under any name. Since lax.parallel, 0.10. Until: never."""
+        return with_sizes(True, *args, **options)
 
-    def cast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A cast between types that say along which axes of a mesh values differ."""
-
-        @functools.wraps(original)
-        def cast(x: Any, axis_name: Any, **options: Any) -> Any:
-            if not self._names_axis(axis_name):
-                return original(x, axis_name, **options)
-            others = tuple(a for a in _as_tuple(axis_name) if a != self._axis())
-            return original(x, others, **options) if others else x
-
-        return cast
-
-    def _means(self, x: Any, axis_name: Any, axis_index_groups: Any = None) -> Any:
-        if axis_index_groups is not None:
-            self._refuse_groups()
-        if others := tuple(a for a in _as_tuple(axis_name) if a != self._axis()):
-            x = self._pmean(x, others)
-        return jax.tree_util.tree_map(lambda leaf: _Mean(self._mean(_value_of_size(leaf))), x)
+    return (
+        patch(_parallel, "_psum_is_async")(any_psum),
+        patch(jax.lax, "pcast", everywhere=True)(cast),
+        patch(jax.lax, "psum", everywhere=True)(psum),
+        patch(jax.lax, "pmax", everywhere=True)(extreme),
+        patch(jax.lax, "pmin", everywhere=True)(extreme),
+    )
 
 
 class _Mean:
@@ -164,8 +108,3 @@ class _Mean:
 
 def _as_tuple(axis_name: Any) -> tuple[Any, ...]:
     return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
-
-
-def _value_of_size(leaf: Any) -> Any:
-    """A symbolic size as a value that is known at run time (``core.dimension_as_value``)."""
-    return _core.dimension_as_value(leaf) if is_symbolic_dim(leaf) else leaf

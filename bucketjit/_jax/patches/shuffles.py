@@ -10,63 +10,31 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
-
-_random = names.module("random.core")
+from bucketjit._jax.patches.patch import patch
 
 
-def open_shuffles() -> list[Patch]:
-    """Permutations of an axis of symbolic size.
+@patch(names.module("random.core"), "_shuffle")
+def _shuffle(original: Any, key: Any, x: Any, axis: int) -> Any:
+    """The number of rounds is found by comparisons of sizes, which become guards.
 
-    The number of rounds is found by comparisons of sizes, which become guards of the program. A
-    symbolic count as an argument becomes an array of as many numbers. JAX asks for an int in both
-    places (``random.core``, since 0.1).
+    JAX shuffles in rounds, one more for each power of the size, and asks for a Python int to count
+    them. Since random.core, 0.1. Until jax.random.permutation takes an axis of symbolic size.
     """
-    shuffle, permutation, choice = _random._shuffle, jax.random.permutation, jax.random.choice
-
-    @functools.wraps(shuffle)
-    def open_shuffle(key: Any, x: Any, axis: int) -> Any:
-        if not is_symbolic_dim(x.size):
-            return shuffle(key, x, axis)
-        rounds = 0
-        # Each comparison is decided by the sizes of the call, and kept as a guard.
-        while x.size > _largest_shuffled_in(rounds):
-            rounds += 1
-        for _ in range(rounds):
-            key, subkey = jax.random.split(key)
-            _, x = jax.lax.sort_key_val(jax.random.bits(subkey, x.shape, np.uint32), x, axis)
-        return x
-
-    @functools.wraps(permutation)
-    def open_permutation(key: Any, x: Any, *more: Any, **options: Any) -> Any:
-        return permutation(key, _numbers(x), *more, **options)
-
-    @functools.wraps(choice)
-    def open_choice(key: Any, a: Any, *more: Any, **options: Any) -> Any:
-        return choice(key, _numbers(a), *more, **options)
-
-    replaced = [
-        (_random, "_shuffle", open_shuffle, False),
-        (jax.random, "permutation", open_permutation, True),
-        (jax.random, "choice", open_choice, True),
-    ]
-    return [
-        Patch(
-            owner,
-            name,
-            replacement,
-            why="JAX shuffles in rounds, one more for each power of the size, and asks for a "
-            "Python int to count them.",
-            since="random.core, 0.1",
-            delete_when="jax.random.permutation takes an axis of symbolic size",
-            everywhere=everywhere,
-        )
-        for owner, name, replacement, everywhere in replaced
-    ]
+    if not is_symbolic_dim(x.size):
+        return original(key, x, axis)
+    rounds = 0
+    # Each comparison is decided by the sizes of the call, and kept as a guard.
+    while x.size > _largest_shuffled_in(rounds):
+        rounds += 1
+    for _ in range(rounds):
+        key, subkey = jax.random.split(key)
+        _, x = jax.lax.sort_key_val(jax.random.bits(subkey, x.shape, np.uint32), x, axis)
+    return x
 
 
-def _numbers(count: Any) -> Any:
-    return jax.numpy.arange(count) if is_symbolic_dim(count) else count
+def _of_numbers(original: Any, key: Any, x: Any, *more: Any, **options: Any) -> Any:
+    """A symbolic count becomes an array of numbers. Since random.core, 0.1. Until `_shuffle`."""
+    return original(key, jax.numpy.arange(x) if is_symbolic_dim(x) else x, *more, **options)
 
 
 @functools.lru_cache(maxsize=64)
@@ -81,3 +49,10 @@ def _largest_shuffled_in(rounds: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if needed(middle) <= rounds else (low, middle)
     return low
+
+
+SHUFFLES = (
+    _shuffle,
+    patch(jax.random, "permutation", everywhere=True)(_of_numbers),
+    patch(jax.random, "choice", everywhere=True)(_of_numbers),
+)

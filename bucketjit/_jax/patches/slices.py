@@ -6,7 +6,6 @@ x[a:b]    start = clip(a, 0, n)             positions a, a + 1, ... of x, n of t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,36 +16,19 @@ from jax import lax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.traced_sizes import (
-    Selecting,
     as_value,
     at_places,
-    entries_of,
+    has_traced_slice,
     is_traced,
     is_traced_size,
+    opened,
 )
 
 _indexing = names.module("numpy.indexing")
 _scatter = names.module("ops.scatter")
 
 _MOST = 2**31 - 1  # the largest int32
-
-_REASONS: dict[str, Any] = {
-    "why": "A slice must have static ends. The program can compute them, and the size of the "
-    "result.",
-    "delete_when": "JAX has arrays whose size is computed",
-}
-
-
-def open_slices(selecting: Selecting) -> list[Patch]:
-    """Slices of a computed size."""
-    return [
-        _slices(selecting),
-        _updates(selecting),
-        *_dynamic_slices(selecting),
-        *_static_slices(selecting),
-    ]
 
 
 class _Part(NamedTuple):
@@ -60,26 +42,16 @@ class _Part(NamedTuple):
     step: int
 
 
-def _slices(selecting: Selecting) -> Patch:
-    original = _indexing.rewriting_take
-
-    @functools.wraps(original)
-    def take(arr: Any, idx: Any, **options: Any) -> Any:
-        open_ = selecting()
-        if open_ is None or not _has_traced_slice(idx):
-            return original(arr, idx, **options)
-        parts, rest = _split(idx, arr.shape)
-        for axis, index in parts.items():
-            part = _part(open_, index, arr.shape[axis])
-            arr = open_.first(_from(arr, axis, part), part.length, axis)
-        return original(arr, rest, **options)
-
-    return Patch(_indexing, "rewriting_take", take, since="numpy.indexing, 0.8", **_REASONS)
-
-
-def _has_traced_slice(idx: Any) -> bool:
-    indices = idx if isinstance(idx, tuple) else (idx,)
-    return any(isinstance(i, slice) and any(map(is_traced, entries_of(i))) for i in indices)
+@opened(_indexing, "rewriting_take", everywhere=False)
+def _take(open_: Any, original: Any, arr: Any, idx: Any, **options: Any) -> Any:
+    """``x[:k]``. Since numpy.indexing, 0.8. Until sizes can be computed."""
+    if not has_traced_slice(idx):
+        return original(arr, idx, **options)
+    parts, rest = _split(idx, arr.shape)
+    for axis, index in parts.items():
+        part = _part(open_, index, arr.shape[axis])
+        arr = open_.first(_from(arr, axis, part), part.length, axis)
+    return original(arr, rest, **options)
 
 
 def _split(idx: Any, shape: Sequence[Any]) -> tuple[dict[int, slice], tuple[Any, ...]]:
@@ -88,7 +60,7 @@ def _split(idx: Any, shape: Sequence[Any]) -> tuple[dict[int, slice], tuple[Any,
     parts: dict[int, slice] = {}
     rest = []
     for part in indexer.indices:
-        if _has_traced_slice(part.index):
+        if has_traced_slice(part.index):
             (axis,) = part.consumed_axes
             parts[axis] = part.index
             rest.append(slice(None))
@@ -148,26 +120,21 @@ def _from(array: Any, axis: int, part: _Part) -> Any:
     return at_places(array, places, axis)
 
 
-def _updates(selecting: Selecting) -> Patch:
-    original = _scatter._scatter_update
-
-    @functools.wraps(original)
-    def update(x: Any, idx: Any, y: Any, *args: Any, **options: Any) -> Any:
-        open_ = selecting()
-        if open_ is None or not _has_traced_slice(idx):
-            return original(x, idx, y, *args, **options)
-        x = jnp.asarray(x)
-        slices, rest = _split(idx, x.shape)
-        parts = {axis: _part(open_, index, x.shape[axis]) for axis, index in slices.items()}
-        if np.ndim(y):
-            y = _spread(open_, jnp.asarray(y), x, rest, parts)
-        updated = original(x, rest, y, *args, **options)
-        inside: Any = True
-        for axis, part in parts.items():
-            inside = inside & _is_taken(x, axis, part)
-        return jnp.where(inside, updated, x)
-
-    return Patch(_scatter, "_scatter_update", update, since="ops.scatter, 0.2", **_REASONS)
+@opened(_scatter, "_scatter_update", everywhere=False)
+def _update(open_: Any, original: Any, x: Any, idx: Any, y: Any, *args: Any, **options: Any) -> Any:
+    """``x.at[:k].set(y)``. Since ops.scatter, 0.2. Until sizes can be computed."""
+    if not has_traced_slice(idx):
+        return original(x, idx, y, *args, **options)
+    x = jnp.asarray(x)
+    slices, rest = _split(idx, x.shape)
+    parts = {axis: _part(open_, index, x.shape[axis]) for axis, index in slices.items()}
+    if np.ndim(y):
+        y = _spread(open_, jnp.asarray(y), x, rest, parts)
+    updated = original(x, rest, y, *args, **options)
+    inside: Any = True
+    for axis, part in parts.items():
+        inside = inside & _is_taken(x, axis, part)
+    return jnp.where(inside, updated, x)
 
 
 def _is_taken(x: Any, axis: int, part: _Part) -> Any:
@@ -217,13 +184,12 @@ def _is_one(size: Any) -> bool:
 
 def _places(open_: Any, indexer: Any) -> dict[int, int]:
     """The axis of the result for each axis that a basic index takes a slice of."""
-    kinds = _indexing.IndexType
     places: dict[int, int] = {}
     axis = 0
     for part in indexer.indices:
-        if part.typ is kinds.NONE:
+        if part.typ.name == "NONE":
             axis += 1
-        elif part.typ is kinds.SLICE:
+        elif part.typ.name == "SLICE":
             places[part.consumed_axes[0]] = axis
             axis += 1
         elif np.ndim(part.index):
@@ -234,38 +200,34 @@ def _places(open_: Any, indexer: Any) -> dict[int, int]:
     return places
 
 
-def _dynamic_slices(selecting: Selecting) -> list[Patch]:
-    original, original_in_dim = lax.dynamic_slice, lax.dynamic_slice_in_dim
+@opened(lax, "dynamic_slice")
+def _dynamic_slice(
+    open_: Any, original: Any, operand: Any, start_indices: Any, slice_sizes: Any, **more: Any
+) -> Any:
+    """Its sizes may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
+    starts, sizes = list(start_indices), list(slice_sizes)
+    if not any(map(is_traced_size, sizes)) or not len(starts) == len(sizes) == np.ndim(operand):
+        return original(operand, start_indices, slice_sizes, **more)
+    operand = jnp.asarray(operand)
+    for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+        operand = lax.dynamic_slice_in_dim(operand, start, size, axis)
+    return operand
 
-    @functools.wraps(original)
-    def dynamic_slice(operand: Any, start_indices: Any, slice_sizes: Any, **more: Any) -> Any:
-        open_ = selecting()
-        if open_ is None or not any(map(is_traced_size, slice_sizes)):
-            return original(operand, start_indices, slice_sizes, **more)
-        starts, sizes = list(start_indices), list(slice_sizes)
-        operand = jnp.asarray(operand)
-        if not len(starts) == len(sizes) == operand.ndim:
-            return original(operand, starts, sizes, **more)  # raises
-        for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            if is_traced_size(size):
-                operand = _window(open_, operand, axis, start, size)
-            else:
-                operand = original_in_dim(operand, start, size, axis)
-        return operand
 
-    @functools.wraps(original_in_dim)
-    def in_dim(operand: Any, start_index: Any, slice_size: Any, axis: int = 0, **more: Any) -> Any:
-        open_ = selecting()
-        if open_ is None or not is_traced_size(slice_size):
-            return original_in_dim(operand, start_index, slice_size, axis, **more)
-        return _window(
-            open_, jnp.asarray(operand), int(axis) % operand.ndim, start_index, slice_size
-        )
-
-    return [
-        _of_lax("dynamic_slice", dynamic_slice),
-        _of_lax("dynamic_slice_in_dim", in_dim),
-    ]
+@opened(lax, "dynamic_slice_in_dim")
+def _dynamic_slice_in_dim(
+    open_: Any,
+    original: Any,
+    operand: Any,
+    start_index: Any,
+    slice_size: Any,
+    axis: int = 0,
+    **more: Any,
+) -> Any:
+    """Its size may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
+    if not is_traced_size(slice_size):
+        return original(operand, start_index, slice_size, axis, **more)
+    return _window(open_, jnp.asarray(operand), int(axis) % operand.ndim, start_index, slice_size)
 
 
 def _window(open_: Any, array: Any, axis: int, start: Any, size: Any) -> Any:
@@ -285,43 +247,44 @@ def _cut(open_: Any, array: Any, axis: int, size: Any) -> Any:
     return jnp.moveaxis(out, 0, axis)
 
 
-def _static_slices(selecting: Selecting) -> list[Patch]:
-    original, original_in_dim = lax.slice, lax.slice_in_dim
+@opened(lax, "slice")
+def _slice(
+    open_: Any,
+    original: Any,
+    operand: Any,
+    start_indices: Any,
+    limit_indices: Any,
+    strides: Any = None,
+) -> Any:
+    """Its ends may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
+    starts, limits = list(start_indices), list(limit_indices)
+    if not any(map(is_traced_size, (*starts, *limits))):
+        return original(operand, start_indices, limit_indices, strides)
+    steps = [1] * len(starts) if strides is None else list(strides)
+    operand = jnp.asarray(operand)
+    for axis, ends in enumerate(zip(starts, limits, steps, strict=True)):
+        operand = _limited(open_, operand, axis, *ends)
+    return operand
 
-    @functools.wraps(original)
-    def sliced(operand: Any, start_indices: Any, limit_indices: Any, strides: Any = None) -> Any:
-        open_ = selecting()
-        starts, limits = list(start_indices), list(limit_indices)
-        if open_ is None or not any(map(is_traced_size, (*starts, *limits))):
-            return original(operand, start_indices, limit_indices, strides)
-        steps = [1] * len(starts) if strides is None else list(strides)
-        operand = jnp.asarray(operand)
-        for axis, ends in enumerate(zip(starts, limits, steps, strict=True)):
-            operand = _limited(open_, operand, axis, *ends)
-        return operand
 
-    @functools.wraps(original_in_dim)
-    def in_dim(
-        operand: Any, start_index: Any, limit_index: Any, stride: Any = 1, axis: int = 0
-    ) -> Any:
-        open_ = selecting()
-        if open_ is None or not any(map(is_traced_size, (start_index, limit_index))):
-            return original_in_dim(operand, start_index, limit_index, stride, axis)
-        axis = int(axis) % operand.ndim
-        size = operand.shape[axis]
-        start, limit = (
-            _from_end(end, size)
-            for end in (
-                0 if start_index is None else start_index,
-                size if limit_index is None else limit_index,
-            )
-        )
-        return _limited(open_, jnp.asarray(operand), axis, start, limit, stride)
-
-    return [
-        _of_lax("slice", sliced),
-        _of_lax("slice_in_dim", in_dim),
-    ]
+@opened(lax, "slice_in_dim")
+def _slice_in_dim(
+    open_: Any,
+    original: Any,
+    operand: Any,
+    start_index: Any,
+    limit_index: Any,
+    stride: Any = 1,
+    axis: int = 0,
+) -> Any:
+    """Its ends may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
+    if not any(map(is_traced_size, (start_index, limit_index))):
+        return original(operand, start_index, limit_index, stride, axis)
+    axis = int(axis) % operand.ndim
+    size = operand.shape[axis]
+    start = 0 if start_index is None else _from_end(start_index, size)
+    limit = size if limit_index is None else _from_end(limit_index, size)
+    return _limited(open_, jnp.asarray(operand), axis, start, limit, stride)
 
 
 def _from_end(end: Any, size: Any) -> Any:
@@ -348,5 +311,5 @@ def _limited(open_: Any, array: Any, axis: int, start: Any, limit: Any, stride: 
     return before if stride == 1 else before[(slice(None),) * axis + (slice(None, None, stride),)]
 
 
-def _of_lax(name: str, replacement: Any) -> Patch:
-    return Patch(lax, name, replacement, since="lax.slicing, 0.1", everywhere=True, **_REASONS)
+SLICES = (_take, _update, _dynamic_slice, _dynamic_slice_in_dim, _slice, _slice_in_dim)
+"""Slices of a computed size."""

@@ -1,7 +1,9 @@
-"""What the patches for computed sizes ask of a value."""
+"""What the patches for computed sizes ask of a thread and of a value."""
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import is_symbolic_dim
 
-from bucketjit._jax import names
+from bucketjit._jax.jaxprs import value_of_size
+from bucketjit._jax.patches.patch import Patch
 
-_core = names.module("core")
+of_thread = threading.local()  # `open`: a `bucketjit._ir.open_sizes.Open`, or None
 
-# Returns what makes sizes in this thread, a `bucketjit._ir.open_sizes.Open`; None if JAX's own
-# functions are to run.
-Selecting = Callable[[], Any]
+
+def selecting() -> Any:
+    """What makes sizes in this thread; None if JAX's own functions are to run."""
+    return getattr(of_thread, "open", None)
+
+
+def opened(owner: Any, name: str, everywhere: bool = True) -> Callable[[Callable[..., Any]], Patch]:
+    """Make a patch of a function that makes a computed size, until JAX has such sizes.
+
+    Before the arguments of the original it takes what makes sizes in this thread, and the original.
+    """
+    return lambda function: Patch(owner, name, functools.partial(_opening, function), everywhere)
+
+
+def _opening(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        open_ = selecting()
+        if open_ is None:
+            return original(*args, **kwargs)
+        return function(open_, original, *args, **kwargs)
+
+    return replacement
 
 
 def is_traced(value: object) -> bool:
@@ -31,11 +54,7 @@ def is_open(value: Any) -> bool:
 
 def is_traced_size(value: Any) -> bool:
     """Whether a value is an integer that is known at run time only."""
-    return is_traced(value) and np.ndim(value) == 0 and _is_integer(value)
-
-
-def _is_integer(value: Any) -> bool:
-    return bool(jnp.issubdtype(value.dtype, np.integer))
+    return is_traced(value) and np.ndim(value) == 0 and jnp.issubdtype(value.dtype, np.integer)
 
 
 def entries_of(index: slice) -> tuple[Any, Any, Any]:
@@ -43,10 +62,16 @@ def entries_of(index: slice) -> tuple[Any, Any, Any]:
     return index.start, index.stop, index.step
 
 
+def has_traced_slice(idx: Any) -> bool:
+    """Whether an end or a step of a slice in an index is known at run time only."""
+    indices = idx if isinstance(idx, tuple) else (idx,)
+    return any(isinstance(i, slice) and any(map(is_traced, entries_of(i))) for i in indices)
+
+
 def as_value(size: Any, dtype: Any = np.int32) -> Any:
     """A size, or an integer, as a scalar that the program computes with."""
     if is_symbolic_dim(size):
-        size = _core.dimension_as_value(size)
+        size = value_of_size(size)
     if isinstance(size, jax.Array):
         return jax.lax.convert_element_type(size, dtype)
     return np.asarray(size, dtype)

@@ -16,7 +16,6 @@ import numpy as np
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, is_symbolic
-from bucketjit._jax.primitives import fft_name
 from bucketjit._masking.array_ops import (
     crop,
     kept_in_memory,
@@ -36,7 +35,7 @@ def fft(ctx: RuleContext, operand: Array) -> Any:
     rank, out_rank = len(ctx.params["fft_lengths"]), operand.ndim
     axes = range(out_rank - rank, out_rank)
     lengths = dict(zip(axes, ctx.symbolic_params["fft_lengths"], strict=True))
-    kind = fft_name(ctx.params["fft_type"])
+    kind = ctx.params["fft_type"].name
     size = ctx.in_shapes[0][-1]
     if kind == "IRFFT" and is_symbolic(size) and not is_symbolic(lengths[axes[-1]]):
         ctx.refuse(
