@@ -17,6 +17,8 @@ from bucketjit._ir.dynamic_axes import STATIC, Tokens
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
+from bucketjit._jax.devices import default_device
+from bucketjit._jax.serialization import NotPlain
 from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import SignedCall
@@ -103,6 +105,19 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
 def without_values(signed: SignedCall) -> SignedCall:
     """The same call with types in the place of its arrays, so that it keeps none of them alive."""
     return dataclasses.replace(signed, leaves=abstract(signed, {}))
+
+
+def device_of(leaves: Sequence[Any]) -> Any:
+    """The device that ``jit`` would run a call on; raises `NotPlain` if that is not just one."""
+    shardings = [getattr(x, "sharding", None) for x in leaves]
+    placed: set[Any] = {s for s in shardings if s is not None}
+    if not placed:
+        return default_device()
+    single = jax.sharding.SingleDeviceSharding
+    if len(placed) > 1 or not all(type(s) is single for s in placed):
+        raise NotPlain("its arguments are on several devices, or placed by a mesh")
+    (device,) = placed.pop().device_set
+    return device
 
 
 class Expected:

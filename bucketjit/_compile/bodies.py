@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import padded_leaf_shapes
-from bucketjit._compile.files.executable_files import ExecutableFiles
-from bucketjit._compile.files.stored import StoredExact, StoredMasked
+from bucketjit._compile.files.store import ExecutableFiles
+from bucketjit._compile.files.stored import Stored
 from bucketjit._compile.kernel import Kernel, exact_kernel, kernel
 from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
@@ -57,12 +57,7 @@ class Bodies(Protocol):
         """What makes the kernel of an exact shape, with the options that hold then."""
 
     def place(
-        self,
-        files: ExecutableFiles,
-        signed: SignedCall,
-        bucket: Mapping[str, int],
-        transform: Transform | None,
-        made: Callable[[], Kernel],
+        self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
     ) -> Any:
         """The place of an executable among files; None if there is none."""
 
@@ -117,18 +112,11 @@ class TracedBodies:
         return lambda: exact_body(signed, sizes, is_checked, options(exact_options(is_checked)))
 
     def place(
-        self,
-        files: ExecutableFiles,
-        signed: SignedCall,
-        bucket: Mapping[str, int],
-        transform: Transform | None,
-        made: Callable[[], Kernel],
-    ) -> Any:
+        self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
+    ) -> Stored | None:
         """See `Bodies.place`."""
-        if self._check is not Check.OFF:
-            return None
-        kind = StoredExact if transform is None else transform.stored or StoredMasked
-        return files.place(kind, signed, bucket, made)
+        store = files.store() if self._check is Check.OFF else None
+        return None if store is None else Stored(files, store, sizes, make)
 
 
 def masked(

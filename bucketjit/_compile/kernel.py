@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bucketjit._compile.argument_types import Expected, abstract
+from bucketjit._compile.argument_types import Expected, abstract, device_of
 from bucketjit._compile.executable import Executable, OpenOut, Pads
 from bucketjit._compile.transform import ONE, Body, Transform
 from bucketjit._config import Check
@@ -32,6 +32,7 @@ from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
+from bucketjit._jax.serialization import Placement, loaded_function
 from bucketjit._raised import in_one_line
 from bucketjit._tracing.resolved_call import ResolvedCall
 from bucketjit._tracing.signer import SignedCall
@@ -78,6 +79,32 @@ class Kernel(NamedTuple):
     def types(self) -> tuple[Any, ...]:
         """All positional arguments to lower the function for, the sizes first."""
         return self.args if self.call is None else (self.sizes, *self.args)
+
+    @property
+    def leaves(self) -> list[Any]:
+        """The leaves of all arguments, as types."""
+        return jax.tree_util.tree_leaves((self.types, self.kwargs))
+
+    def placement(self) -> Placement:
+        """Where it runs, and where its arguments and results are."""
+        if self.transform is None or self.call is None or self.call.program is None:
+            return Placement.on(device_of(self.leaves))
+        return self.transform.placement(self.leaves, self.call.program)
+
+    def results(self) -> tuple[list[Any], Any]:
+        """The types of the results of a bucket, with the counts if there are any; and their tree.
+
+        They are known without a trace.
+        """
+        assert self.call is not None and self.transform is not None and self.at is not None
+        program = self.call.program
+        assert program is not None
+        outs = list(map(shaped, self.transform.results(program, self.at)))
+        info = program.out_tree.unflatten(outs)
+        if program.counts:
+            counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
+            outs, info = [*outs, counts], (info, counts)
+        return outs, info
 
     def as_lowered(self) -> Kernel:
         """The same kernel, lowered."""
@@ -313,11 +340,39 @@ def with_counts(program: Interface, outs: Sequence[Any]) -> Any:
     return tree, jnp.stack([jnp.asarray(n, jnp.int32) for n in outs[results:]])
 
 
-def with_type_of_counts(program: Interface, outs: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The types of what `with_counts` returns, flat, and their tree."""
-    tree = program.out_tree
-    if not program.counts:
-        return list(outs), tree
-    counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
-    whole = jax.tree_util.tree_structure((tree.unflatten(range(tree.num_leaves)), 0))
-    return [*outs, counts], whole
+def loaded(
+    kernel: Kernel,
+    xla: object,
+    kept: Sequence[int],
+    results: tuple[list[Any], Any],
+    placement: Placement,
+    failed: Callable[[Exception], None],
+    began: float,
+) -> Executable:
+    """The entry of a kernel whose executable was read from bytes; it takes the arguments ``kept``.
+
+    It is never traced, so its calls are compared with the types of the kernel. ``failed`` is called
+    if it does not run.
+    """
+    function, expected, (outs, info) = kernel.function, kernel.expected, results
+    expected.check(kernel.args, kernel.kwargs)
+    shared = function.constants if isinstance(function, WithConstants) else None
+    front = (shared is not None) + (kernel.call is not None)
+
+    def check(given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        expected.check(given[front:], dict(named))
+
+    made, compiled = loaded_function(
+        xla,
+        kept,
+        f"jit({function.__name__})",
+        [jax.typeof(x) for x in (*jax.tree_util.tree_leaves(shared), *kernel.leaves)],
+        outs,
+        jax.tree_util.tree_structure(info),
+        placement,
+        check,
+        function if shared is None else function.function,
+        failed,
+    )
+    whole = made if shared is None else WithConstants(made, shared)
+    return kernel.executable(whole, compiled, info, began, loaded=True)

@@ -18,7 +18,7 @@ from bucketjit._compile.argument_types import without_values
 from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.files.executable_files import ExecutableFiles
+from bucketjit._compile.files.store import ExecutableFiles
 from bucketjit._compile.kernel import Kernel
 from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._compile.transform import ONE, Transform
@@ -148,7 +148,7 @@ class Requests:
         sizes = transform.bucket(bucket)
         kept = None
         if not options and not (isinstance(transform, Rows) and transform.summed):
-            kept = self._bodies.place(self.files, known, sizes, transform, made)
+            kept = self._bodies.place(self.files, sizes, made)
         return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
 
     def _maker(
@@ -190,7 +190,7 @@ class Requests:
 
         kept = None
         if not options:
-            kept = self._bodies.place(self.files, without_values(signed), shown, None, made)
+            kept = self._bodies.place(self.files, shown, made)
         return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
 
     def lower_exact(self, signed: SignedCall) -> Kernel:

@@ -15,7 +15,6 @@ import jax
 
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.fingerprint import NoDigest, program_digest
-from bucketjit._compile.files.keys import OWN_PRIMITIVES
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Agreed, Check, Config, is_int_from
 from bucketjit._events import shown
@@ -97,7 +96,7 @@ def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
 def _text_of(jaxpr: Any) -> str:
     """A digest of a jaxpr; where it has none, a text of its equations' names and types."""
     try:
-        return program_digest(jaxpr, OWN_PRIMITIVES).text
+        return program_digest(jaxpr)[0]
     except NoDigest:
         lines = [str([v.aval for v in (*jaxpr.constvars, *jaxpr.invars)])]
         for eqn in all_equations(jaxpr):
