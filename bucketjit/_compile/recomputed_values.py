@@ -171,10 +171,13 @@ class _Following(Analysis[_Facts]):
     def stacked(self, value: _Facts, var: Var) -> _Facts:
         return value
 
-    def _in_memory(self, number: int, parts: _Sources, *others: _Sources) -> _Facts:
+    def _in_memory(
+        self, number: int, parts: _Sources, _: _Sources, chosen: _Sources, nearly: _Sources
+    ) -> _Facts:
+        """A value that a loop takes, carries or returns."""
         if parts:
             parts = self._made_of[number] = parts | {number}
-        return _Facts(number, parts, *others)
+        return _Facts(number, parts, parts, chosen, nearly)
 
     def _number(self, *key: Hashable) -> int:
         """The number of a value that is computed as the key says."""
@@ -183,8 +186,11 @@ class _Following(Analysis[_Facts]):
         return self._keys[key]
 
     def _latest(self, parts: _Sources) -> _Sources:
-        """The sources among these that none of the others is mixed from."""
-        return parts - _all(self._made_of[n] - {n} for n in parts)
+        """The sources among these that none of the others is mixed from.
+
+        What a loop carries stays: it is mixed from values that are mixed from it.
+        """
+        return parts - (_all(self._made_of[n] - {n} for n in parts) - self._joined)
 
     def _near(self, one: _Facts, other: _Facts) -> _Sources:
         """The sources behind one operand that something in the other one was chosen among."""
@@ -205,8 +211,12 @@ class _Following(Analysis[_Facts]):
         """Follow a loop or branches. Returns facts about the results, without sources inside."""
         around = self._loop
         self._loop = before = self._number("loop", around, id(eqn), *(f.number for f in ins))
+        given = [
+            self._in_memory(self._number("given", before, i), *sets)
+            for i, (_, *sets) in enumerate(ins)
+        ]
         try:
-            outs = through(self, eqn, ins)
+            outs = through(self, eqn, given)
         finally:
             self._loop = around
         chosen = _all(f.chosen | f.parts for f in ins)  # a loop may choose, element by element
@@ -297,5 +307,6 @@ def _params(eqn: JaxprEqn) -> Hashable:
     return params, str(params)
 
 
-def _all(sets: Iterable[Iterable[int]]) -> _Sources:
-    return _NONE.union(*sets)
+def _all(sets: Iterable[_Sources]) -> _Sources:
+    found = set(sets)  # mostly one, or one and the empty set
+    return _NONE.union(*found) if len(found) > 1 else next(iter(found), _NONE)
