@@ -64,10 +64,9 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
     if options.warmup:
         executor.warmup(*calls[-1], sizes={"b": [BATCH], "s": LENGTHS}, progress=False)
     for call in calls:
-        signed = engine.signer.sign(call, {})
-        resolved = engine.resolve(signed)
+        resolved = engine.resolve(engine.signer.sign(call, {}))
         bucket = engine.buckets.of(resolved.program, resolved)
-        engine.provider.prepare(engine.requests.masked(signed, resolved, bucket), first_run=False)
+        engine.provider.prepare(engine.requests.masked(resolved, bucket), first_run=False)
     start, stolen = time.perf_counter() - began, host.stolen()
     for call in calls:
         jax.block_until_ready(executor(*call))

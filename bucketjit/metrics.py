@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 __all__ = ["Registration", "prometheus"]
-
-_MOST_LABELS = 4096  # labels of a function whose hits are remembered
 
 _Labels = tuple[str, ...]
 
@@ -46,20 +43,18 @@ _PLAIN = {  # each is the number of `Stats` that has the name without `_total` o
 }
 _COMPUTED = "size", "bound", "line"
 _BUCKET = "bucket", "exact"
-_LABELED: dict[str, tuple[str, _Labels]] = {  # `_labeled` has their values
+_LABELED: dict[str, tuple[str, _Labels]] = {  # `_samples` has their values
     "executables": ("Executables in the cache.", ()),
     "programs": ("Programs traced.", ()),
     "fallback_calls_total": ("Calls that ran unpadded, by reason.", ("reason",)),
     "dimension_waste_ratio": ("Padding among padded sizes.", ("dimension",)),
     "computed_size_rows_total": ("Rows selected, where they are told.", _COMPUTED),
     "computed_size_bounds_total": ("Rows that they were selected from.", _COMPUTED),
-    "computed_size_programs": ("Programs that compute the size.", _COMPUTED),
-    "bucket_hits_total": ("Calls served after the first one.", _BUCKET),
+    "bucket_hits": ("Calls that its executables have served after the first one.", _BUCKET),
     "bucket_compile_seconds": ("Time that compiling it took.", _BUCKET),
     "bucket_bytes": ("Memory that it takes.", _BUCKET),
-    "bucket_flops": ("Floating point operations of a call.", _BUCKET),
-    "bucket_last_used_timestamp_seconds": ("When it last served a call.", _BUCKET),
 }
+_FAMILIES = {**{name: (text, ()) for name, text in _PLAIN.items()}, **_LABELED}
 
 
 class _Collector:
@@ -72,9 +67,6 @@ class _Collector:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executors = weakref.WeakValueDictionary[str, BucketedExec[..., Any]]()
-        # By function: when its counters started, and by label its hits at the last scrape, and
-        # those of executables that are gone.
-        self._known: dict[str, tuple[float, dict[_Labels, tuple[int, int]]]] = {}
 
     def add(self, name: str, executor: BucketedExec[..., Any]) -> None:
         with self._lock:
@@ -97,47 +89,17 @@ class _Collector:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:
-            every = {name: executor.stats() for name, executor in self._executors.items()}
-            samples = {name: _labeled(stats) for name, stats in every.items()}
-            self._known = {n: k for n, k in self._known.items() if n in every}
-            for name, stats in every.items():
-                told = samples[name]
-                told["bucket_hits_total"] = self._climb(
-                    name, stats.since, told["bucket_hits_total"]
-                )
-        if not every:  # metrics would still be listed, with no samples
-            return []
+            samples = {name: _samples(e.stats()) for name, e in self._executors.items()}
         families: list[Metric] = []
-        for metric, (text, labels) in {
-            **{n: (t, ()) for n, t in _PLAIN.items()},
-            **_LABELED,
-        }.items():
+        for metric, (text, labels) in _FAMILIES.items() if samples else ():
             kind = CounterMetricFamily if metric.endswith("_total") else GaugeMetricFamily
             family = kind(f"bucketjit_{metric}", text, labels=("function", *labels))
-            for name, told in samples.items():
-                for label, value in told[metric].items():
-                    family.add_metric([name, *label], float(value))
+            for name, found in samples.items():
+                for (of, *label), value in found.items():
+                    if of == metric:
+                        family.add_metric([name, *label], value)
             families.append(family)
         return families
-
-    def _climb(self, name: str, since: float, now: Mapping[_Labels, float]) -> dict[_Labels, float]:
-        """Keep the hits of a label from falling when an executable leaves the cache.
-
-        Prometheus takes a counter that falls for one that was reset to 0, and adds what remains as
-        new hits. So hits that are gone are added. Those after the last scrape are lost.
-        """
-        began, known = self._known.get(name, (since, {}))
-        if began != since:  # the counters were reset
-            known = {}
-        for label in [*(label for label in known if label not in now), *now]:
-            before, gone = known.pop(label, (0, 0))
-            hits = int(now.get(label, 0))
-            known[label] = hits, gone + max(before - hits, 0)
-        climbed: dict[_Labels, float] = {label: sum(known[label]) for label in now}
-        for label in list(known)[:-_MOST_LABELS]:  # those seen longest ago
-            del known[label]
-        self._known[name] = since, known
-        return climbed
 
 
 @dataclass(frozen=True)
@@ -227,39 +189,28 @@ def prometheus(
     return Registration(name, collector, weakref.ref(executor))
 
 
-def _labeled(stats: Stats) -> defaultdict[str, dict[_Labels, float]]:
-    """The numbers of a snapshot, by metric and labels; executables with equal labels are one."""
-    told: defaultdict[str, dict[_Labels, float]] = defaultdict(dict)
-
-    def add(metric: str, label: _Labels, value: float) -> None:
-        told[metric][label] = told[metric].get(label, 0) + value
-
-    def most(metric: str, label: _Labels, value: float) -> None:
-        told[metric][label] = max(told[metric].get(label, value), value)
-
+def _samples(stats: Stats) -> dict[_Labels, float]:
+    """The numbers of a snapshot, by metric and labels; those with equal labels are added."""
+    found: defaultdict[_Labels, float] = defaultdict(float)
     for metric in _PLAIN:
-        add(metric, (), getattr(stats, metric.removesuffix("_total").removesuffix("_ratio")))
-    add("executables", (), len(stats.buckets))
-    add("programs", (), len(stats.programs))
+        found[metric,] = getattr(stats, metric.removesuffix("_total").removesuffix("_ratio"))
+    found["executables",] = len(stats.buckets)
+    found["programs",] = len(stats.programs)
     for reason, calls in stats.fallback_reasons.items():
-        add("fallback_calls_total", (_label(reason),), calls)
+        found["fallback_calls_total", _label(reason)] += calls
     for dimension, share in stats.dimension_waste.items():
-        most("dimension_waste_ratio", (_label(dimension),), share)
+        found["dimension_waste_ratio", _label(dimension)] = share
     for made in (made for program in stats.programs for made in program.computed):
         label = _label(made.size), _label(made.bound), _label(made.line)
-        add("computed_size_rows_total", label, made.selected)
-        add("computed_size_bounds_total", label, made.rows)
-        add("computed_size_programs", label, 1)
+        found["computed_size_rows_total", *label] += made.selected
+        found["computed_size_bounds_total", *label] += made.rows
     for bucket in stats.buckets:
         sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
         where = _label(sizes), str(bucket.exact).lower()
-        add("bucket_hits_total", where, bucket.hits)
-        add("bucket_compile_seconds", where, bucket.compile_seconds)
-        add("bucket_bytes", where, bucket.nbytes)
-        most("bucket_last_used_timestamp_seconds", where, bucket.last_used)
-        if bucket.flops is not None:
-            most("bucket_flops", where, bucket.flops)
-    return told
+        for metric in ("hits", "compile_seconds"):
+            found[f"bucket_{metric}", *where] += getattr(bucket, metric)
+        found["bucket_bytes", *where] += bucket.nbytes
+    return found
 
 
 def _label(text: str) -> str:

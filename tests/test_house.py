@@ -1,6 +1,6 @@
 """How large the house is: lines, files, packages, floors, names. What is here only ever goes down.
 
-The aims are 26,000 lines of code, 42,000 lines, 220 files, and `Engine.decide` asked in four files.
+The aims are 26,000 lines of code, 42,000 lines, 220 files, and `decide` asked in four files.
 """
 
 from __future__ import annotations
@@ -116,5 +116,5 @@ LIMIT = {
     "floors": 9,
     "names": 0,
     "overridden": 0,
-    "asking": 6,
+    "asking": 4,
 }

@@ -339,5 +339,5 @@ class BucketedExec(
         """
         given = tuple(map(array_like, args))
         named = {name: array_like(value) for name, value in kwargs.items()}
-        signed = call_of_shard(self._engine, self._engine.signer.sign(given, named))
-        return explain(self._engine, signed, unpadded=None if self._plain is None else WHY)
+        call = call_of_shard(self._engine, self._engine.signer.sign(given, named))
+        return explain(self._engine, call, unpadded=None if self._plain is None else WHY)

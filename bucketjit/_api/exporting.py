@@ -11,12 +11,11 @@ from bucketjit._config import Check
 from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.together import refuse_apart
-from bucketjit._runtime.decisions import NO_STRATEGY, Masked, Refused, Unpadded
+from bucketjit._runtime.decisions import NO_STRATEGY, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.bounded import bounded_module
 from bucketjit._stages.dynamic import export_dynamic
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ExportError, MaskingError
 
@@ -89,7 +88,7 @@ class Exporting:
         ):
             raise ExportError(f"platforms: expected a list such as ['cpu'], got {platforms!r}")
         with jax.disable_jit(False):  # as in JAX, modules do not depend on it
-            return export_dynamic(*self._resolved(args, kwargs), platforms, vjp_order)
+            return export_dynamic(self._resolved(args, kwargs), platforms, vjp_order)
 
     @boundary
     def export_bounded(self, *args: Any, **kwargs: Any) -> bytes:
@@ -134,33 +133,26 @@ class Exporting:
         if engine.config.always_exact:
             raise ExportError(f"cannot export with bounds: {NO_STRATEGY}")
         with jax.disable_jit(False):
-            signed, call = self._resolved(args, kwargs)
+            call = self._resolved(args, kwargs)
             if call.program is None:
                 engine.signer.parameters.check_call(args, kwargs)
-            return self._bounded(signed, call)
+            return self._bounded(call)
 
-    def _bounded(self, signed: SignedCall, call: ResolvedCall) -> bytes:
-        engine = self._engine
-        match engine.chosen(signed, call):
-            case Masked(_, bucket):
-                constraints = signed.signature.constraints
-                try:
-                    lowered = engine.requests.lower_masked(signed, call, bucket).lowered
-                except MaskingError as error:
-                    raise ExportError(f"cannot export with bounds: {error}") from error
-                assert lowered is not None
-                return write_module(bounded_module(lowered, call, bucket, constraints))
-            case Unpadded(_, why):
-                raise ExportError(f"cannot export with bounds: {why}")
-            case Refused(error):
-                raise error
+    def _bounded(self, call: Call) -> bytes:
+        engine, constraints = self._engine, call.signature.constraints
+        decision = engine.decisions.decide(call)
+        if not isinstance(decision, Masked):
+            raise ExportError(f"cannot export with bounds: {decision.why}")
+        try:
+            lowered = engine.requests.lower_masked(call, decision.bucket).lowered
+        except MaskingError as error:
+            raise ExportError(f"cannot export with bounds: {error}") from error
+        assert lowered is not None
+        return write_module(bounded_module(lowered, call, decision.bucket, constraints))
 
-    def _resolved(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[SignedCall, ResolvedCall]:
+    def _resolved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call that is not run: it opens no axes."""
         engine = self._engine
         refuse_apart(engine.config, "export")
-        signed = sign_like(engine.signer, args, kwargs)
-        with engine.lock, signed.signature.restoring_axes():
-            return signed, signed.signature.resolve(signed.shapes)
+        call = sign_like(engine.signer, args, kwargs)
+        return engine.looked_at(call)

@@ -187,9 +187,9 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         epoch = engine.provider.epoch
         wanted = list(self.buckets) if sizes is None else sizes
         args, kwargs = function.like(self.buckets[0])
-        signed = sign_like(engine.signer, args, kwargs)
+        call = sign_like(engine.signer, args, kwargs)
         warmed = warm_up(
-            *(engine, signed, wanted),
+            *(engine, call, wanted),
             workers=workers,
             time_budget=time_budget,
             progress=progress,

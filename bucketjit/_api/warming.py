@@ -93,11 +93,11 @@ class Warming:
             return WarmupReport((), (), (), (), (), 0.0)
         engine = self._engine
         epoch = engine.provider.epoch
-        signed = sign_like(engine.signer, args, kwargs)
+        call = sign_like(engine.signer, args, kwargs)
         batches = []
         if rows is not None:
-            batches = rows_to_compile(engine.signer, signed, args, kwargs, rows, in_axes)
+            batches = rows_to_compile(engine.signer, call, args, kwargs, rows, in_axes)
         warmed = warm_up(
-            *(engine, signed, sizes, workers, time_budget, progress, first_run, epoch, batches)
+            *(engine, call, sizes, workers, time_budget, progress, first_run, epoch, batches)
         )
         return report_of(warmed, engine, epoch)

@@ -21,16 +21,16 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._raised import frames_inside, is_of_machine
-from bucketjit._runtime.decisions import Because, Masked, Unpadded
+from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.warmup import asked
-from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import variables_in
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
-BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]  # padded sizes, and a call of them
+BucketCall = tuple[Mapping[str, int], Call]  # padded sizes, and a call of them
 Found = dict[Program, list[BucketCall]]
-Decided = tuple[SignedCall, ResolvedCall, Masked | Unpadded]
+Decided = tuple[Call, Decision]
 T = TypeVar("T")
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
@@ -45,7 +45,7 @@ _MOST_COMPUTED = 64  # combinations of computed sizes
 
 
 def buckets_of(
-    engine: Engine, signed: SignedCall, tokens: Tokens, sizes: Sequence[Mapping[str, int]]
+    engine: Engine, call: Call, tokens: Tokens, sizes: Sequence[Mapping[str, int]]
 ) -> Found:
     """The buckets of calls of some sizes, by program, each once.
 
@@ -57,7 +57,7 @@ def buckets_of(
     Warns:
         FallbackWarning: The file will not serve some of these sizes.
     """
-    search = _Search(engine, signed, tokens)
+    search = _Search(engine, call, tokens)
     for one in sizes:
         search.ask(one)
     search.look_below()
@@ -65,23 +65,21 @@ def buckets_of(
     return search.found
 
 
-def sizes_of(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, sizes: object
-) -> list[Mapping[str, int]]:
+def sizes_of(engine: Engine, call: Call, sizes: object) -> list[Mapping[str, int]]:
     """The logical sizes to save buckets for: those asked for, or those of the cache."""
-    axes = signed.signature.open_axes
+    axes = call.signature.open_axes
     if sizes is None:
         compiled = [
             axes(call, entry.origin.shapes)[1]
             for key, entry in engine.cache.items()
             if isinstance(key[0], Interface)
             and entry.origin is not None
-            and entry.origin.signature is signed.signature
+            and entry.origin.signature is call.signature
         ]
         if compiled:
             return list(compiled)
-    own = axes(call, signed.shapes)[1]
-    _, _, wanted = asked(engine, signed, sizes)
+    own = axes(call, call.shapes)[1]
+    _, _, wanted = asked(engine, call, sizes)
     if not wanted:
         raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
     return [{**own, **one} for one in wanted]
@@ -103,29 +101,25 @@ class _Search:
         found: What was found so far.
     """
 
-    def __init__(self, engine: Engine, signed: SignedCall, tokens: Tokens) -> None:
-        self._engine, self._signed, self._tokens = engine, signed, tokens
+    def __init__(self, engine: Engine, call: Call, tokens: Tokens) -> None:
+        self._engine, self._like, self._tokens = engine, call, tokens
         self.found: Found = {}
-        self._unmasked: dict[Hashable, tuple[MaskingError, SignedCall, ResolvedCall]] = {}
+        self._unmasked: dict[Hashable, tuple[MaskingError, Call]] = {}
 
     def _decided(self, sizes: Mapping[str, int]) -> Decided:
-        at = at_sizes(self._signed, self._tokens, sizes)
-        call = self._engine.resolve(at)
-        return at, call, self._engine.chosen(at, call)
+        return self._engine.chosen(at_sizes(self._like, self._tokens, sizes))
 
-    def _add(
-        self, program: object, bucket: Mapping[str, int], at: SignedCall, call: ResolvedCall
-    ) -> None:
+    def _add(self, program: object, bucket: Mapping[str, int], call: Call) -> None:
         assert isinstance(program, Program)
         known = self.found.setdefault(program, [])
-        if all(dict(other) != dict(bucket) for other, _, _ in known):
-            known.append((dict(bucket), at, call))
+        if all(dict(other) != dict(bucket) for other, _ in known):
+            known.append((dict(bucket), call))
 
     def ask(self, sizes: Mapping[str, int]) -> None:
         """Add the bucket of sizes that were asked for."""
-        at, call, decision = self._decided(sizes)
+        call, decision = self._decided(sizes)
         if isinstance(decision, Masked):
-            self._add(decision.program, decision.bucket, at, call)
+            self._add(decision.program, decision.bucket, call)
         elif decision.because is Because.EMPTY:
             raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
         else:
@@ -134,25 +128,25 @@ class _Search:
     def look_below(self) -> None:
         """Add what sizes below the largest buckets need besides."""
         asked: dict[Tokens, list[Mapping[str, int]]] = {}
-        for bucket, _, call in itertools.chain(*self.found.values()):
+        for bucket, call in itertools.chain(*self.found.values()):
             asked.setdefault(call.tokens, []).append(bucket)
         for _ in self._growing():
             for opened, buckets in asked.items():
                 guards = [guard for program in self._programs(opened) for guard in program.guards]
                 for sizes in _sizes_below(buckets, variables_in(opened), guards):
                     self._look_at(opened, sizes, buckets)
-        for key, (_, at, call) in list(self._unmasked.items()):
+        for key, (_, call) in list(self._unmasked.items()):
             if len(self.found) < _MOST_PROGRAMS:
                 try:
                     with self._engine.lock:
-                        program = at.signature.program_of(call, at.shapes)
+                        program = call.signature.program_of(call, call.shapes)
                 except MaskingError:
                     continue
                 alone = replace(call, program=program, refusal=None)
-                self._add(program, call.sizes, at, alone)
+                self._add(program, call.sizes, alone)
                 del self._unmasked[key]
         if self._unmasked:
-            (why, at, call), count = next(iter(self._unmasked.values())), len(self._unmasked)
+            (why, call), count = next(iter(self._unmasked.values())), len(self._unmasked)
             more = f" and {count - 1} other sizes" if count > 1 else ""
             text = f"{self._engine.name}: the file will not serve {shown(call.sizes)}{more}: {why}"
             warnings.warn(text, FallbackWarning, stacklevel=frames_inside())
@@ -166,7 +160,7 @@ class _Search:
 
     def _programs(self, opened: Tokens) -> list[Program]:
         """The programs of calls that have these open axes."""
-        return [program for program, calls in self.found.items() if calls[0][2].tokens == opened]
+        return [program for program, calls in self.found.items() if calls[0][1].tokens == opened]
 
     def _look_at(
         self, opened: Tokens, sizes: Mapping[str, int], asked: Sequence[Mapping[str, int]]
@@ -174,44 +168,44 @@ class _Search:
         """Add what some sizes need, or note that they are not masked; other variables are 0."""
         own = self._programs(opened)
         known = next((p for p in own if p.size_constants(sizes) is not None), None)
-        if known is not None and any(holds(bucket, sizes) for bucket, _, _ in self.found[known]):
+        if known is not None and any(holds(bucket, sizes) for bucket, _ in self.found[known]):
             return
         empty = dict.fromkeys(variables_in(self._tokens), 0)
         decided = _of_function(lambda: self._decided({**empty, **sizes}))
         if decided is None:
             return
-        (at, call, decision), key = decided, (opened, *sizes.values())
+        (call, decision), key = decided, (opened, *sizes.values())
         if isinstance(decision, Unpadded):
-            self._unmasked[key] = decision.why, at, call
+            self._unmasked[key] = decision.why, call
         elif decision.program not in self.found and len(self.found) == _MOST_PROGRAMS:
-            self._unmasked[key] = _TOO_MANY, at, call
+            self._unmasked[key] = _TOO_MANY, call
         else:
             self._unmasked.pop(key, None)
             program, bucket = decision.program, None
             if not program.unfitted:
                 fitting = ({v: one[v] for v in sizes} for one in asked)
                 bucket = smallest_holding(filter(program.fits, fitting), sizes)
-            self._add(program, bucket or decision.bucket, at, call)
+            self._add(program, bucket or decision.bucket, call)
 
     def look_at_computed(self) -> None:
         """Add the programs of calls that compute other sizes than a program presumes."""
         for _ in self._growing():
             for program, calls in list(self.found.items()):
                 for one in list(calls) if program.presumed else ():
-                    for computed in _computed_sizes(program, one[2].sizes):
+                    for computed in _computed_sizes(program, one[1].sizes):
                         if len(self.found) < _MOST_PROGRAMS:
                             _of_function(functools.partial(self._add_for, one, computed))
 
     def _add_for(self, one: BucketCall, computed: Mapping[str, int]) -> None:
         """Add the bucket of a call to the program that serves it if it computes these sizes."""
-        bucket, at, call = one
+        bucket, call = one
         with self._engine.lock:
-            other = at.signature.resolve_again(call, at.shapes, computed)
-        decision = self._engine.chosen(at, other)
+            other = call.resolved(call.signature.resolve_again(call, call.shapes, computed))
+        decision = self._engine.decisions.decide(other)
         if isinstance(decision, Masked):
             wanted = bucket if decision.program.fits(bucket) else decision.bucket
             decision.program.padded_sizes(wanted)
-            self._add(decision.program, wanted, at, other)
+            self._add(decision.program, wanted, other)
 
 
 def _of_function(run: Callable[[], T]) -> T | None:

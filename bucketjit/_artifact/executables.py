@@ -14,7 +14,7 @@ from bucketjit._compile.argument_types import device_of
 from bucketjit._events import shown
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError
 
@@ -49,15 +49,15 @@ def _compiled(
 ) -> Bucket:
     """A bucket with its executable."""
     args, kwargs = function.like(bucket.sizes)
-    signed = sign_like(engine.signer, args, kwargs)
+    call = sign_like(engine.signer, args, kwargs)
     sizes = {v: n for v, n in bucket.sizes.items() if v not in program.unfitted}
     constants = program.size_constants(sizes)
     if constants is None:  # a guard keeps these sizes from the program
         return bucket
     tokens = function.tokens_of(program)
-    call = ResolvedCall(tokens, sizes, program, size_constants=constants)
-    entry = engine.requests.masked(signed, call, bucket.sizes).build()
-    device = device_of(signed.leaves)
+    call = call.resolved(Resolution(tokens, sizes, program, size_constants=constants))
+    entry = engine.requests.masked(call, bucket.sizes).build()
+    device = device_of(call.leaves)
     try:
         raw, kept = serialized(entry.compiled, Placement.on(device))
     except NotPlain as error:

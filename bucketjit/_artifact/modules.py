@@ -32,7 +32,7 @@ from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._stages.dynamic import evaluator
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
 # Kernels for one kind of accelerator, and functions of TensorFlow: JAX keeps their form stable, but
@@ -77,7 +77,7 @@ def _as_traced(
 
 def bucket_module(
     program: Program,
-    call: ResolvedCall,
+    call: Call,
     bucket: Mapping[str, int],
     rules: RuleTable,
     after: Callable[[], Hook] | None,

@@ -30,9 +30,10 @@ from bucketjit._runtime.engine_parts import Parts
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import without_empty
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.made_for import MadeFor, fixed_signature
-from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
+from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArtifactError, BucketOverflowError
@@ -185,7 +186,7 @@ class _Text(str):
 
 def _no_program(
     function: LoadedFunction, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
-) -> ResolvedCall:
+) -> Resolution:
     """Say why no program serves the sizes of a call, or those that it computes."""
     programs, every = function.programs, variables_in(function.tokens)
     if presumed:
@@ -221,7 +222,7 @@ def _no_program(
 class SavedBuckets:
     """Chooses among the buckets of a file."""
 
-    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+    def of(self, program: Interface, call: Call) -> dict[str, int]:
         """The smallest saved bucket that holds a call; its sizes if a module takes all sizes."""
         assert isinstance(program, LoadedProgram)
         sizes = dict(zip(call.variables, call.ordered, strict=True))

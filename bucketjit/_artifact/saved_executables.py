@@ -23,8 +23,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.serialization import NotPlain, Placement, deserialized
 from bucketjit._raised import is_of_machine
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 
 _OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules
@@ -43,8 +42,7 @@ class SavedBodies:
 
     def in_bucket(
         self,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         transform: Transform,
         options: Options,
@@ -53,8 +51,8 @@ class SavedBodies:
         program = call.program
         assert isinstance(program, LoadedProgram)
         record = program.bucket(bucket)
-        arrays = [i for i, kind in enumerate(signed.signature.types) if kind.dtype is not None]
-        opened = signed.signature.open_leaves(call.tokens)
+        arrays = [i for i, kind in enumerate(call.signature.types) if kind.dtype is not None]
+        opened = call.signature.open_leaves(call.tokens)
         shapes = zip(arrays, record.arguments, strict=True)
         pads: Pads = tuple((i, shape) for i, shape in shapes if i in opened)
 
@@ -69,18 +67,16 @@ class SavedBodies:
             return run
 
         def made() -> Kernel:
-            _check_platform(program, signed)
+            _check_platform(program, call)
             of_xla = options(program.workarounds.options())
-            given = signed, call, record.sizes, pads, self._check, of_xla
+            given = call, record.sizes, pads, self._check, of_xla
             return kernel(transform, body, *given, program.constants)
 
         return made
 
-    def exact(
-        self, signed: SignedCall, sizes: Mapping[str, int], options: Options
-    ) -> Callable[[], Kernel]:
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
         """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
-        program = signed.signature.resolve(signed.shapes).program
+        program = call.signature.resolve(call.shapes).program
         if not isinstance(program, LoadedProgram):
             raise ArtifactError(
                 f"a call with {shown(sizes)}: a saved function takes no call in which all open "
@@ -88,7 +84,7 @@ class SavedBodies:
             )
         member = program.record.dynamic
         assert member is not None
-        kinds = signed.signature.types
+        kinds = call.signature.types
 
         def run(shared: Sequence[Any], leaves: list[Any], tree: Any) -> Any:
             arrays = [x for x, kind in zip(leaves, kinds, strict=True) if kind.dtype is not None]
@@ -96,7 +92,7 @@ class SavedBodies:
 
         def made() -> Kernel:
             of_xla = options(program.workarounds.options())
-            return exact_kernel(signed, run, sizes, signed.donate, of_xla, program.constants)
+            return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
 
         return made
 
@@ -113,10 +109,10 @@ def _called(program: LoadedProgram, member: str, *args: Any) -> list[Any]:
     return [*typed, *outs[len(types) :]]
 
 
-def _check_platform(program: LoadedProgram, signed: SignedCall) -> None:
+def _check_platform(program: LoadedProgram, call: Call) -> None:
     """Refuse a call on a platform that the file has no modules for, before anything is compiled."""
     try:
-        device = device_of(without_values(signed).leaves)
+        device = device_of(without_values(call).leaves)
     except NotPlain:  # on several devices; JAX says why that does not work
         return
     platform = _OF_BACKENDS.get(device.platform, device.platform)
@@ -142,8 +138,8 @@ class InFile:
     def load(self) -> Executable | None:
         """The executable; None if the file has none for this machine and these versions."""
         began, made = time.perf_counter(), self._make()
-        program = None if made.call is None else made.call.program
-        if program is None:
+        program = made.call.program
+        if made.is_exact:
             return None
         assert isinstance(program, LoadedProgram)
         bucket = program.bucket(self._sizes)

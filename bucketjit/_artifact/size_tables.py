@@ -20,15 +20,14 @@ from bucketjit._events import shown
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import SizeConstants
 from bucketjit._ir.program import Program
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 
 _MOST_ROWS = 4096
 _MOST_LOOKED_AT = 2**20
 _MOST_BYTES = 64 * 2**20
 
-BucketCall = tuple[Mapping[str, int], SignedCall, ResolvedCall]
+BucketCall = tuple[Mapping[str, int], Call]
 
 
 def table_of(
@@ -39,8 +38,8 @@ def table_of(
 ) -> tuple[SizeTable, list[BucketCall]]:
     """Tabulate the size constants of a program."""
     assert program.pairing is not None
-    own = [v for v in calls[0][2].variables if v not in program.unfitted]
-    largest = {v: max(bucket[v] for bucket, _, _ in calls) for v in own}
+    own = [v for v in calls[0][1].variables if v not in program.unfitted]
+    largest = {v: max(bucket[v] for bucket, _ in calls) for v in own}
     every = itertools.product(*(range(1, largest[v] + 1) for v in own))
     admitted = (row for row in every if program.admits(dict(zip(own, row, strict=True))))
     count = math.prod(largest.values())
@@ -94,10 +93,10 @@ def table_of(
 
 def _with_room(one: BucketCall, own: Sequence[str], table: SizeTable) -> BucketCall:
     """A bucket that holds the largest unfitted sizes of all logical sizes in it."""
-    bucket, signed, call = one
+    bucket, call = one
     room: dict[str, Any] = dict(bucket)
     for row, extra in zip(table.rows, table.extra, strict=True):
         if all(n <= bucket[v] for v, n in zip(own, row, strict=True)):
             for name, size in zip(table.unfitted, extra, strict=True):
                 room[name] = max(room[name], size)
-    return room, signed, call
+    return room, call

@@ -59,10 +59,10 @@ class Transformed:
         """
         function, engine = self._functions[0], self._engines[0]
         args, kwargs = without_padding((args, dict(kwargs)))
-        signed = engine.signer.sign(args, kwargs)
+        call = engine.signer.sign(args, kwargs)
         if not only_differentiated():
             note_inlined(engine.config, engine.name, engine.counters, _INLINED)
-        leaves = list(zip(signed.leaves, function.types, strict=True))
+        leaves = list(zip(call.leaves, function.types, strict=True))
         # A size cannot be an array of JAX, so it is a part of the function.
         sizes = tuple((i, int(x)) for i, (x, kind) in enumerate(leaves) if kind.dtype is None)
         arrays = [x for x, kind in leaves if kind.dtype is not None]
@@ -105,8 +105,8 @@ class Transformed:
             if function.record.donated:  # the derivative needs them, too
                 arrays = tuple(map(fresh, arrays))
             args, kwargs = function.tree.unflatten(_with_sizes(arrays, sizes))
-            signed = engine.signer.sign(args, kwargs)
-            return tuple(jax.tree_util.tree_leaves(engine.serve(signed, out=Out.JAX)))
+            call = engine.signer.sign(args, kwargs)
+            return tuple(jax.tree_util.tree_leaves(engine.serve(call, out=Out.JAX)))
 
     def _made_mapped(self, order: int, sizes: Sizes) -> Callable[..., Any]:
         """A function of flat arrays that ``jax.vmap`` runs once for each example."""
@@ -133,29 +133,28 @@ def _with_sizes(arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
 
 def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The flat results at the sizes of a traced call: pad, call the kernel, slice."""
-    signed = engine.signer.sign(args, kwargs)
-    call, kinds = engine.resolve(signed), signed.signature.types
+    call = engine.signer.sign(args, kwargs)
+    call, decision = engine.chosen(call)
     program = call.program
     if isinstance(program, LoadedProgram) and program.counts:
         raise ArtifactError(
             f"{engine.name}: it computes sizes, which are not known inside of what JAX traces; "
             "call it outside"
         )
-    decision = engine.chosen(signed, call)
     leaves = [
         x if kind.dtype is None or _is_key(kind.dtype) else jnp.asarray(x, kind.dtype)
-        for x, kind in zip(signed.leaves, kinds, strict=True)
+        for x, kind in zip(call.leaves, call.signature.types, strict=True)
     ]
-    signed = signed.with_leaves(leaves)
+    call = call.with_leaves(leaves)
     if not isinstance(decision, Masked):
-        args, kwargs = signed.tree.unflatten(leaves)
-        made = engine.requests.exact_kernel(signed, call.sizes)
+        args, kwargs = call.tree.unflatten(leaves)
+        made = engine.requests.exact_kernel(call)
         return _run(made, *args, **kwargs)
     assert program is not None
-    made = engine.requests.kernel(signed, call, decision.bucket)
+    made = engine.requests.kernel(call, decision.bucket)
     for i, shape in made.pads:
         leaves[i] = _padded(leaves[i], shape)
-    args, kwargs = signed.tree.unflatten(leaves)
+    args, kwargs = call.tree.unflatten(leaves)
     outs = _run(made, sizes_argument(call, made.size_constant_shapes), *args, **kwargs)
     known = dict(zip(call.variables, call.ordered, strict=True))
     return tuple(

@@ -53,8 +53,7 @@ from bucketjit._runtime.equations import Path as Steps
 from bucketjit._stages.dynamic import check_platforms, refuse_callbacks
 from bucketjit._stages.explain import masked_equations
 from bucketjit._tracing.binding import without_empty
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
@@ -140,22 +139,22 @@ def save(
             "a function without a strategy has no buckets to save: add .with_pow2(), or export one "
             "module of all sizes with export_dynamic"
         )
-    signed = sign_like(engine.signer, args, kwargs)
-    _refuse_placed(signed)
-    call = engine.resolve(signed)
+    call = sign_like(engine.signer, args, kwargs)
+    _refuse_placed(call)
+    call = engine.resolve(call)
     if call.program is None:
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
         raise unmasked(why)
-    sizes = sizes_of(engine, signed, call, options.sizes)
+    sizes = sizes_of(engine, call, options.sizes)
     filled = next((one for one in sizes if all(one.values())), None)
     if filled is not None:  # so that the derivatives, too, have all open axes
-        signed = at_sizes(signed, signed.signature.open_axes(call, signed.shapes)[0], filled)
-        call = engine.resolve(signed)
+        call = at_sizes(call, call.signature.open_axes(call, call.shapes)[0], filled)
+        call = engine.resolve(call)
     members = _Members()
-    writers = [_FunctionWriter(engine, signed, options, members, "functions/0")]
+    writers = [_FunctionWriter(engine, call, options, members, "functions/0")]
     for order in range(1, options.derivatives + 1):
-        pulled = _pullback(engine, derivatives, signed, call, order)
+        pulled = _pullback(engine, derivatives, call, order)
         writers.append(_FunctionWriter(*pulled, options, members, f"functions/{order}"))
     functions = tuple(writer.function(sizes) for writer in writers)
     module = writers[0].exported
@@ -191,42 +190,42 @@ class _FunctionWriter:
     def __init__(
         self,
         engine: Engine,
-        signed: SignedCall,
+        call: Call,
         options: SaveOptions,
         members: _Members,
         place: str,
     ) -> None:
-        self._engine, self._signed, self._options = engine, signed, options
+        self._engine, self._like, self._options = engine, call, options
         self._members, self._place = members, place
         self.exported: jax.export.Exported | None = None
-        kinds = [t for t in signed.signature.types if t.dtype is not None]
+        kinds = [t for t in call.signature.types if t.dtype is not None]
         self._types = [(t.dtype, t.weak_type) for t in kinds]
 
     def function(self, sizes: Sequence[Mapping[str, int]]) -> SavedFunction:
         """Add the members of all programs."""
-        engine, signed = self._engine, self._signed
-        first = engine.resolve(signed)
-        tokens, own = signed.signature.open_axes(first, signed.shapes)
-        found = buckets_of(engine, signed, tokens, [{**own, **one} for one in sizes])
+        engine = self._engine
+        call = engine.resolve(self._like)
+        tokens, own = call.signature.open_axes(call, call.shapes)
+        found = buckets_of(engine, call, tokens, [{**own, **one} for one in sizes])
         programs = tuple(
             self._program(f"{self._place}/programs/{number}", program, calls)
             for number, (program, calls) in enumerate(found.items())
         )
-        opened = {v for calls in found.values() for v in calls[0][2].variables}
-        positional, keywords = signed.tree.unflatten(signed.leaves)
+        opened = {v for calls in found.values() for v in calls[0][1].variables}
+        positional, keywords = call.tree.unflatten(call.leaves)
         name = engine.signer.name
         return SavedFunction(
             name=engine.name,
-            tree=self._members.add(f"{self._place}/tree.stablehlo", _tree(signed, first)),
+            tree=self._members.add(f"{self._place}/tree.stablehlo", _tree(call)),
             arity=len(positional),
             keywords=tuple(sorted(keywords)),
-            names=tuple(map(name, signed.dynamic))[: len(positional)],
-            leaves=_leaves(signed, without_empty(tokens, frozenset(own) - opened)),
+            names=tuple(map(name, call.dynamic))[: len(positional)],
+            leaves=_leaves(call, without_empty(tokens, frozenset(own) - opened)),
             statics=(
-                {name(i): repr(v) for i, v in signed.statics.positional.items()},
-                {k: repr(v) for k, v in signed.statics.keyword.items()},
+                {name(i): repr(v) for i, v in call.statics.positional.items()},
+                {k: repr(v) for k, v in call.statics.keyword.items()},
             ),
-            donated=tuple(signed.donate),
+            donated=tuple(call.donate),
             programs=programs,
         )
 
@@ -252,7 +251,7 @@ class _FunctionWriter:
         except MaskingError as error:
             raise unmasked(error) from error
         return SavedProgram(
-            variables=calls[0][2].variables,
+            variables=calls[0][1].variables,
             lower=dict(program.lower),
             guards=tuple(map(str, program.guards)),
             reshapes=tuple((_axes(a), _axes(b)) for a, b in program.reshapes),
@@ -268,7 +267,7 @@ class _FunctionWriter:
             samples=() if pairing is None else tuple(dict(s) for s in pairing.samples),
             why="" if pairing is None else pairing.why,
             masked=tuple(MaskedRow(e.primitive, e.sizes, e.how, e.fills, e.where) for e in masked),
-            dynamic=self._dynamic(where, program, calls[0][2]) if self._options.dynamic else None,
+            dynamic=self._dynamic(where, program, calls[0][1]) if self._options.dynamic else None,
             computed=tuple(
                 ComputedSize(v, (made.bound,), made.line, made.is_checked)
                 for v, made in program.computed.items()
@@ -282,8 +281,7 @@ class _FunctionWriter:
         where: str,
         program: Program,
         bucket: Mapping[str, int],
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         after: Any,
     ) -> Bucket:
         given = program, call, bucket, self._engine.requests.rules(), after, self._types
@@ -297,14 +295,14 @@ class _FunctionWriter:
             results=tuple(tuple(a.shape) for a in module.out_avals),
         )
 
-    def _dynamic(self, where: str, program: Program, call: ResolvedCall) -> str:
+    def _dynamic(self, where: str, program: Program, call: Call) -> str:
         given = program, call.sizes, self._types, self._options.platforms
         raw = modules.serialized(modules.dynamic_module(*given))
         return self._members.add(f"{where}/dynamic.stablehlo", raw)
 
 
-def _refuse_placed(signed: SignedCall) -> None:
-    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
+def _refuse_placed(call: Call) -> None:
+    for path, kind in zip(call.signature.paths, call.signature.types, strict=True):
         if kind.sharding is not None or kind.partitions is not None:
             raise ArtifactError(
                 f"{path}: it is sharded over several devices, and a saved function runs on one; "
@@ -312,8 +310,8 @@ def _refuse_placed(signed: SignedCall) -> None:
             )
 
 
-def _leaves(signed: SignedCall, tokens: Tokens) -> tuple[SavedLeaf, ...]:
-    rows = zip(signed.signature.paths, signed.signature.types, tokens, signed.shapes, strict=True)
+def _leaves(call: Call, tokens: Tokens) -> tuple[SavedLeaf, ...]:
+    rows = zip(call.signature.paths, call.signature.types, tokens, call.shapes, strict=True)
     return tuple(
         SavedLeaf(
             path,
@@ -329,14 +327,12 @@ def _axes(shape: Shape) -> Axes:
     return tuple(str(d) if is_symbolic(d) else int(d) for d in shape)
 
 
-def _tree(signed: SignedCall, call: ResolvedCall) -> bytes:
+def _tree(call: Call) -> bytes:
     """The trees of arguments and results, as a module of one number a leaf.
 
     JAX's own serialization of modules then takes care of classes that users have registered.
     """
-    args, kwargs = signed.tree.unflatten(
-        [jax.ShapeDtypeStruct((), np.int32)] * signed.tree.num_leaves
-    )
+    args, kwargs = call.tree.unflatten([jax.ShapeDtypeStruct((), np.int32)] * call.tree.num_leaves)
     out_tree = call.out_tree
 
     def trees(*args: object, **kwargs: object) -> Any:
@@ -346,19 +342,19 @@ def _tree(signed: SignedCall, call: ResolvedCall) -> bytes:
 
 
 def _pullback(
-    engine: Engine, derivatives: Derivatives, signed: SignedCall, call: ResolvedCall, order: int
-) -> tuple[Engine, SignedCall]:
+    engine: Engine, derivatives: Derivatives, call: Call, order: int
+) -> tuple[Engine, Call]:
     """The engine of the pullback of an order, and an example of its calls.
 
     Its arguments are those of the pullback of the order below, flat, then the cotangents of that
     one's float results. Its results are the cotangents of its float arguments.
     """
-    if (why := derivatives.refusal(signed, call)) is not None:
+    if (why := derivatives.refusal(call)) is not None:
         raise ArtifactError(f"its derivatives cannot be saved: {why}")
     assert call.program is not None
     values: list[Any] = [
         jax.ShapeDtypeStruct(shape, kind.dtype, weak_type=kind.weak_type)
-        for shape, kind in zip(signed.shapes, signed.signature.types, strict=True)
+        for shape, kind in zip(call.shapes, call.signature.types, strict=True)
     ]
     outs: list[Any] = [
         jax.ShapeDtypeStruct(tuple(evaluate(d, call.sizes) for d in shape), dtype)
@@ -374,7 +370,7 @@ def _pullback(
         inner = values
         values = [*values, *(_cotangent(outs[i]) for i in floats)]
         outs = [_cotangent(inner[i]) for i in wrt]
-    made = derivatives.engine_at(signed, steps)
+    made = derivatives.engine_at(call, steps)
     return made, sign_like(made.signer, tuple(values), {})
 
 

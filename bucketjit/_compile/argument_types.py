@@ -19,24 +19,18 @@ from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
 from bucketjit._jax.devices import default_device
 from bucketjit._jax.serialization import NotPlain
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.structs import can_be
 from bucketjit.errors import SpecError, StrategyContractError
 
 
-def padded_leaf_shapes(
-    call: ResolvedCall,
-    signature: Signature,
-    bucket: Mapping[str, int],
-    shapes: Sequence[tuple[int, ...]],
-) -> Pads:
+def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
     """Position and padded shape of each leaf that has open axes."""
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
     found = []
-    for i, (row, shape, kind) in enumerate(zip(call.tokens, shapes, signature.types, strict=True)):
+    rows = zip(call.tokens, call.shapes, call.signature.types, strict=True)
+    for i, (row, shape, kind) in enumerate(rows):
         if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
             padded = tuple(
                 n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
@@ -51,11 +45,11 @@ def padded_leaf_shapes(
     return tuple(found)
 
 
-def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> SignedCall:
+def at_sizes(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> Call:
     """The same call at other sizes. Leaves whose shape changes become types without contents."""
     shapes: list[tuple[int, ...]] = []
     leaves: list[Any] = []
-    rows = zip(tokens, signed.shapes, signed.leaves, signed.signature.types, strict=True)
+    rows = zip(tokens, call.shapes, call.leaves, call.signature.types, strict=True)
     for row, shape, leaf, kind in rows:
         new = tuple(
             n if t == STATIC else evaluate_text(t, sizes) for t, n in zip(row, shape, strict=True)
@@ -73,20 +67,20 @@ def at_sizes(signed: SignedCall, tokens: Tokens, sizes: Mapping[str, int]) -> Si
             sharding = leaf.sharding if committed else None
             weak = kind.weak_type
             leaves.append(jax.ShapeDtypeStruct(new, kind.dtype, sharding=sharding, weak_type=weak))
-    return dataclasses.replace(signed, leaves=leaves, shapes=shapes)
+    return dataclasses.replace(call, leaves=leaves, shapes=shapes)
 
 
-def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
+def abstract(call: Call, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
     """The leaves of a call as types: shape, dtype and placement, as ``jit`` lowers for them.
 
     Python scalars and size arguments stay values.
     """
     leaves: list[Any] = []
-    for i, (x, kind) in enumerate(zip(signed.leaves, signed.signature.types, strict=True)):
+    for i, (x, kind) in enumerate(zip(call.leaves, call.signature.types, strict=True)):
         if kind.dtype is None or isinstance(x, bool | int | float | complex):
             leaves.append(x)
             continue
-        shape = padded.get(i, signed.shapes[i])
+        shape = padded.get(i, call.shapes[i])
         array = x.array if isinstance(x, Padded) else x
         # Padding makes an array strongly typed, and the program was traced with its own type.
         weak = kind.weak_type and i not in padded
@@ -102,9 +96,9 @@ def abstract(signed: SignedCall, padded: Mapping[int, tuple[int, ...]]) -> list[
     return leaves
 
 
-def without_values(signed: SignedCall) -> SignedCall:
+def without_values(call: Call) -> Call:
     """The same call with types in the place of its arrays, so that it keeps none of them alive."""
-    return dataclasses.replace(signed, leaves=abstract(signed, {}))
+    return dataclasses.replace(call, leaves=abstract(call, {}))
 
 
 def device_of(leaves: Sequence[Any]) -> Any:
@@ -156,7 +150,7 @@ class Expected:
 
 
 def to_donate(
-    signed: SignedCall, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
+    call: Call, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Which arguments to donate, and which of their leaves have open axes.
 
@@ -164,14 +158,14 @@ def to_donate(
     in any case: the user asked for it and gets that warning. An argument with open axes is donated
     only if outputs of the same padded shapes and dtypes are left to reuse its padded copies.
     """
-    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
+    args, _ = call.tree.unflatten(range(len(call.leaves)))
     spare = Counter(made)
     donated, donated_leaves = set(), set()
-    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in signed.donate}
+    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in call.donate}
     # Arguments without open axes come first: they are donated in any case, and use outputs up.
-    for i in sorted(signed.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
+    for i in sorted(call.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
         wanted = Counter(
-            (pads.get(leaf, signed.shapes[leaf]), signed.signature.types[leaf].dtype)
+            (pads.get(leaf, call.shapes[leaf]), call.signature.types[leaf].dtype)
             for leaf in leaves_of[i]
         )
         opened = [leaf for leaf in leaves_of[i] if leaf in pads]

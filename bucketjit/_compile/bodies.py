@@ -28,8 +28,7 @@ from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
 
 Options = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # those of bucketjit -> all of them
@@ -43,17 +42,14 @@ class Bodies(Protocol):
 
     def in_bucket(
         self,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         transform: Transform,
         options: Options,
     ) -> Callable[[], Kernel]:
         """What makes the kernel of a bucket, with the options that hold then."""
 
-    def exact(
-        self, signed: SignedCall, sizes: Mapping[str, int], options: Options
-    ) -> Callable[[], Kernel]:
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
         """What makes the kernel of an exact shape, with the options that hold then."""
 
     def place(
@@ -80,8 +76,7 @@ class TracedBodies:
 
     def in_bucket(
         self,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         transform: Transform,
         options: Options,
@@ -89,7 +84,7 @@ class TracedBodies:
         """See `Bodies.in_bucket`."""
         program, check, rules = call.program, self._check, self._rules
         assert isinstance(program, Program)
-        pads = padded_leaf_shapes(call, signed.signature, bucket, signed.shapes)
+        pads = padded_leaf_shapes(call, bucket)
         needed = self.workarounds(program)
 
         def body(_: Sequence[Any]) -> Body:
@@ -99,17 +94,15 @@ class TracedBodies:
 
         def made() -> Kernel:
             of_xla = options(needed.options())
-            return kernel(transform, body, signed, call, bucket, pads, check, of_xla)
+            return kernel(transform, body, call, bucket, pads, check, of_xla)
 
         return made
 
-    def exact(
-        self, signed: SignedCall, sizes: Mapping[str, int], options: Options
-    ) -> Callable[[], Kernel]:
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
         """See `Bodies.exact`."""
         is_checked = self._check is not Check.OFF
         # Masked results are compared with these, so these must be right then.
-        return lambda: exact_body(signed, sizes, is_checked, options(exact_options(is_checked)))
+        return lambda: exact_body(call, sizes, is_checked, options(exact_options(is_checked)))
 
     def place(
         self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
@@ -174,18 +167,18 @@ def _finished(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: B
 
 
 def exact_body(
-    signed: SignedCall,
+    call: Call,
     sizes: Mapping[str, int] = {},
     is_checked: bool = True,
     options: Mapping[str, Any] = {},
 ) -> Kernel:
     """The kernel of the user's function itself. Checked calls run twice, so they donate nothing."""
-    fn = signed.signature.fn
+    fn = call.signature.fn
     # Size arguments, by position among the leaves. An exact shape fixes their values, so the
     # function gets these instead of tracers.
     static = {
         i: shape[0]
-        for i, (shape, t) in enumerate(zip(signed.shapes, signed.signature.types, strict=True))
+        for i, (shape, t) in enumerate(zip(call.shapes, call.signature.types, strict=True))
         if t.dtype is None
     }
 
@@ -193,9 +186,9 @@ def exact_body(
         args, kwargs = tree.unflatten(static.get(i, x) for i, x in enumerate(leaves))
         return fn(*args, **kwargs)
 
-    donated = () if is_checked else tuple(signed.donate)
+    donated = () if is_checked else tuple(call.donate)
     return exact_kernel(
-        signed,
+        call,
         run,
         sizes,
         donated,
@@ -204,16 +197,16 @@ def exact_body(
     )
 
 
-def result_types(signed: SignedCall) -> Any:
+def result_types(call: Call) -> Any:
     """The types of the function's results. The function is traced, and not compiled.
 
     Raises whatever the function raises for these arguments.
     """
-    made = exact_body(signed)
+    made = exact_body(call)
     return made.function.eval_shape(*made.args, **made.kwargs)
 
 
-def one_by_one(signed: SignedCall) -> Any:
+def one_by_one(call: Call) -> Any:
     """The function's results, each operation compiled and run by itself.
 
     XLA may compute a value again, with another rounding, for each operation that reads it, so that
@@ -223,16 +216,16 @@ def one_by_one(signed: SignedCall) -> Any:
     disabled.
     """
     with jax.disable_jit():
-        return eagerly(signed)
+        return eagerly(call)
 
 
-def eagerly(signed: SignedCall) -> Any:
+def eagerly(call: Call) -> Any:
     """The function's results, for a function that computes sizes, which ``jit`` cannot trace.
 
     Raises whatever the function raises for these arguments.
     """
-    args, kwargs = signed.tree.unflatten(
+    args, kwargs = call.tree.unflatten(
         shape[0] if t.dtype is None else jnp.asarray(plain(x))
-        for x, shape, t in zip(signed.leaves, signed.shapes, signed.signature.types, strict=True)
+        for x, shape, t in zip(call.leaves, call.shapes, call.signature.types, strict=True)
     )
-    return jax.tree_util.tree_map(jnp.asarray, signed.signature.fn(*args, **kwargs))
+    return jax.tree_util.tree_map(jnp.asarray, call.signature.fn(*args, **kwargs))

@@ -20,8 +20,7 @@ from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
 class SignatureChanged(Exception):
@@ -86,7 +85,7 @@ class Executable:
     constant_bytes: int = 0
     on_compile: Callable[[Executable], None] | None = None
     loaded: bool = False
-    origin: SignedCall | None = None
+    origin: Call | None = None
     checked: bool = False
     open_outs: tuple[int, ...] | None = None
     counted: Interface | None = None
@@ -122,7 +121,7 @@ class Executable:
         devices = self.compiled.runtime_executable().local_devices()
         return len(devices) == 1 and devices[0].platform == "cpu"
 
-    def sizes_for(self, call: ResolvedCall) -> Any:
+    def sizes_for(self, call: Call) -> Any:
         """The first argument of a run for a call, see `sizes_argument`.
 
         It is put on an accelerator by request: as an argument from the host it would be an implicit
@@ -175,9 +174,7 @@ class Executable:
             o.position: o.weak_type for o in self.outs
         }
 
-    def finisher(
-        self, call: ResolvedCall, out: Out, observer: Selected | None = None
-    ) -> Change | None:
+    def finisher(self, call: Call, out: Out, observer: Selected | None = None) -> Change | None:
         """A function that cuts results to their logical sizes; None if there is nothing to cut."""
 
         def finisher_at(computed: Sequence[int]) -> Change | None:
@@ -195,7 +192,7 @@ class Executable:
     def _finisher_of_counts(
         self,
         program: Interface,
-        call: ResolvedCall,
+        call: Call,
         out: Out,
         finisher_at: Callable[[Sequence[int]], Change | None],
         observer: Selected | None,
@@ -256,7 +253,7 @@ class OpenOut(NamedTuple):
 
 
 def sizes_argument(
-    call: ResolvedCall, size_constant_shapes: Sequence[tuple[int, ...]], poison: int | None = None
+    call: Call, size_constant_shapes: Sequence[tuple[int, ...]], poison: int | None = None
 ) -> Any:
     """The first argument of an executable that is not exact: what it needs to know of the sizes."""
     vector = np.array([*call.ordered, *(() if poison is None else (poison,))], np.int32)
@@ -265,24 +262,22 @@ def sizes_argument(
     return vector, tuple(map(pad, call.size_constants.values, size_constant_shapes))
 
 
-def arguments_with(entry: Executable, signed: SignedCall, kind: str | None) -> list[Any]:
+def arguments_with(entry: Executable, call: Call, kind: str | None) -> list[Any]:
     """The flat array arguments of a call, padded with a poison. Size arguments are left out."""
-    leaves = list(signed.leaves)
+    leaves = list(call.leaves)
     if kind is not None:
         for i, shape in entry.pads:
             leaves[i] = pad_poisoned(leaves[i], shape, kind)
-    types = signed.signature.types
+    types = call.signature.types
     return [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
 
 
-def run_poisoned(
-    entry: Executable, signed: SignedCall, call: ResolvedCall, which: int, out: Out
-) -> Any:
+def run_poisoned(entry: Executable, call: Call, which: int, out: Out) -> Any:
     """Run an executable that was built with poison, on arguments padded with the same poison."""
-    leaves = list(signed.leaves)
+    leaves = list(call.leaves)
     for i, shape in entry.pads:
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])
-    args, kwargs = signed.tree.unflatten(leaves)
+    args, kwargs = call.tree.unflatten(leaves)
     sizes = sizes_argument(call, entry.size_constant_shapes, which)
     result = entry.run(sizes, args, kwargs)
     finish = entry.finisher(call, out)

@@ -34,8 +34,7 @@ from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import Placement, loaded_function
 from bucketjit._raised import in_one_line
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
 
 
@@ -49,8 +48,7 @@ class Kernel(NamedTuple):
         options: Options of XLA.
         donated: Positions of the donated arguments.
         bucket: The sizes that it is compiled for: those of its bucket, or of the exact shape.
-        origin: The call that needs it, as `Executable` keeps it.
-        call: The same call, resolved; None if the kernel is exact.
+        call: The call that needs it, without its arrays.
         sizes: The type of the sizes; None if the kernel is exact.
         at: The padded sizes; None if the kernel is exact.
         pads, size_constant_shapes, donated_leaves: See `Executable`.
@@ -65,8 +63,7 @@ class Kernel(NamedTuple):
     options: Mapping[str, Any]
     donated: frozenset[int]
     bucket: Mapping[str, int]
-    origin: SignedCall
-    call: ResolvedCall | None = None
+    call: Call
     sizes: Any = None
     at: BucketSizes | None = None
     pads: Pads = ()
@@ -76,9 +73,14 @@ class Kernel(NamedTuple):
     lowered: Any = None
 
     @property
+    def is_exact(self) -> bool:
+        """Whether it runs unpadded."""
+        return self.at is None
+
+    @property
     def types(self) -> tuple[Any, ...]:
         """All positional arguments to lower the function for, the sizes first."""
-        return self.args if self.call is None else (self.sizes, *self.args)
+        return self.args if self.is_exact else (self.sizes, *self.args)
 
     @property
     def leaves(self) -> list[Any]:
@@ -87,7 +89,7 @@ class Kernel(NamedTuple):
 
     def placement(self) -> Placement:
         """Where it runs, and where its arguments and results are."""
-        if self.transform is None or self.call is None or self.call.program is None:
+        if self.transform is None or self.call.program is None:
             return Placement.on(device_of(self.leaves))
         return self.transform.placement(self.leaves, self.call.program)
 
@@ -96,9 +98,8 @@ class Kernel(NamedTuple):
 
         They are known without a trace.
         """
-        assert self.call is not None and self.transform is not None and self.at is not None
         program = self.call.program
-        assert program is not None
+        assert self.transform is not None and self.at is not None and program is not None
         outs = list(map(shaped, self.transform.results(program, self.at)))
         info = program.out_tree.unflatten(outs)
         if program.counts:
@@ -112,7 +113,7 @@ class Kernel(NamedTuple):
             return self
         with ExitStack() as contexts:
             contexts.enter_context(forgetful_jax())  # a trace that fails must not be kept
-            if self.call is not None:
+            if not self.is_exact:
                 contexts.enter_context(_refusing_defects())
             else:
                 contexts.enter_context(selecting_jax())
@@ -123,7 +124,7 @@ class Kernel(NamedTuple):
         """Compile the kernel, and lower it first if that is still to be done."""
         began = time.perf_counter()
         lowered = self.as_lowered().lowered
-        if self.call is None:
+        if self.is_exact:
             compiled = compile_here(lowered)
         else:
             with _refusing_defects():
@@ -134,11 +135,10 @@ class Kernel(NamedTuple):
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False
     ) -> Executable:
         """The kernel as an entry of the cache, compiled or loaded."""
-        call = self.call
-        program = None if call is None else call.program
+        call, program = self.call, None if self.is_exact else self.call.program
         leaves, tree = jax.tree_util.tree_flatten(results)
         outs: tuple[OpenOut, ...] = ()
-        if call is not None and program is not None:
+        if program is not None:
             tree, variables = program.out_tree, (*call.variables, *program.counts)
             outs = tuple(
                 OpenOut(i, shape_function(shape, variables), tuple(leaves[i].shape), weak)
@@ -150,7 +150,7 @@ class Kernel(NamedTuple):
         transform = self.transform or ONE
         entry = Executable(
             sizes=dict(self.bucket),
-            exact=call is None,
+            exact=self.is_exact,
             function=function,
             compiled=compiled,
             compile_seconds=time.perf_counter() - began,
@@ -162,7 +162,7 @@ class Kernel(NamedTuple):
             donated_leaves=self.donated_leaves,
             constant_bytes=0 if program is None else program.constant_bytes,
             loaded=loaded,
-            origin=self.origin,
+            origin=call,
             counted=program if program is not None and program.counts else None,
             rows=transform.count,
             in_turn=transform.in_turn,
@@ -190,8 +190,7 @@ def _refusing_defects() -> Iterator[None]:
 def kernel(
     transform: Transform,
     body: Callable[[Sequence[Any]], Body],
-    signed: SignedCall,
-    call: ResolvedCall,
+    call: Call,
     bucket: Mapping[str, int],
     pads: Pads,
     check: Check,
@@ -199,11 +198,11 @@ def kernel(
     constants: list[Any] | None = None,
 ) -> Kernel:
     """The kernel of a bucket. Nothing is traced."""
-    program, kinds = call.program, signed.signature.types
+    program, kinds = call.program, call.signature.types
     assert program is not None
     is_poisoned = check is Check.POISON
-    pads = transform.pads(signed, pads)
-    opened, given = dict(pads), transform.given(signed)
+    pads = transform.pads(call, pads)
+    opened, given = dict(pads), transform.given(call)
     expected = Expected({k for k, i in enumerate(given) if i in opened})
     are_arrays = [kinds[i].dtype is not None for i in given]
     leaves_of = [i for i, is_array in zip(given, are_arrays, strict=True) if is_array]
@@ -219,9 +218,9 @@ def kernel(
     donated, donated_leaves = frozenset[int](), frozenset[int]()
     # A run whose computed sizes are not as presumed is repeated, so it must not lose an argument.
     if check is Check.OFF and not program.presumed:
-        donated, donated_leaves = transform.donated(signed, opened, program, at)
-    args, kwargs = transform.types(signed, opened)
-    name = getattr(signed.signature.fn, "__name__", "masked").replace(" ", "_")
+        donated, donated_leaves = transform.donated(call, opened, program, at)
+    args, kwargs = transform.types(call, opened)
+    name = getattr(call.signature.fn, "__name__", "masked").replace(" ", "_")
     return Kernel(
         function=jitted(
             lambda shared, args, named: run(shared, args[0], args[1:], named),
@@ -233,7 +232,6 @@ def kernel(
         options=options,
         donated=donated,
         bucket=transform.bucket(bucket),
-        origin=signed,
         call=call,
         sizes=transform.sizes(call, shapes, 0 if is_poisoned else None),
         at=at,
@@ -245,7 +243,7 @@ def kernel(
 
 
 def exact_kernel(
-    signed: SignedCall,
+    call: Call,
     run: Callable[[Sequence[Any], list[Any], Any], Any],
     sizes: Mapping[str, int],
     donated: Sequence[int],
@@ -255,13 +253,13 @@ def exact_kernel(
 ) -> Kernel:
     """The kernel of an exact shape. Nothing is traced."""
     expected = Expected(set())
-    args, kwargs = signed.tree.unflatten(abstract(signed, {}))
+    args, kwargs = call.tree.unflatten(abstract(call, {}))
 
     def exact(shared: Sequence[Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         leaves = expected.check(args, named)
         return run(shared, leaves, jax.tree_util.tree_structure((args, named)))
 
-    name = getattr(signed.signature.fn, "__name__", "exact")
+    name = getattr(call.signature.fn, "__name__", "exact")
     return Kernel(
         function=jitted(
             exact,
@@ -274,7 +272,7 @@ def exact_kernel(
         options=options,
         donated=frozenset(donated),
         bucket=dict(sizes),
-        origin=signed,
+        call=call,
     )
 
 
@@ -357,7 +355,7 @@ def loaded(
     function, expected, (outs, info) = kernel.function, kernel.expected, results
     expected.check(kernel.args, kernel.kwargs)
     shared = function.constants if isinstance(function, WithConstants) else None
-    front = (shared is not None) + (kernel.call is not None)
+    front = (shared is not None) + (not kernel.is_exact)
 
     def check(given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         expected.check(given[front:], dict(named))

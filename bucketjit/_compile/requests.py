@@ -31,8 +31,8 @@ from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._raised import first_line
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import UNRESOLVED
 from bucketjit.errors import SpecError
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
@@ -76,9 +76,9 @@ class Requests:
         return program, tuple(bucket.values())
 
     @staticmethod
-    def exact_key(signed: SignedCall) -> Any:
+    def exact_key(call: Call) -> Any:
         """The cache key of the executable of an exact shape: the signature and the shapes."""
-        return signed.signature, tuple(signed.shapes)
+        return call.signature, tuple(call.shapes)
 
     def needed(self, program: Interface) -> Workarounds:
         """The workarounds that a program needs for XLA to compute it correctly."""
@@ -86,8 +86,7 @@ class Requests:
 
     def masked(
         self,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
@@ -100,12 +99,10 @@ class Requests:
             return self._smallest_stored(program, call)
 
         key = self.masked_key(program, bucket)
-        given = signed, call, bucket, self._transform
+        given = call, bucket, self._transform
         return self._in_bucket(key, *given, stand_in, lowered, options)
 
-    def rows(
-        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int], rows: Rows
-    ) -> CompileRequest:
+    def rows(self, call: Call, bucket: Mapping[str, int], rows: Rows) -> CompileRequest:
         """The request for the executable of a batch; see `bucketjit._compile.rows`."""
         self._transform.refuse("map")
         program = call.program
@@ -115,13 +112,12 @@ class Requests:
             return self._smallest_rows(program, bucket, rows)
 
         key = rows_key(program, bucket, rows)
-        return self._in_bucket(key, signed, call, bucket, rows, stand_in)
+        return self._in_bucket(key, call, bucket, rows, stand_in)
 
     def _in_bucket(
         self,
         key: tuple[Any, ...],
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         transform: Transform,
         stand_in: Callable[[], Hashable | None],
@@ -129,9 +125,9 @@ class Requests:
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for a masked kernel."""
-        program, known = call.program, without_values(signed)
+        program, call = call.program, without_values(call)
         assert program is not None
-        made = _kept(self._maker(known, call, bucket, transform, options), lowered)
+        made = _kept(self._maker(call, bucket, transform, options), lowered)
 
         def once() -> Executable:
             return self._built(lambda: made().build(), options)
@@ -153,37 +149,33 @@ class Requests:
 
     def _maker(
         self,
-        known: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         transform: Transform,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> Callable[[], Kernel]:
         """What makes a masked kernel, with the options that hold then."""
         of_xla = functools.partial(self._options, options)
-        return self._bodies.in_bucket(known, call, bucket, transform, of_xla)
+        return self._bodies.in_bucket(call, bucket, transform, of_xla)
 
-    def kernel(self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]) -> Kernel:
+    def kernel(self, call: Call, bucket: Mapping[str, int]) -> Kernel:
         """The kernel of a bucket, with nothing lowered."""
         self._transform.refuse("lower, save and the like")
-        return self._maker(without_values(signed), call, bucket, self._transform)()
+        return self._maker(without_values(call), bucket, self._transform)()
 
-    def lower_masked(
-        self, signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
-    ) -> Kernel:
+    def lower_masked(self, call: Call, bucket: Mapping[str, int]) -> Kernel:
         """Lower the program of a call for a bucket; `masked` compiles it."""
-        return self.kernel(signed, call, bucket).as_lowered()
+        return self.kernel(call, bucket).as_lowered()
 
     def exact(
         self,
-        signed: SignedCall,
-        sizes: Mapping[str, int],
+        call: Call,
         lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for the executable of the exact shape of a call."""
-        shown = sizes or _unnamed_sizes(signed)
-        made = _kept(self._exact_maker(signed, shown, options), lowered)
+        shown = call.sizes or _unnamed_sizes(call)
+        made = _kept(self._exact_maker(call, shown, options), lowered)
 
         def build() -> Executable:
             return self._built(lambda: made().build(), options)
@@ -191,28 +183,29 @@ class Requests:
         kept = None
         if not options:
             kept = self._bodies.place(self.files, shown, made)
-        return CompileRequest(self.exact_key(signed), shown, sizes, build, lambda: None, kept)
+        return CompileRequest(self.exact_key(call), shown, call.sizes, build, lambda: None, kept)
 
-    def lower_exact(self, signed: SignedCall) -> Kernel:
+    def lower_exact(self, call: Call) -> Kernel:
         """Lower the function for the exact shape of a call; `exact` compiles it."""
-        return self.exact_kernel(signed, {}).as_lowered()
+        return self._exact_maker(call, {})().as_lowered()
 
-    def exact_kernel(self, signed: SignedCall, sizes: Mapping[str, int]) -> Kernel:
+    def exact_kernel(self, call: Call) -> Kernel:
         """The kernel of an exact shape, with nothing lowered."""
-        return self._exact_maker(signed, sizes)()
+        return self._exact_maker(call, call.sizes)()
 
     def _exact_maker(
         self,
-        signed: SignedCall,
+        call: Call,
         sizes: Mapping[str, int],
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> Callable[[], Kernel]:
         """What makes the kernel of an exact shape, with the options that hold then."""
         self._transform.refuse("an exact shape")
         of_xla = functools.partial(self._options, options)
-        return self._bodies.exact(without_values(signed), sizes, of_xla)
+        call = without_values(call).resolved(UNRESOLVED)
+        return self._bodies.exact(call, sizes, of_xla)
 
-    def _smallest_stored(self, program: Interface, call: ResolvedCall) -> Any:
+    def _smallest_stored(self, program: Interface, call: Call) -> Any:
         """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
         wanted = dict(zip(call.variables, call.ordered, strict=True))
         stored = (
@@ -285,19 +278,17 @@ def _kept(make: Callable[[], Kernel], lowered: Kernel | None) -> Callable[[], Ke
     return kept
 
 
-def _unnamed_sizes(signed: SignedCall) -> dict[str, int]:
+def _unnamed_sizes(call: Call) -> dict[str, int]:
     """Sizes of some axes, by path, that name an exact shape without dimension variables.
 
     They are those of arrays that are arguments by themselves, or else of the last leaves. Such an
     array is more likely a batch, which differs between calls, than a parameter of a model.
     """
-    paths, _ = jax.tree_util.tree_flatten_with_path(
-        signed.tree.unflatten(range(len(signed.leaves)))
-    )
+    paths, _ = jax.tree_util.tree_flatten_with_path(call.tree.unflatten(range(len(call.leaves))))
     axes = [
         (leaf, f"{path}[{i}]", size)
-        for leaf, path in enumerate(signed.signature.paths)
-        for i, size in enumerate(signed.shapes[leaf])
+        for leaf, path in enumerate(call.signature.paths)
+        for i, size in enumerate(call.shapes[leaf])
     ]
     bare = {leaf for path, leaf in paths if len(path) == 2}  # a path of args[i] or kwargs[name]
     likely = [axis for axis in axes if axis[0] in bare] or axes

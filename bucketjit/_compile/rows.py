@@ -25,8 +25,7 @@ from bucketjit._compile.transform import Body, Transform
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 _AXIS = "rows"  # how messages and statistics call the axis of the examples
 
@@ -100,32 +99,32 @@ class Rows(Transform):
         """The number of rows, which leaves have their own, and whether they take turns."""
         return self.count, sorted(self.mapped), self.in_turn
 
-    def pads(self, signed: SignedCall, pads: Pads) -> Pads:
+    def pads(self, call: Call, pads: Pads) -> Pads:
         """Position and shape of each leaf that is padded or stacked."""
         padded = dict(pads)
         for i in self.mapped:
-            if signed.signature.types[i].dtype is not None:
-                padded[i] = (self.count, *padded.get(i, signed.shapes[i]))
+            if call.signature.types[i].dtype is not None:
+                padded[i] = (self.count, *padded.get(i, call.shapes[i]))
         return tuple(sorted(padded.items()))
 
     def types(
-        self, signed: SignedCall, pads: Mapping[int, tuple[int, ...]]
+        self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The types of the arguments of a batch.
 
         Mapped leaves have no device, as a batch is filled on the host, unless the rows are sharded.
         """
-        leaves = list(signed.leaves)
+        leaves = list(call.leaves)
         for i in self.mapped:
-            dtype = signed.signature.types[i].dtype
+            dtype = call.signature.types[i].dtype
             if dtype is not None:
                 leaves[i] = jax.ShapeDtypeStruct(pads[i], dtype, sharding=self.placement)
         found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = signed.tree.unflatten(abstract(signed.with_leaves(leaves), pads))
+        found = call.tree.unflatten(abstract(call.with_leaves(leaves), pads))
         return found
 
     def sizes(
-        self, call: ResolvedCall, constants: Sequence[tuple[int, ...]], poison: int | None
+        self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None
     ) -> BatchSizes:
         """The first argument, as for a batch that repeats one example."""
         values = [call.size_constants.values]
@@ -133,7 +132,7 @@ class Rows(Transform):
 
     def donated(
         self,
-        signed: SignedCall,
+        call: Call,
         pads: Mapping[int, tuple[int, ...]],
         program: Interface,
         at: BucketSizes,

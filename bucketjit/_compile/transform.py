@@ -13,8 +13,7 @@ from bucketjit._compile.executable import Pads, sizes_argument
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.serialization import Placement
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
 class Body(Protocol):
@@ -53,31 +52,29 @@ class Transform:
         """The sizes that messages and statistics name the kernel by."""
         return bucket
 
-    def pads(self, signed: SignedCall, pads: Pads) -> Pads:
+    def pads(self, call: Call, pads: Pads) -> Pads:
         """Position and shape of each leaf that is padded, from those of one call."""
         return pads
 
-    def given(self, signed: SignedCall) -> Sequence[int]:
+    def given(self, call: Call) -> Sequence[int]:
         """The leaves of a call that the kernel takes."""
-        return range(len(signed.leaves))
+        return range(len(call.leaves))
 
     def types(
-        self, signed: SignedCall, pads: Mapping[int, tuple[int, ...]]
+        self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The types of the arguments: positional and by keyword."""
         found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = signed.tree.unflatten(abstract(signed, pads))
+        found = call.tree.unflatten(abstract(call, pads))
         return found
 
-    def sizes(
-        self, call: ResolvedCall, constants: Sequence[tuple[int, ...]], poison: int | None
-    ) -> Any:
+    def sizes(self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None) -> Any:
         """The first argument, or its type; ``constants`` are the padded shapes of these."""
         return sizes_argument(call, constants, poison)
 
     def donated(
         self,
-        signed: SignedCall,
+        call: Call,
         pads: Mapping[int, tuple[int, ...]],
         program: Interface,
         at: BucketSizes,
@@ -86,13 +83,13 @@ class Transform:
 
         `to_donate` chooses them by what the results of the bucket can reuse.
         """
-        if not signed.donate:
+        if not call.donate:
             return frozenset(), frozenset()
         made = Counter(
             (at.padded_shape(shape), dtype)
             for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
         )
-        return to_donate(signed, pads, made)
+        return to_donate(call, pads, made)
 
     def placement(self, leaves: Sequence[Any], program: Interface) -> Placement:
         """Where the kernel runs, and where its arguments and results are."""

@@ -22,8 +22,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.serialization import Placement
 from bucketjit._processes.shard_axis import LocalShards, local_shards
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import SpecError
 
 _SHARED_SEARCH = "xla_gpu_shard_autotuning"
@@ -54,27 +53,27 @@ class AllShards(Transform):
         """
         return {_SHARED_SEARCH: False} if is_kept and jax.process_count() > 1 else {}
 
-    def given(self, signed: SignedCall) -> list[int]:
+    def given(self, call: Call) -> list[int]:
         """The leaves of a call that are arrays, not sizes."""
-        return array_leaves(signed)
+        return array_leaves(call)
 
     def types(
-        self, signed: SignedCall, pads: Mapping[int, tuple[int, ...]]
+        self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The types of the global arrays."""
         shards, found = self._shards, []
-        for i in array_leaves(signed):
-            kind, padded = signed.signature.types[i], pads.get(i)
+        for i in array_leaves(call):
+            kind, padded = call.signature.types[i], pads.get(i)
             if padded is None:
                 of = {"sharding": shards.whole, "weak_type": kind.weak_type}
-                found.append(jax.ShapeDtypeStruct(signed.shapes[i], kind.dtype, **of))
+                found.append(jax.ShapeDtypeStruct(call.shapes[i], kind.dtype, **of))
             else:
                 whole = (shards.count * padded[0], *padded[1:])
                 found.append(jax.ShapeDtypeStruct(whole, kind.dtype, sharding=shards.rows))
         return tuple(found), {}
 
     def sizes(
-        self, call: ResolvedCall, constants: Sequence[tuple[int, ...]], poison: int | None
+        self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None
     ) -> jax.ShapeDtypeStruct:
         """The type of the sizes, a row for each shard."""
         shards, variables = self._shards, len(call.variables)
@@ -82,7 +81,7 @@ class AllShards(Transform):
 
     def donated(
         self,
-        signed: SignedCall,
+        call: Call,
         pads: Mapping[int, tuple[int, ...]],
         program: Interface,
         at: BucketSizes,
@@ -91,11 +90,11 @@ class AllShards(Transform):
 
         Of the others, the padded parts are made for the call and freed after it.
         """
-        if not signed.donate:
+        if not call.donate:
             return frozenset(), frozenset()
-        args, _ = signed.tree.unflatten(range(len(signed.leaves)))
-        given = {i for place in signed.donate for i in jax.tree_util.tree_leaves(args[place])}
-        arrays = enumerate(array_leaves(signed))
+        args, _ = call.tree.unflatten(range(len(call.leaves)))
+        given = {i for place in call.donate for i in jax.tree_util.tree_leaves(args[place])}
+        arrays = enumerate(array_leaves(call))
         return frozenset(k for k, i in arrays if i in given and i not in pads), frozenset()
 
     def details(self) -> Sequence[Any]:
@@ -152,9 +151,9 @@ class AllShards(Transform):
         return every
 
 
-def array_leaves(signed: SignedCall) -> list[int]:
+def array_leaves(call: Call) -> list[int]:
     """The leaves of a call that are arrays, not sizes."""
-    return [i for i, kind in enumerate(signed.signature.types) if kind.dtype is not None]
+    return [i for i, kind in enumerate(call.signature.types) if kind.dtype is not None]
 
 
 def _of_host(constant: Any) -> Any:

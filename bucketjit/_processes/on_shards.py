@@ -237,13 +237,13 @@ class OnShards:
         """
         if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
             given = jax.tree_util.tree_map(_local, given)
-        signed = engine.signer.sign(*given)
+        call = engine.signer.sign(*given)
         if engine.config.check is not Check.OFF:
             raise SpecError(
                 f"check={engine.config.check.value!r}: a call on shards of different sizes is not "
                 "checked; check the function without with_processes, by jax.vmap(axis_name=...)"
             )
-        return sharded_call(engine, signed, len(local_shards(self._chosen).devices))
+        return sharded_call(engine, call, len(local_shards(self._chosen).devices))
 
     def check(self, call: ShardedCall, program: Interface) -> None:
         """Refuse programs whose results depend on the shard, or on sizes that each computes."""

@@ -20,8 +20,7 @@ from bucketjit._ir.expressions import evaluate_text, is_symbolic, variables_in, 
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError
 
 
@@ -33,7 +32,7 @@ class Part(NamedTuple):
         cuts: The first row, and the row after the last one, of each leaf that is cut.
     """
 
-    call: ResolvedCall
+    call: Call
     cuts: Mapping[int, tuple[int, int]]
 
     def value(self, leaf: int, given: Any) -> Any:
@@ -46,54 +45,52 @@ class ShardedCall(NamedTuple):
 
     Attributes:
         given: The call, with its arrays.
-        signed: That of the largest shard, with types in the place of arrays.
         parts: The calls of the shards, the largest first. All have one program.
         rows: The variable along which it is cut; None if it is not cut.
     """
 
-    given: SignedCall
-    signed: SignedCall
+    given: Call
     parts: Sequence[Part]
     rows: str | None = None
 
     @property
-    def call(self) -> ResolvedCall:
-        """The largest of the calls, resolved."""
+    def call(self) -> Call:
+        """The largest of the calls, with types in the place of arrays."""
         return self.parts[0].call
 
 
-def sharded_call(engine: Engine, signed: SignedCall, count: int) -> ShardedCall:
+def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
     """Cut a call into those of the shards of this process, and resolve them."""
-    signature, types = signed.signature, signed.signature.types
-    for leaf, path in zip(signed.leaves, signature.paths, strict=True):
+    signature, types = call.signature, call.signature.types
+    for leaf, path in zip(call.leaves, signature.paths, strict=True):
         is_spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
         if is_spread and not leaf.is_fully_replicated:
             raise ArgumentError(
                 f"{path}: expected the rows of this process, or an array of which each device has "
                 f"a copy; got one that is cut over processes, {leaf.sharding}"
             )
-    abstract = signed.with_leaves(
+    abstract = call.with_leaves(
         [
             leaf if kind.dtype is None else jax.ShapeDtypeStruct(shape, kind.dtype)
-            for leaf, shape, kind in zip(signed.leaves, signed.shapes, types, strict=True)
+            for leaf, shape, kind in zip(call.leaves, call.shapes, types, strict=True)
         ]
     )
     if count == 1:
-        return ShardedCall(signed, abstract, [Part(engine.resolve(signed), {})])
-    tokens = signature.tokens or signature.guessed_tokens(signed.shapes)
+        return ShardedCall(call, [Part(engine.resolve(abstract), {})])
+    tokens = signature.tokens or signature.guessed_tokens(call.shapes)
     opened = {
         i: row
         for i, (row, kind) in enumerate(zip(tokens, types, strict=True))
         if kind.dtype is not None and not all(map(_is_closed, row))
     }
-    sizes, rows = bind_sizes(tokens, signed.shapes, signature.paths), _rows_of(opened, count)
+    sizes, rows = bind_sizes(tokens, call.shapes, signature.paths), _rows_of(opened, count)
     each, more = divmod(total := sizes[rows], count)
     if not each:
         raise ArgumentError(
             f"{total} rows ({rows}) cannot be given to the {count} devices of this process, "
             "as each shard needs one row at least; give more rows, or a mesh of fewer devices"
         )
-    scales = _scales(signed, opened, rows, total, (0, each, each + 1))
+    scales = _scales(call, opened, rows, total, (0, each, each + 1))
     own = {n: at_sizes(abstract, tokens, {**sizes, rows: n}) for n in (each + bool(more), each)}
     calls = _with_one_program({n: engine.resolve(call) for n, call in own.items()})
     parts, start = [], 0
@@ -102,7 +99,7 @@ def sharded_call(engine: Engine, signed: SignedCall, count: int) -> ShardedCall:
         cuts = {leaf: (start * scale, stop * scale) for leaf, scale in scales.items()}
         parts.append(Part(calls[stop - start], cuts))
         start = stop
-    return ShardedCall(signed, own[each + bool(more)], parts, rows)
+    return ShardedCall(call, parts, rows)
 
 
 def _is_closed(token: str) -> bool:
@@ -123,7 +120,7 @@ def _rows_of(opened: Mapping[int, Sequence[str]], count: int) -> str:
 
 
 def _scales(
-    signed: SignedCall,
+    call: Call,
     opened: Mapping[int, Sequence[str]],
     rows: str,
     total: int,
@@ -133,14 +130,14 @@ def _scales(
     found = {}
     for i, row in opened.items():
         depends = [not _is_closed(t) and rows in variables_of(t) for t in row]
-        scale, why = signed.shapes[i][0] // total if depends[0] else 0, ""
+        scale, why = call.shapes[i][0] // total if depends[0] else 0, ""
         if any(depends[1:]):
             why = f"axis {depends.index(True, 1)} depends on {rows}"
         elif depends[0] and any(evaluate_text(row[0], {rows: n}) != scale * n for n in numbers):
             why = f"axis 0 has {row[0]} rows, not a multiple of {rows}"
         if why:
             raise ArgumentError(
-                f"{signed.signature.paths[i]}: it cannot be cut for the devices of this process, "
+                f"{call.signature.paths[i]}: it cannot be cut for the devices of this process, "
                 f"as {why}; use one device a process"
             )
         if depends[0]:
@@ -148,7 +145,7 @@ def _scales(
     return found
 
 
-def _with_one_program(calls: Mapping[int, ResolvedCall]) -> dict[int, ResolvedCall]:
+def _with_one_program(calls: Mapping[int, Call]) -> dict[int, Call]:
     """The calls by their number of rows, with a program that holds for all of them."""
     programs = dict.fromkeys(call.program for call in calls.values())
     if None in programs:

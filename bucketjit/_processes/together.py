@@ -33,13 +33,11 @@ from bucketjit._processes.on_shards import (
 from bucketjit._processes.shard_axis import local_shards
 from bucketjit._processes.split_rows import ShardedCall, sharded_call
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.decisions import Because, Masked, Refused, Unpadded
+from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.engine_parts import TRACED, Parts
-from bucketjit._runtime.observers import Together
+from bucketjit._runtime.engine_parts import TRACED, Parts, Together
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.parameters import PLAIN_STATICS
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import (
     AgreementError,
     BucketOverflowError,
@@ -51,14 +49,14 @@ from bucketjit.errors import (
 _MOST_INPUTS = 6  # arguments that a message shows
 
 
-def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[str]:
+def described(engine: Engine, call: Call) -> list[str]:
     """A call as people write it: the function with its open arguments, each argument, a program.
 
     Two calls with the same lines are the same call, of whatever sizes. The values of arrays that
     the function closes over are left out: they may differ.
     """
-    config, signature, program = engine.config, signed.signature, call.program
-    rows = zip(signature.paths, signature.types, call.tokens, signed.shapes, strict=True)
+    config, signature, program = engine.config, call.signature, call.program
+    rows = zip(signature.paths, signature.types, call.tokens, call.shapes, strict=True)
     opened, lines = [], []
     for path, kind, row, shape in rows:
         sizes = [str(n) if token == STATIC else token for token, n in zip(row, shape, strict=True)]
@@ -69,8 +67,8 @@ def described(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[st
     chosen = {"plan": config.plan} if config.plan is not None else {}
     chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
     buckets = ", ".join(f"{v} in {_plain(repr(s))}" for v, s in chosen.items())
-    statics: dict[Any, Any] = {**signed.statics.positional, **signed.statics.keyword}
-    traced = [str(signed.tree)]
+    statics: dict[Any, Any] = {**call.statics.positional, **call.statics.keyword}
+    traced = [str(call.tree)]
     if isinstance(program, Program):
         traced += [_text_of(program.jaxpr), str(program.out_tree), *map(str, program.guards)]
     return [
@@ -121,16 +119,14 @@ class Offer(NamedTuple):
     """What this process would run in a call.
 
     Attributes:
-        signed: The call; on shards, that of the largest one of this process, without arrays.
-        call: The same call, resolved.
+        call: The call; on shards, that of the largest one of this process, without arrays.
         digest: Equal on processes that make the same call, of whatever sizes.
         sharded: The calls of the shards of this process; None without shards.
         bucket: The padded size of each variable; empty if no axis is open.
         error: Why it has no bucket, or None.
     """
 
-    signed: SignedCall
-    call: ResolvedCall
+    call: Call
     digest: str
     sharded: ShardedCall | None
     bucket: Mapping[str, int] = {}
@@ -163,7 +159,7 @@ class Agreement:
                 raise
             masked, is_ready = self._agreed(engine, meeting, offer)
             if masked is None:
-                return engine.serve(offer.signed, call=offer.call)
+                return engine.serve_resolved(offer.call)
             entry, is_compiled = self._executable(engine, meeting, offer, masked, is_ready)
             return self._run(engine, offer, masked, entry, is_compiled)
 
@@ -172,10 +168,10 @@ class Agreement:
         sharded = None
         if self._shards is not None:
             sharded = self._shards.cut(engine, arguments)
-            signed, call = sharded.signed, sharded.call
+            call = sharded.call
         else:
-            signed = engine.signer.sign(*arguments)
-            call = engine.resolve(signed)
+            call = engine.signer.sign(*arguments)
+            call = engine.resolve(call)
             if engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
                 raise SpecError(
                     "check: processes that agree on a bucket have no common exact shape to compare "
@@ -183,10 +179,10 @@ class Agreement:
                 )
         digest = None if call.program is None else self._digests.get(call.program)
         if digest is None:
-            digest = digest_of(described(engine, signed, call))
+            digest = digest_of(described(engine, call))
             if call.program is not None:
                 self._digests[call.program] = digest
-        offer = Offer(signed, call, digest, sharded)
+        offer = Offer(call, digest, sharded)
         try:
             return offer._replace(bucket=self._bucket(engine, offer))
         except (FallbackError, BucketOverflowError) as error:
@@ -195,12 +191,12 @@ class Agreement:
     def _bucket(self, engine: Engine, offer: Offer) -> Mapping[str, int]:
         """The bucket of a call, as if it were made on this process alone."""
         why: MaskingError
-        signed, call = offer.signed, offer.call
+        call = offer.call
         if self._shards is not None:
-            _, sizes = signed.signature.open_axes(call, signed.shapes)
+            _, sizes = call.signature.open_axes(call, call.shapes)
             if 0 in sizes.values():
                 raise no_exact_shape(WITHOUT_ROWS[Because.EMPTY])
-        match engine.decide(signed, call):
+        match engine.decisions.decide(call):
             case Masked(program, bucket, None) if offer.sharded is not None:
                 assert self._shards is not None
                 self._shards.check(offer.sharded, program)
@@ -216,8 +212,6 @@ class Agreement:
                 return {}
             case Unpadded(because, why):
                 why = why if self._shards is None else WITHOUT_ROWS.get(because, why)
-            case Refused(error):
-                raise error
         raise no_exact_shape(why)
 
     def _agreed(self, engine: Engine, meeting: Meeting, offer: Offer) -> tuple[Masked | None, bool]:
@@ -246,7 +240,7 @@ class Agreement:
         """Raise the error for calls that differ; the processes describe theirs to each other."""
         if meeting.job is None and offer.error is not None:
             raise offer.error
-        lines = described(engine, offer.signed, offer.call)
+        lines = described(engine, offer.call)
         if offer.error is not None:
             lines[0] += f", and cannot pad it: {in_one_line(offer.error)}"
         remedy = "every process must make the same calls in the same order"
@@ -262,7 +256,7 @@ class Agreement:
         try:
             entry, source, _ = engine.provider.get(
                 masked.key,
-                lambda: engine.requests.masked(offer.signed, offer.call, masked.bucket),
+                lambda: engine.requests.masked(offer.call, masked.bucket),
                 may_stand_in=False,
             )
         except MaskingError as refusal:
@@ -283,15 +277,15 @@ class Agreement:
         self, engine: Engine, offer: Offer, masked: Masked, entry: Executable, is_compiled: bool
     ) -> Any:
         """Run a call in the agreed bucket."""
-        signed, call, out = offer.signed, offer.call, engine.config.out
+        call, out = offer.call, engine.config.out
         if offer.sharded is not None:
             assert self._shards is not None
             result = self._shards.run(engine, offer.sharded, entry, out)
         else:
-            served = engine.served(masked.key, entry, signed, call, out)
-            result = engine.run(entry, signed, call, served, out)
+            served = engine.served(masked.key, entry, call, out)
+            result = engine.run(entry, call, served, out)
         if is_compiled:
-            engine.recompiles.note(signed, call.sizes)
+            engine.recompiles.note(call)
         return result
 
 
@@ -324,13 +318,13 @@ def parts(config: Config) -> Parts:
     return Parts(requests=functools.partial(Requests, transform=AllShards(config.sharded)))
 
 
-def call_of_shard(engine: Engine, signed: SignedCall) -> SignedCall:
+def call_of_shard(engine: Engine, call: Call) -> Call:
     """The call of the largest shard of this process, for functions of one; else the call itself."""
     if engine.config.sharded is None:
-        return signed
+        return call
     count = len(local_shards(engine.config.sharded).devices)
-    with engine.lock, signed.signature.restoring_axes():
-        return sharded_call(engine, signed, count).signed
+    with engine.lock, call.signature.restoring_axes():
+        return sharded_call(engine, call, count).call
 
 
 def refuse_apart(config: Config, what: str) -> None:

@@ -16,7 +16,7 @@ import cachetools
 from bucketjit import strategies
 from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import checked_bucket, checked_joint
@@ -120,7 +120,7 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
 class ChoosesBuckets(Protocol):
     """Chooses the bucket of each call: by strategies, or among those of a file."""
 
-    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+    def of(self, program: Interface, call: Call) -> dict[str, int]:
         """The padded size of each variable of a call."""
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
@@ -145,7 +145,7 @@ class Buckets:
         self._cut.clear()
         self._largest.clear()
 
-    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+    def of(self, program: Interface, call: Call) -> dict[str, int]:
         """The padded size of each variable of a call, unfitted sizes of its program included."""
         bucket = self.chosen(program, call.sizes)
         if not program.unfitted:

@@ -27,7 +27,7 @@ class CountedBatch(NamedTuple):
         padded_rows: How many examples the executable takes.
         real: Elements of the padded arguments that are not padding.
         total: Elements of the padded arguments.
-        keys: `SignedCall.shape_key` of the examples, each once.
+        keys: `Call.shape_key` of the examples, each once.
     """
 
     rows: int

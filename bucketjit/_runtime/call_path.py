@@ -102,9 +102,9 @@ class CallPath(Generic[P, R]):
             try:
                 # The function was given wrong arguments, say: signing may raise a better error.
                 # A `Padded` argument may fail in a handler and be served here.
-                signed = engine.signer.sign(args, kwargs)
-                if any(isinstance(x, Padded) for x in signed.leaves):
-                    return engine.serve(signed)
+                call = engine.signer.sign(args, kwargs)
+                if any(isinstance(x, Padded) for x in call.leaves):
+                    return engine.serve(call)
                 raise failed
             finally:
                 failed = None  # its traceback refers to this frame

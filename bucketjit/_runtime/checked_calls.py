@@ -19,8 +19,7 @@ from bucketjit._ir.program import Program
 from bucketjit._masking.checks import POISONS, blame, compare, failed
 from bucketjit._masking.rule_context import Rule
 from bucketjit._raised import is_of_machine
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
 class CheckedCall(NamedTuple):
@@ -31,7 +30,7 @@ class CheckedCall(NamedTuple):
         check: What the call is compared with.
         rules: Returns the table of masking rules.
         entry: The executable of the bucket.
-        signed: The call.
+        call: The call.
         call: The same call, resolved.
         out: The form of its results.
     """
@@ -40,8 +39,7 @@ class CheckedCall(NamedTuple):
     check: Check
     rules: Callable[[], Mapping[Any, Rule]]
     entry: Executable
-    signed: SignedCall
-    call: ResolvedCall
+    call: Call
     out: Out
 
     def result(
@@ -52,7 +50,7 @@ class CheckedCall(NamedTuple):
     ) -> Any:
         """Run the call and compare its result."""
         if self.check is Check.POISON:
-            given = (self.entry, self.signed, self.call)
+            given = (self.entry, self.call)
             with counting:
                 results = [run_poisoned(*given, i, self.out) for i in range(len(POISONS))]
             self._compare(results[0], results[1], "the same call with other padding", True)
@@ -68,7 +66,7 @@ class CheckedCall(NamedTuple):
     def _compare(self, result: object, other: object, what: str, to_the_bit: bool) -> None:
         problem = compare(result, other, what, to_the_bit)
         # Two runs of one executable must agree to the bit, so jit cannot be at fault there.
-        if problem and (to_the_bit or not is_of_jit(self.name, problem, self.signed, result)):
+        if problem and (to_the_bit or not is_of_jit(self.name, problem, self.call, result)):
             program = self.call.program
             assert isinstance(program, Program)
             blamed = blame(
@@ -77,21 +75,21 @@ class CheckedCall(NamedTuple):
                 dict(zip(self.call.variables, self.call.ordered, strict=True)),
                 self.entry.sizes,
                 self.call.size_constants.values,
-                lambda kind: arguments_with(self.entry, self.signed, kind),
+                lambda kind: arguments_with(self.entry, self.call, kind),
                 not to_the_bit,
             )
             raise failed(self.name, problem, blamed)
         self.entry.checked = True
 
 
-def is_of_jit(name: str, problem: str, signed: SignedCall, result: object) -> bool:
+def is_of_jit(name: str, problem: str, call: Call, result: object) -> bool:
     """Whether the unpadded run under ``jax.jit`` is wrong and the bucket is right.
 
     The function runs unpadded once more, one operation at a time; the bucket is right if it agrees
     with that run. Then a warning is logged.
     """
     try:
-        want = one_by_one(signed)
+        want = one_by_one(call)
     except Exception as error:
         if is_of_machine(error):
             raise

@@ -18,9 +18,8 @@ from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import MaskingError, SelectionError
 
 MAX_RUNS_AGAIN = 6  # after the first run of a call
@@ -35,9 +34,8 @@ _UNSETTLED = MaskingError(
 
 def run_again(
     differ: SizesDiffer,
-    signed: SignedCall,
-    call: ResolvedCall,
-    serve: Callable[[ResolvedCall], Any],
+    call: Call,
+    serve: Callable[[Call], Any],
     fall_back: Callable[[MaskingError], Any],
 ) -> Any:
     """Run a call by the program for the computed sizes that its run has returned."""
@@ -45,7 +43,7 @@ def run_again(
     for _ in range(MAX_RUNS_AGAIN):
         # They are right up to the first decision that was taken otherwise, so this converges.
         computed = {**computed, **differ.computed}
-        again = signed.signature.resolve_again(call, signed.shapes, computed)
+        again = call.resolved(call.signature.resolve_again(call, call.shapes, computed))
         try:
             return serve(again)
         except SizesDiffer as other:
@@ -63,22 +61,22 @@ class EagerSignatures:
         """Whether the function runs without ``jit`` for arguments of a signature."""
         return signature in self._found
 
-    def compiled(self, signed: SignedCall, compile: Callable[[], Any]) -> Any | None:
+    def compiled(self, call: Call, compile: Callable[[], Any]) -> Any | None:
         """What compiles the exact shape of a call; None if the function runs without ``jit``."""
-        if signed.signature in self._found:
+        if call.signature in self._found:
             return None
         try:
             with Noticing().active():
                 return compile()
         except SizeIsComputed:
-            self._found.add(signed.signature)
+            self._found.add(call.signature)
             return None
 
 
-def run_eagerly(signed: SignedCall, out: Out, reason: str | None) -> Any:
+def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
     """Run the function of a call without ``jit``."""
     try:
-        result = eagerly(signed)
+        result = eagerly(call)
     except (IndexError, TypeError, ValueError) as error:
         if reason is None:
             raise

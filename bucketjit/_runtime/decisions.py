@@ -1,6 +1,6 @@
-"""Decides what a call does: masked in a bucket, at its exact shape, or refused.
+"""Decides what a call does: masked in a bucket, or at its exact shape.
 
-The engine, `explain` and warm-up all match on the `Decision`, so they cannot disagree. Deciding
+Calls, `explain` and warm-up all ask here, so they cannot disagree. Deciding
 compiles and runs nothing. So building the executable may still find that the program cannot be
 masked; that is noted in `Refusals`, and the next decision is `Unpadded`.
 """
@@ -19,9 +19,8 @@ from bucketjit._events import shown
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._runtime.refusals import Refusals
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
-from bucketjit.errors import ArgumentError, BucketOverflowError, MaskingError
+from bucketjit._tracing.call import Call
+from bucketjit.errors import ArgumentError, MaskingError
 
 _REMEDY = (
     "choose a bucket of that size (explain() shows the bucket), or give the rows of each process "
@@ -29,36 +28,33 @@ _REMEDY = (
 )
 
 
-def refusal_of_global(
-    signed: SignedCall, call: ResolvedCall, bucket: Mapping[str, int]
-) -> ArgumentError | None:
-    """Why a call with an array of several processes cannot be padded; None if it need not be."""
+def refuse_global(call: Call, bucket: Mapping[str, int]) -> None:
+    """Refuse a call with an array of several processes that would have to be padded."""
     if jax.process_count() == 1:
-        return None
+        return
     spread = [
         i
-        for i, leaf in enumerate(signed.leaves)
+        for i, leaf in enumerate(call.leaves)
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     ]
     if not spread:
-        return None
-    signature = signed.signature
-    pads = dict(padded_leaf_shapes(call, signature, bucket, signed.shapes))
+        return
+    signature = call.signature
+    pads = dict(padded_leaf_shapes(call, bucket))
     for i in spread:
-        shape = tuple(signed.shapes[i])
+        shape = tuple(call.shapes[i])
         if pads.get(i, shape) != shape:
-            return ArgumentError(
+            raise ArgumentError(
                 f"{signature.paths[i]}: an array of shape {shape} on the devices of several "
                 f"processes cannot be padded to {pads[i]}, as no process holds all of it; {_REMEDY}"
             )
     assert call.program is not None
     if call.program.open_outs and any(bucket[v] != n for v, n in call.sizes.items()):
-        return ArgumentError(
+        raise ArgumentError(
             f"{signature.paths[spread[0]]}: an array on the devices of several processes makes "
             f"results that are spread over them too, and results of the bucket {shown(bucket)} "
             f"would have to be cut to {shown(call.sizes)}; {_REMEDY}"
         )
-    return None
 
 
 @dataclass(frozen=True)
@@ -103,18 +99,7 @@ class Unpadded:
     why: MaskingError
 
 
-@dataclass(frozen=True)
-class Refused:
-    """The call raises an error.
-
-    Attributes:
-        error: The error.
-    """
-
-    error: ArgumentError | BucketOverflowError
-
-
-Decision = Masked | Unpadded | Refused
+Decision = Masked | Unpadded
 
 NO_STRATEGY = MaskingError(
     "there is no strategy: every size has an executable of its own", "add .with_pow2()"
@@ -130,13 +115,18 @@ class Decisions:
         self._buckets = buckets
         self._refusals = refusals
 
-    def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
-        """Decide what a call does."""
+    def decide(self, call: Call) -> Decision:
+        """Decide what a call does.
+
+        Raises:
+            BucketOverflowError: Its sizes are beyond the largest bucket.
+            ArgumentError: It has an array of several processes that would have to be padded.
+        """
         program = call.program
         if program is None:
             if call.refusal is not None:
                 return Unpadded(Because.UNMASKED, call.refusal)
-            if any(0 in shape for shape in signed.shapes):
+            if any(0 in shape for shape in call.shapes):
                 return Unpadded(Because.EMPTY, _EMPTY)
             return Unpadded(Because.NO_OPEN_AXIS, _NO_OPEN_AXIS)
         program.check_reshapes(call.sizes)
@@ -144,17 +134,13 @@ class Decisions:
         # raise because its size is beyond the largest bucket.
         if (refusal := self._refusals.of_program(program)) is not None:
             return Unpadded(Because.UNMASKED, refusal)
-        try:
-            bucket = self._buckets.of(program, call)
-        except BucketOverflowError as error:
-            return Refused(error)
+        bucket = self._buckets.of(program, call)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
         # is all of them, there is nothing to mask.
         beyond = self._buckets.beyond(program, call.sizes)
         if beyond is not None and beyond.wholly:
             return Unpadded(Because.BEYOND, MaskingError(beyond.reason))
-        if (spread := refusal_of_global(signed, call, bucket)) is not None:
-            return Refused(spread)
+        refuse_global(call, bucket)
         masked = Masked(program, bucket, None if beyond is None else beyond.reason)
         if (refusal := self._refusals.of(masked.key)) is not None:
             return Unpadded(Because.UNMASKED, refusal)

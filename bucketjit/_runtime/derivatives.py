@@ -22,8 +22,7 @@ from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime import equations
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
 
 Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # a bucketed function, and its engine
@@ -43,67 +42,63 @@ class Derivatives:
         self._functions.clear()
         self._engines.clear()
 
-    def engine_at(self, signed: SignedCall, path: equations.Path) -> Engine:
+    def engine_at(self, call: Call, path: equations.Path) -> Engine:
         """The engine that serves the calls of a derivative."""
-        call = self._engine.resolve(signed)
-        refusal = self.refusal(signed, call)
+        call = self._engine.resolve(call)
+        refusal = self.refusal(call)
         program = call.program
         if not isinstance(program, Program) or refusal is not None:
             if refusal is not None:
                 raise refusal.without_frames()
             raise MaskingError("it has no open axes", "name them in dynamic_axes")
-        made = self._function(signed, call, program).at(path)
+        made = self._function(call, program).at(path)
         return self._engines.get(made.execute, self._engine)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
         """What makes a differentiated call in buckets; None if the call is not bucketed."""
         engine = self._engine
         with eval_context():
-            signed = engine.signer.sign(args, kwargs)
-            call = engine.resolve(signed)
-        program, refusal = call.program, self.refusal(signed, call)
+            call = engine.signer.sign(args, kwargs)
+            call = engine.resolve(call)
+        program, refusal = call.program, self.refusal(call)
         if refusal is not None:
             engine.note_fallback(refusal)
         if not isinstance(program, Program) or refusal is not None:
             return None
-        tree, fn = call.out_tree, self._function(signed, call, program)
-        return lambda: tree.unflatten(equations.call(fn, signed.leaves))
+        tree, fn = call.out_tree, self._function(call, program)
+        return lambda: tree.unflatten(equations.call(fn, call.leaves))
 
-    def refusal(self, signed: SignedCall, call: ResolvedCall) -> MaskingError | None:
+    def refusal(self, call: Call) -> MaskingError | None:
         """Why a call is not differentiated in buckets, or None."""
         if call.program is None:
             return call.refusal
         assert isinstance(call.program, Program)
-        return self._engine.refusals.of_program(call.program) or _refused(signed, call.program)
+        return self._engine.refusals.of_program(call.program) or _refused(call, call.program)
 
-    def _function(
-        self, signed: SignedCall, call: ResolvedCall, program: Program
-    ) -> equations.Bucketed:
+    def _function(self, call: Call, program: Program) -> equations.Bucketed:
         """The differentiable function of a call's signature, axes and program. Made once."""
         with self._engine.lock:
-            key = (signed.signature, call.tokens, program)
+            key = (call.signature, call.tokens, program)
             found = self._functions.get(key)
             if found is None:
-                found = self._functions[key] = self._differentiable(signed, call, program)
+                found = self._functions[key] = self._differentiable(call, program)
         return found
 
-    def _differentiable(
-        self, signed: SignedCall, call: ResolvedCall, program: Program
-    ) -> equations.Bucketed:
+    def _differentiable(self, call: Call, program: Program) -> equations.Bucketed:
         """Make the differentiable function of a call, with flat arguments and results."""
         # It is kept, and must not keep the arguments.
-        signed = dataclasses.replace(signed, leaves=[])
-        engine, signature = self._engine, signed.signature
+        call = dataclasses.replace(call, leaves=[])
+        engine, signature = self._engine, call.signature
 
         def flat(*leaves: object) -> list[Any]:
-            args, kwargs = signed.tree.unflatten(leaves)
+            args, kwargs = call.tree.unflatten(leaves)
             return jax.tree_util.tree_leaves(signature.fn(*args, **kwargs))
 
         def execute(*leaves: Any) -> list[Any]:
             shapes = [np.shape(x) for x in leaves]
             if engine.config.copy_inputs:
                 leaves = tuple(map(copied, leaves))
-            given = dataclasses.replace(signed, leaves=list(leaves), shapes=shapes)
+            given = dataclasses.replace(call, leaves=list(leaves), shapes=shapes)
             return jax.tree_util.tree_leaves(engine.serve(given))
 
         def derive(fn: Callable[..., list[Any]], ins: equations.Shapes) -> Callable[..., list[Any]]:
@@ -136,15 +131,15 @@ class Derivatives:
         # The bucketed function itself serves the calls only if it donates nothing, as the
         # derivative needs the arguments later, and returns arrays, which JAX can differentiate.
         # Else another one does.
-        as_it_is = not signed.donate and engine.config.out is Out.JAX
+        as_it_is = not call.donate and engine.config.out is Out.JAX
         run = execute if as_it_is else derive(flat, ins)
         dtypes = tuple(dtype for dtype, _ in program.out_types)
         return equations.Bucketed(flat, run, ins, outs, derive, dtypes)
 
 
-def _refused(signed: SignedCall, program: Program) -> MaskingError | None:
+def _refused(call: Call, program: Program) -> MaskingError | None:
     """Why derivatives of a program are not bucketed, or None."""
-    kinds = zip(signed.signature.paths, signed.signature.types, strict=True)
+    kinds = zip(call.signature.paths, call.signature.types, strict=True)
     if sizes := [path for path, kind in kinds if kind.dtype is None]:
         return MaskingError(
             f"a function of an argument that is a size, {sizes[0]}, is not differentiated in "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,19 +26,17 @@ from bucketjit._raised import is_of_machine
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Refused, Unpadded
-from bucketjit._runtime.engine_parts import TRACED, Parts
+from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Unpadded
+from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, Together
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
-from bucketjit._runtime.observers import Preparer, Together
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import FallbackError, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
@@ -120,51 +117,47 @@ class Engine:
 
     # --- a call ---
 
-    def serve(
-        self,
-        signed: SignedCall,
-        given: CallArguments | None = None,
-        out: Out | None = None,
-        call: ResolvedCall | None = None,
-    ) -> Any:
+    def serve(self, call: Call, given: CallArguments | None = None, out: Out | None = None) -> Any:
         """Run a call."""
-        out = out or self.config.out
         if self.config.always_exact:
-            sizes = signed.signature.declared_sizes(signed.shapes)
-            return self._run_exact(signed, sizes, out, given)
-        call = call or self.resolve(signed)
-        decision = self.decide(signed, call)
+            call = call.resolved(call.signature.declared(call.shapes))
+            return self._run_exact(call, out or self.config.out, given)
+        return self.serve_resolved(self.resolve(call), given, out)
+
+    def serve_resolved(
+        self, call: Call, given: CallArguments | None = None, out: Out | None = None
+    ) -> Any:
+        """Run a call whose sizes and program are known."""
+        out = out or self.config.out
+        decision = self.decisions.decide(call)
         match decision:
             case Masked():
-                return self._run_masked(decision, signed, call, out, given)
+                return self._run_masked(decision, call, out, given)
             case Unpadded(Because.UNMASKED, why):
-                result = self._fall_back(why, signed, call, out, given)
+                result = self._fall_back(why, call, out, given)
                 # Tracing failed. Only now that the exact run has succeeded is it known that the
                 # cause is not a wrong call, so only now is tracing given up for such calls.
                 if call.program is None:
                     with self.lock:
-                        signed.signature.remember_refusal(call, signed.shapes)
+                        call.signature.remember_refusal(call, call.shapes)
                 return result
             case Unpadded(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
-                return self._run_exact(signed, call.sizes, out, given, call.program, why.reason)
+                return self._run_exact(call, out, given, why.reason)
             case Unpadded():
-                return self._run_exact(signed, call.sizes, out, given)
-            case Refused(error):
-                raise error
+                return self._run_exact(call, out, given)
 
     def _run_masked(
         self,
         masked: Masked,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         out: Out,
         given: CallArguments | None,
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
         if self.preparer is not None:
-            self.preparer.prepare(self, signed, call, masked.key)
+            self.preparer.prepare(self, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
         # After a failure the call goes on outside of the `except` block, so that no later error
@@ -172,38 +165,38 @@ class Engine:
         refused: MaskingError | None = None
         try:
             entry, source, stands_in = self.provider.get(
-                masked.key, lambda: self.requests.masked(signed, call, masked.bucket)
+                masked.key, lambda: self.requests.masked(call, masked.bucket)
             )
         except MaskingError as error:  # from the build: no rule masks an equation in this bucket
             refused = error
         if refused is not None:
             self.refusals.note(masked.key, refused)
-            return self._fall_back(refused, signed, call, out, given)
+            return self._fall_back(refused, call, out, given)
         is_compiled = source == "compile"
-        served = self.served(masked.key, entry, signed, call, out)
+        served = self.served(masked.key, entry, call, out)
         served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
         try:
-            result = self.run(entry, signed, call, served, out)
+            result = self.run(entry, call, served, out)
         except SignatureChanged:
-            return self._fall_back(_NOT_AS_TRACED, signed, call, out, None)
+            return self._fall_back(_NOT_AS_TRACED, call, out, None)
         except SizesDiffer as other:
             if call.presumed is not None:
                 raise
             differ = other
         if is_compiled:
-            self.recompiles.note(signed, call.sizes)
+            self.recompiles.note(call)
         if differ is not None:
             return run_again(
-                *(differ, signed, call),
-                lambda again: self.serve(signed, given, out, again),
-                lambda why: self._fall_back(why, signed, call, out, None),
+                *(differ, call),
+                lambda again: self.serve_resolved(again, given, out),
+                lambda why: self._fall_back(why, call, out, None),
             )
         if self.config.check is not Check.OFF:
             return result
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         if given is not None and not stands_in:
-            self.memory.add_masked(signed, given, call, served, self._same_up_to(masked))
+            self.memory.add_masked(call, given, served, self._same_up_to(masked))
         return result
 
     def handler_at_new_sizes(self, given: CallArguments) -> Handler | None:
@@ -215,7 +208,7 @@ class Engine:
         if found is None:
             return None
         new, entry = found
-        served = self.served(new.key, entry, new.signed, new.call, self.config.out)
+        served = self.served(new.key, entry, new.call, self.config.out)
         return self.memory.add_new_sizes(given, new, served)
 
     def _same_up_to(self, masked: Masked) -> tuple[int, ...] | None:
@@ -224,58 +217,54 @@ class Engine:
             return None
         return tuple(masked.bucket.values())
 
-    def served(
-        self, key: object, entry: Executable, signed: SignedCall, call: ResolvedCall, out: Out
-    ) -> ServedCall:
+    def served(self, key: object, entry: Executable, call: Call, out: Out) -> ServedCall:
         """How an executable serves a call."""
         sizes = entry.sizes_for(call)
         finish = entry.finisher(call, out, self.counters)
-        return ServedCall(key, sizes, finish, counter_of(entry, call, signed))
+        return ServedCall(key, sizes, finish, counter_of(entry, call))
 
     def run(
         self,
         entry: Executable,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         served: ServedCall,
         out: Out,
     ) -> Any:
         """Run a call in a bucket, checked if that is configured, and count it."""
         counting = counted(self.counters, served.line)
-        run = functools.partial(run_padded, entry, served.sizes, signed, served.finish)
+        run = functools.partial(run_padded, entry, served.sizes, call, served.finish)
         if self.config.check is Check.OFF:
             with counting:
                 return run()
         return CheckedCall(
-            self.name, self.config.check, self.requests.rules, entry, signed, call, out
-        ).result(counting, run, lambda: self.run_unpadded(signed, call))
+            self.name, self.config.check, self.requests.rules, entry, call, out
+        ).result(counting, run, lambda: self.run_unpadded(call))
 
-    def run_unpadded(self, signed: SignedCall, call: ResolvedCall) -> Any:
+    def run_unpadded(self, call: Call) -> Any:
         """Run a call at its exact shape, for a comparison; it is not counted."""
-        return self._run_exact(signed, call.sizes, Out.JAX, is_call=False)
+        return self._run_exact(call, Out.JAX, is_call=False)
 
-    def _note_beyond(self, reason: str, call: ResolvedCall) -> None:
+    def _note_beyond(self, reason: str, call: Call) -> None:
         """Log that sizes beyond the largest bucket stay exact, once for each reason."""
         if self.counters.fallback(reason):
             self.emit(Event("fallback", self.name, call.sizes, detail=reason))
 
-    def decide(self, signed: SignedCall, call: ResolvedCall) -> Decision:
-        """Decide what a call does; see `Decisions.decide`."""
-        return self.decisions.decide(signed, call)
+    def chosen(self, call: Call, learns: bool = True) -> tuple[Call, Decision]:
+        """Resolve a call that is not run, and decide what it would do."""
+        call = self.resolve(call) if learns else self.looked_at(call)
+        return call, self.decisions.decide(call)
 
-    def chosen(self, signed: SignedCall, call: ResolvedCall) -> Masked | Unpadded:
-        """The decision on a call that is not run; raises what the call would raise."""
-        decision = self.decide(signed, call)
-        if isinstance(decision, Refused):
-            raise decision.error
-        return decision
+    def looked_at(self, call: Call) -> Call:
+        """The call with its sizes and its program; no axis of its signature stays open for it."""
+        with self.lock, call.signature.restoring_axes():
+            return call.resolved(call.signature.resolve(call.shapes))
 
     def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
         """Note that a compile request failed because its program cannot be masked."""
         if isinstance(request.key[0], Interface):
             self.refusals.note(request.key, refusal)
 
-    def resolve(self, signed: SignedCall) -> ResolvedCall:
+    def resolve(self, call: Call) -> Call:
         """The sizes and the program of a call.
 
         The function is traced if no known program holds at these sizes. What the signature learns
@@ -283,22 +272,22 @@ class Engine:
         """
         began = time.perf_counter()
         with self.lock:
-            call = signed.signature.resolve(signed.shapes)
-            news = signed.signature.take_news()
+            call = call.resolved(call.signature.resolve(call.shapes))
+            news = call.signature.take_news()
         if news:
             seconds = time.perf_counter() - began
             for detail in news:
                 self.emit(Event("signature", self.name, call.sizes, seconds, detail))
         return call
 
-    def program_beside(self, signed: SignedCall) -> Interface | None:
+    def program_beside(self, call: Call) -> Interface | None:
         """The program of a call like this one whose axes are not empty; None if there is none."""
-        signature = signed.signature
-        tokens = signature.guessed_tokens(signed.shapes)
-        sizes = bind_sizes(tokens, signed.shapes, signature.paths)
+        signature = call.signature
+        tokens = signature.guessed_tokens(call.shapes)
+        sizes = bind_sizes(tokens, call.shapes, signature.paths)
         try:
             return self.resolve(
-                at_sizes(signed, tokens, {v: n or 2 for v, n in sizes.items()})
+                at_sizes(call, tokens, {v: n or 2 for v, n in sizes.items()})
             ).program
         except Exception as error:  # of the function, at sizes it was never called with
             if is_of_machine(error):
@@ -307,38 +296,36 @@ class Engine:
 
     def _run_exact(
         self,
-        signed: SignedCall,
-        sizes: Mapping[str, int],
+        call: Call,
         out: Out,
         given: CallArguments | None = None,
-        program: Interface | None = None,
         reason: str | None = None,
         is_call: bool = True,
     ) -> Any:
-        args, kwargs = signed.tree.unflatten(map(plain, signed.leaves))
-        key = self.requests.exact_key(signed)
+        args, kwargs = call.tree.unflatten(map(plain, call.leaves))
+        key = self.requests.exact_key(call)
         found = self.refusals.eager.compiled(
-            signed,
-            lambda: self.provider.get(key, lambda: self.requests.exact(signed, sizes)),
+            call,
+            lambda: self.provider.get(key, lambda: self.requests.exact(call)),
         )
         if found is None:
-            line = CallCounter(dict(sizes), reason=reason)
+            line = CallCounter(call.sizes, reason=reason)
             with counted(self.counters, line) if is_call else nullcontext():
-                return run_eagerly(signed, out, reason)
+                return run_eagerly(call, out, reason)
         entry, source, _ = found
-        finish = exact_finisher(entry, signed, program, out)
-        named = sizes or signed.signature.guessed_sizes(signed.shapes)
-        line = CallCounter(named, reason=reason, key=signed.shape_key)
+        finish = exact_finisher(entry, call, None if reason is None else call.program, out)
+        named = call.sizes or call.signature.guessed_sizes(call.shapes)
+        line = CallCounter(named, reason=reason, key=call.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
         counting = counted(self.counters, line) if is_call else nullcontext()
         with counting:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
-            self.recompiles.note(signed, sizes, is_fallback=reason is not None)
+            self.recompiles.note(call, is_fallback=reason is not None)
         if is_call and given is not None and self.config.check is Check.OFF:
-            opened = [i for i, spec in enumerate(signed.signature.specs) if spec is not None]
-            self.memory.add(signed, given, opened, ServedCall(key, None, finish, line))
+            opened = [i for i, spec in enumerate(call.signature.specs) if spec is not None]
+            self.memory.add(call, given, opened, ServedCall(key, None, finish, line))
         return result
 
     # --- falling back ---
@@ -346,14 +333,13 @@ class Engine:
     def _fall_back(
         self,
         refusal: MaskingError,
-        signed: SignedCall,
-        call: ResolvedCall,
+        call: Call,
         out: Out,
         given: CallArguments | None,
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
-            result = self._run_exact(signed, call.sizes, out, given, call.program, refusal.reason)
-        is_eager = self.refusals.eager.is_eager(signed.signature)
+            result = self._run_exact(call, out, given, refusal.reason)
+        is_eager = self.refusals.eager.is_eager(call.signature)
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result
 

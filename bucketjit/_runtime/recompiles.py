@@ -16,8 +16,8 @@ from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._raised import frames_inside
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import BucketOverflowError, RecompileWarning
 from bucketjit.strategies import Exact
 from bucketjit.strategies.base import Strategy
@@ -68,36 +68,36 @@ class Recompiles:
             self._shapes: weakref.WeakKeyDictionary[Signature, Values]
             self._shapes = weakref.WeakKeyDictionary()
 
-    def note(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool = False) -> None:
+    def note(self, call: Call, is_fallback: bool = False) -> None:
         """Note a call that has compiled an executable, and warn if there are too many.
 
         Warns:
             RecompileWarning: Once, see the class.
         """
         with self._lock:
-            self._add(signed, sizes, is_fallback)
+            self._add(call, is_fallback)
             why = None if self._is_told else self._why()
             if why is None:
                 return
             self._is_told = True
-        emit(Event("recompile", self._name, sizes, detail=why), self._config.listeners)
+        emit(Event("recompile", self._name, call.sizes, detail=why), self._config.listeners)
         message = printable(f"{self._name} {why}", LONGEST)
         warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
 
-    def _add(self, signed: SignedCall, sizes: Mapping[str, int], is_fallback: bool) -> None:
+    def _add(self, call: Call, is_fallback: bool) -> None:
         self._count += 1
-        signature, shapes = signed.signature, tuple(signed.shapes)
+        signature, shapes = call.signature, tuple(call.shapes)
         _keep(self._shapes.setdefault(signature, {}), shapes)
-        for variable, size in sizes.items():
+        for variable, size in call.sizes.items():
             self._largest[variable] = max(size, self._largest.get(variable, 0))
-        given = signed.statics
+        given = call.statics
         by_name = {**{self._name_of(i): v for i, v in given.positional.items()}, **given.keyword}
         for name, value in by_name.items():
             text = _short(value)
             self._see(f"the static argument {name} had", "values", text, text)
-        for name, kind in self._kinds_of(signed):
+        for name, kind in self._kinds_of(call):
             self._see(f"{name} had", "structures or types, with static values in it", kind)
-        tokens, has_run_exact = signature.tokens, not any(sizes.values())
+        tokens, has_run_exact = signature.tokens, not any(call.sizes.values())
         for leaf, axis in ((i, j) for i, shape in enumerate(shapes) for j in range(len(shape))):
             is_size, size = signature.types[leaf].dtype is None, shapes[leaf][axis]
             name = ("" if is_size else f"axis {axis} of ") + signature.paths[leaf]
@@ -113,11 +113,11 @@ class Recompiles:
     def _see(self, name: str, what: str, value: object, text: str = "") -> Values:
         return _keep(self._seen.setdefault((name, what), {}), value, text)
 
-    def _kinds_of(self, signed: SignedCall) -> Iterable[tuple[str, object]]:
+    def _kinds_of(self, call: Call) -> Iterable[tuple[str, object]]:
         """The types and the structure of each argument, with the static values in it."""
-        positional, named = signed.tree.children()
-        names = [*map(self._name_of, signed.dynamic), *named.node_data()[1]]
-        types = iter(signed.signature.types)
+        positional, named = call.tree.children()
+        names = [*map(self._name_of, call.dynamic), *named.node_data()[1]]
+        types = iter(call.signature.types)
         for name, tree in zip(names, (*positional.children(), *named.children()), strict=True):
             yield name, (tree, *itertools.islice(types, tree.num_leaves))
 

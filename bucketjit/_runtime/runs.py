@@ -17,26 +17,25 @@ from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._runtime.open_outputs import open_outs
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
-def run_padded(entry: Executable, sizes: Any, signed: SignedCall, finish: Change | None) -> Any:
+def run_padded(entry: Executable, sizes: Any, call: Call, finish: Change | None) -> Any:
     """Pad the arguments of a call, run an executable, and cut its results."""
-    args, kwargs = signed.tree.unflatten(_padded(signed.leaves, entry.pads))
+    args, kwargs = call.tree.unflatten(_padded(call.leaves, entry.pads))
     result = entry.run(sizes, args, kwargs)
-    give_away([signed.leaves[i] for i in entry.donated_leaves])
+    give_away([call.leaves[i] for i in entry.donated_leaves])
     return result if finish is None else finish(result)
 
 
-def counter_of(entry: Executable, call: ResolvedCall, signed: SignedCall) -> CallCounter:
+def counter_of(entry: Executable, call: Call) -> CallCounter:
     """A call counter for calls like this one, served by this executable."""
     logical = dict(zip(call.variables, call.ordered, strict=True))
-    real, shapes = 0, signed.shapes
+    real, shapes = 0, call.shapes
     for leaf, _ in entry.pads:
         real += math.prod(shapes[leaf])
     total = entry.padded_elements
-    return CallCounter(logical, entry.sizes, real, total, key=signed.shape_key)
+    return CallCounter(logical, entry.sizes, real, total, key=call.shape_key)
 
 
 @contextmanager
@@ -55,7 +54,7 @@ def counted(counters: Counters, line: CallCounter) -> Iterator[None]:
 
 
 def exact_finisher(
-    entry: Executable, signed: SignedCall, program: Interface | None, out: Out
+    entry: Executable, call: Call, program: Interface | None, out: Out
 ) -> Change | None:
     """What is done to the result of an exact run to give it the form ``out``; None if nothing."""
     if out is Out.JAX:
@@ -63,7 +62,7 @@ def exact_finisher(
     change = as_numpy if out is Out.NUMPY else as_padded
     opened: Sequence[int] = range(entry.out_tree.num_leaves)
     if out is Out.PADDED:
-        opened = open_outs(entry, signed) if program is None else program.open_outs
+        opened = open_outs(entry, call) if program is None else program.open_outs
     return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
 
 

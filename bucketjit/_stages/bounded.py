@@ -40,7 +40,7 @@ from bucketjit._jax.module_building import (
 )
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.stablehlo import BadModule, Module, copy_of
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
 
 _MOST_SIZES = 1 << 16  # combinations of sizes in a bucket that are looked at
@@ -49,7 +49,7 @@ _MOST_TRACES = 1 << 10  # and, of a program of concrete traces, traced at
 
 def bounded_module(
     lowered: jax.stages.Lowered,
-    call: ResolvedCall,
+    call: Call,
     bucket: Mapping[str, int],
     constraints: Sequence[str] = (),
 ) -> Module:
@@ -169,7 +169,7 @@ class _Main:
         self,
         build: Building,
         program: Program,
-        call: ResolvedCall,
+        call: Call,
         bucket: Mapping[str, int],
         avals: Sequence[Any],
         kept: Sequence[int],

@@ -30,9 +30,10 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.stage import Stage, StageTypes, Subject
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.made_for import MadeFor, fixed_signature
 from bucketjit._tracing.mismatches import in_words, open_shapes
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
 from bucketjit._tracing.why_traced import Key
@@ -114,11 +115,11 @@ class Compiled(CallPath[..., Any], Stage):
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: checked here, made by the bucketed function."""
-        signed = self._engine.signer.sign(args, kwargs)
-        is_known = all(type(n) is int for shape in signed.shapes for n in shape)
+        call = self._engine.signer.sign(args, kwargs)
+        is_known = all(type(n) is int for shape in call.shapes for n in shape)
         if not self.exact and is_known:  # `jax.export` has symbolic sizes
-            self._one.check(signed.signature.open_axes(self._subject.call, signed.shapes)[1])
-        statics, rest = self._subject.signed.statics, iter(args)
+            self._one.check(call.signature.open_axes(self._subject.call, call.shapes)[1])
+        statics, rest = self._subject.call.statics, iter(args)
         count = len(args) + len(statics.positional)
         merged = tuple(
             statics.positional[i] if i in statics.positional else next(rest) for i in range(count)
@@ -181,10 +182,10 @@ class Compiled(CallPath[..., Any], Stage):
 def engine_of(one: OneBucket, entry: Executable) -> Engine:
     """An engine that serves calls by one executable, whatever becomes of any other cache."""
     subject = one.subject
-    parent, signed = subject.engine, subject.signed
+    parent, call = subject.engine, subject.call
     config = dataclasses.replace(
         parent.config,
-        fn=signed.signature.fn,
+        fn=call.signature.fn,
         static_argnums=(),
         static_argnames=(),
         donate_argnums=(),
@@ -207,7 +208,7 @@ def engine_of(one: OneBucket, entry: Executable) -> Engine:
     )
     engine = Engine(config, SharedState(config, parent.name, parent.counters), parts)
     if subject.exact:
-        key: Any = signature, tuple(signed.shapes)
+        key: Any = signature, tuple(call.shapes)
     else:
         key = Requests.masked_key(subject.program, subject.bucket)
     engine.cache.get_or_compile(key, lambda: entry)
@@ -230,33 +231,33 @@ class OneBucket:
     """
 
     def __init__(self, subject: Subject) -> None:
-        signed, name = subject.signed, subject.engine.signer.name
+        call, name = subject.call, subject.engine.signer.name
         self.subject = subject
         self._context = _context()
         # An axis of size 0 is no variable of the program, so nothing is asked of its size.
         variables = subject.call.sizes.keys()
         self._guards = {
             text: guard
-            for text in signed.signature.constraints
+            for text in call.signature.constraints
             if (guard := parse_constraint(text)).variables <= variables
         }
         tokens: Tokens = subject.call.tokens
         if subject.exact:
-            tokens = tuple(("_",) * len(shape) for shape in signed.shapes)
-        statics = signed.statics
+            tokens = tuple(("_",) * len(shape) for shape in call.shapes)
+        statics = call.statics
         self.arguments = MadeFor(
             "compiled for",
-            signed.tree,
-            signed.signature.types,
-            open_shapes(tokens, signed.shapes),
+            call.tree,
+            call.signature.types,
+            open_shapes(tokens, call.shapes),
             subject.name_of,
             ({name(i): value for i, value in statics.positional.items()}, statics.keyword),
-            signed.leaves,
+            call.leaves,
         )
 
     def signature(self) -> Signature:
         """A signature of its calls. The bucket does not hold it, as it holds the bucket."""
-        subject, signature = self.subject, self.subject.signed.signature
+        subject, signature = self.subject, self.subject.call.signature
         return fixed_signature(
             signature.fn,
             self.arguments,
@@ -274,7 +275,7 @@ class OneBucket:
                 "that at lowering; call it under the same configuration, or lower it again"
             )
 
-    def of(self, program: Interface, call: ResolvedCall) -> dict[str, int]:
+    def of(self, program: Interface, call: Call) -> dict[str, int]:
         """The bucket, if it holds a call."""
         self.check(call.sizes)
         bucket = self.subject.bucket
@@ -335,11 +336,11 @@ class OneBucket:
 
     def _no_program(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
-    ) -> ResolvedCall:
+    ) -> Resolution:
         """Say why the program does not serve a call; calls at an exact shape need none."""
-        subject, paths = self.subject, self.subject.signed.signature.paths
+        subject, paths = self.subject, self.subject.call.signature.paths
         if subject.exact:
-            return ResolvedCall(tokens, bind_sizes(tokens, shapes, paths), None)
+            return Resolution(tokens, bind_sizes(tokens, shapes, paths), None)
         if presumed:
             told = "; ".join(subject.program.computed_in_words())
             raise ArgumentError(

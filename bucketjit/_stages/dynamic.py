@@ -37,9 +37,8 @@ from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
 from bucketjit._jax.names import Without, lacking
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import in_one_line, is_of_machine
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.concrete import at_other_sizes
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ExportError
 
 # Small sizes, and sizes around powers of two, up to which programs tend to decide otherwise.
@@ -100,23 +99,21 @@ _CALLBACKS = frozenset(
 )
 
 
-def export_dynamic(
-    signed: SignedCall, call: ResolvedCall, platforms: Sequence[str] | None, vjp_order: int
-) -> Any:
+def export_dynamic(call: Call, platforms: Sequence[str] | None, vjp_order: int) -> Any:
     """Export the program of a call; see `BucketedExec.export_dynamic`."""
     if lack := lacking(Without.EXPORT):
         raise ExportError(lack)
     check_platforms(platforms)
-    _check_sizes_of_leaves(signed)
-    types = [t for t in signed.signature.types if t.dtype is not None]
+    _check_sizes_of_leaves(call)
+    types = [t for t in call.signature.types if t.dtype is not None]
     program = call.program
     if program is None:
         if call.refusal is not None:
             raise ExportError(f"cannot export: {call.refusal}")
-        if any(0 in shape for shape in signed.shapes):
+        if any(0 in shape for shape in call.shapes):
             raise ExportError("an axis has size 0; give arguments in which every axis is longer")
-        shapes: Sequence[Shape] = signed.shapes
-        function: Callable[..., Any] = signed.signature.fn
+        shapes: Sequence[Shape] = call.shapes
+        function: Callable[..., Any] = call.signature.fn
     else:
         assert isinstance(program, Program)
         if (why := program.why_not_apart()) is not None:
@@ -132,14 +129,14 @@ def export_dynamic(
         jax.ShapeDtypeStruct(shape, t.dtype, weak_type=t.weak_type, sharding=t.sharding)
         for shape, t in zip(shapes, types, strict=True)
     ]
-    args, kwargs = signed.tree.unflatten(structs)
+    args, kwargs = call.tree.unflatten(structs)
 
     def exported(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    fn = signed.signature.fn
+    fn = call.signature.fn
     exported.__name__ = getattr(fn, "__name__", type(fn).__name__)
-    jitted = jax.jit(exported, donate_argnums=tuple(signed.donate))
+    jitted = jax.jit(exported, donate_argnums=tuple(call.donate))
     with _told_of_failures():
         with lenient_jax(), forgetful_jax():
             made = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
@@ -174,9 +171,9 @@ def check_platforms(platforms: object) -> None:
         )
 
 
-def _check_sizes_of_leaves(signed: SignedCall) -> None:
+def _check_sizes_of_leaves(call: Call) -> None:
     """Refuse arguments that are sizes themselves: a module takes sizes from shapes alone."""
-    for path, kind in zip(signed.signature.paths, signed.signature.types, strict=True):
+    for path, kind in zip(call.signature.paths, call.signature.types, strict=True):
         if kind.dtype is None:
             raise ExportError(
                 f"{path}: it is itself a size, and a module takes sizes from the shapes of arrays "

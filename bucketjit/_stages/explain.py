@@ -26,12 +26,11 @@ from bucketjit._jax.jaxprs import struct_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
-from bucketjit._runtime.decisions import NO_STRATEGY, Masked, Refused, Unpadded
+from bucketjit._runtime.decisions import NO_STRATEGY, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.shards import bound_axis
-from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import MaskingError
 
 
@@ -257,42 +256,29 @@ Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
 
 def explain(
     engine: Engine,
-    signed: SignedCall,
+    call: Call,
     equations: Equations | None = None,
     unpadded: MaskingError | None = None,
 ) -> Explanation:
     """Explain what a call would do; see `BucketedExec.explain`."""
     if engine.config.always_exact or unpadded is not None:
-        sizes = FrozenDict(signed.signature.declared_sizes(signed.shapes))
-        return _explained_exact(engine, signed, sizes, unpadded or NO_STRATEGY)
-    # Resolving may open axes of the signature, which an explanation must not leave behind.
-    with engine.lock, signed.signature.restoring_axes():
-        call = signed.signature.resolve(signed.shapes)
+        call = call.resolved(call.signature.declared(call.shapes))
+        return _explained_exact(engine, call, unpadded or NO_STRATEGY)
+    call, decision = engine.chosen(call, learns=False)
 
     def interpreted(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
         assert isinstance(program, Program)
         with bound_axis(engine.config.sharded):
             return masked_equations(program, bucket, engine.requests.rules())
 
-    return _explained(engine, signed, call, equations or interpreted)
-
-
-def _explained(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, equations: Equations
-) -> Explanation:
-    match engine.decide(signed, call):
-        case Masked() as decision:
-            return _explained_masked(engine, signed, call, decision, equations)
-        case Unpadded(_, why):
-            return _explained_exact(engine, signed, call.sizes, why)
-        case Refused(error):
-            raise error
+    if isinstance(decision, Masked):
+        return _explained_masked(engine, call, decision, equations or interpreted)
+    return _explained_exact(engine, call, decision.why)
 
 
 def _explained_masked(
     engine: Engine,
-    signed: SignedCall,
-    call: ResolvedCall,
+    call: Call,
     decision: Masked,
     equations: Equations,
 ) -> Explanation:
@@ -300,7 +286,7 @@ def _explained_masked(
     try:
         masked = equations(program, decision.bucket)
     except MaskingError as error:
-        return _explained_exact(engine, signed, call.sizes, error)
+        return _explained_exact(engine, call, error)
     return Explanation(
         engine.name,
         FrozenDict(call.sizes),
@@ -314,11 +300,9 @@ def _explained_masked(
     )
 
 
-def _explained_exact(
-    engine: Engine, signed: SignedCall, at: Mapping[str, int], why: MaskingError
-) -> Explanation:
-    sizes = FrozenDict(at)
-    compiled = engine.requests.exact_key(signed) in engine.cache
+def _explained_exact(engine: Engine, call: Call, why: MaskingError) -> Explanation:
+    sizes = FrozenDict(call.sizes)
+    compiled = engine.requests.exact_key(call) in engine.cache
     return Explanation(
         engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
     )

@@ -29,8 +29,7 @@ from bucketjit._jax.config import ThreadConfig
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.requests import requests_for
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import CompileBudgetError, MaskingError
 
 
@@ -102,9 +101,7 @@ class Ahead:
         self._begun: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def prepare(
-        self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Hashable
-    ) -> None:
+    def prepare(self, engine: Engine, call: Call, key: Hashable) -> None:
         """Compile the listed buckets if this is the first call of its program.
 
         The bucket of the call comes first, then the largest one, which can stand in for all others.
@@ -123,7 +120,7 @@ class Ahead:
                 return
             self._begun[program] = affordable
         try:
-            problem = self._compile(engine, signed, call, key)
+            problem = self._compile(engine, call, key)
         except Exception as error:
             problem = in_one_line(error)
         except BaseException:
@@ -133,9 +130,7 @@ class Ahead:
         if problem:
             engine.emit(Event("ahead", engine.name, call.sizes, detail=problem))
 
-    def _compile(
-        self, engine: Engine, signed: SignedCall, call: ResolvedCall, key: Hashable
-    ) -> str:
+    def _compile(self, engine: Engine, call: Call, key: Hashable) -> str:
         """Compile what is missing. Returns what was not compiled and why; empty if all is there."""
         listed = listed_buckets(engine.config, call)
         if not listed:
@@ -148,7 +143,7 @@ class Ahead:
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         epoch = engine.provider.epoch
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
-        asked = requests_for(engine, signed, call.tokens, call.sizes, sizes)
+        asked = requests_for(engine, call, call.tokens, call.sizes, sizes)
         todo = [request for request in asked.requests if request.key not in engine.cache]
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
@@ -179,7 +174,7 @@ class Ahead:
         return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
 
 
-def listed_buckets(config: Config, call: ResolvedCall) -> list[list[Choice]]:
+def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
     """The buckets that the strategies of a call list."""
     found: list[list[Choice]] = []
     fitted = () if config.ahead is None else config.ahead.fitted

@@ -60,10 +60,9 @@ class Lowered(Stage):
         subject, engine = self._subject, self._subject.engine
         provider = engine.provider
         if self.exact:
-            wanted = subject.signed, subject.call.sizes
-            request = engine.requests.exact(*wanted, self._kernel, options)
+            request = engine.requests.exact(subject.call, self._kernel, options)
         else:
-            given = subject.signed, subject.call, subject.bucket
+            given = subject.call, subject.bucket
             request = engine.requests.masked(*given, self._kernel, options)
         # After a `cache_clear` nobody asks the cache for this program any more.
         is_apart = bool(options) or subject.is_cleared
@@ -117,7 +116,7 @@ class Lowered(Stage):
                 "the module of a function with check='poison' also overwrites padding; call "
                 "export_bounded, or lower without check"
             )
-        constraints = subject.signed.signature.constraints
+        constraints = subject.call.signature.constraints
         return bounded_module(self._lowered, subject.call, subject.bucket, constraints)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
@@ -154,17 +153,17 @@ def lower(subject: Subject) -> Lowered:
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
     if not subject.exact:
         try:
-            kernel = requests.lower_masked(subject.signed, call, subject.bucket)
+            kernel = requests.lower_masked(subject.call, subject.bucket)
             return Lowered(subject, symbolic_types(subject), kernel)
         except MaskingError as error:
             engine.refusals.note(requests.masked_key(subject.program, subject.bucket), error)
             engine.note_fallback(error, counted=True)
             subject = subject.as_exact()
     with subject.without_computed_sizes():
-        exact = requests.lower_exact(subject.signed)
+        exact = requests.lower_exact(subject.call)
     if call.program is None:  # as after an exact run: the function itself works at these sizes
         with engine.lock:
-            subject.signed.signature.remember_refusal(call, subject.signed.shapes)
+            subject.call.signature.remember_refusal(call, subject.call.shapes)
     return Lowered(subject, exact_types(exact.lowered), exact)
 
 
@@ -235,7 +234,7 @@ def trace(subject: Subject) -> Traced:
         program = subject.program
         jaxpr = closed_jaxpr(program.jaxpr, program.consts)
         return Traced(subject, symbolic_types(subject), jaxpr)
-    made = exact_body(subject.signed)
+    made = exact_body(subject.call)
     # If tracing fails, JAX must not keep the trace alive.
     with forgetful_jax(), selecting_jax(), traced_anew(), subject.without_computed_sizes():
         traced = made.function.trace(*made.args, **made.kwargs)

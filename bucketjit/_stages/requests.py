@@ -20,12 +20,12 @@ from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback, is_int_from
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.decisions import Because, Masked, Refused, Unpadded
+from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import why_not_batched
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import FallbackError, SpecError
 from bucketjit.strategies.listing import MOST_LISTED
 
@@ -152,13 +152,11 @@ class Unmasked(NamedTuple):
         why: Why it cannot be masked.
         request: The request for its exact shape.
         call: The call.
-        shapes: The shapes of its leaves.
     """
 
     why: str
     request: CompileRequest
-    call: ResolvedCall
-    shapes: Sequence[tuple[int, ...]]
+    call: Call
 
 
 class Asked(NamedTuple):
@@ -184,7 +182,7 @@ class Asked(NamedTuple):
 
 def requests_for(
     engine: Engine,
-    signed: SignedCall,
+    call: Call,
     tokens: Tokens,
     own: Mapping[str, int],
     wanted: Iterable[Mapping[str, int]],
@@ -202,12 +200,13 @@ def requests_for(
         chosen = waiting.popleft()
         all_sizes = {**own, **chosen}
         try:
-            at = at_sizes(signed, tokens, all_sizes)
-            call = None if engine.config.always_exact else engine.resolve(at)
-            if call is None:
-                asked: list[CompileRequest] | Unmasked = [engine.requests.exact(at, all_sizes)]
+            at = at_sizes(call, tokens, all_sizes)
+            asked: list[CompileRequest] | Unmasked
+            if engine.config.always_exact:
+                exact_call = at.resolved(Resolution(tokens, all_sizes, None))
+                asked = [engine.requests.exact(exact_call)]
             else:
-                asked = _requests_of(engine, at, call, rows)
+                asked = _requests_of(engine, at, rows)
             if isinstance(asked, Unmasked):
                 exact[FrozenDict(chosen or asked.request.sizes)] = asked
             else:
@@ -219,22 +218,21 @@ def requests_for(
 
 
 def _requests_of(
-    engine: Engine, signed: SignedCall, call: ResolvedCall, rows: Sequence[Rows]
+    engine: Engine, call: Call, rows: Sequence[Rows]
 ) -> list[CompileRequest] | Unmasked:
     """The compile requests for a call: one for its bucket, or one for each of ``rows``."""
-    match engine.decide(signed, call):
+    call, decision = engine.chosen(call)
+    match decision:
         case Masked(program, bucket, None) if rows and not why_not_batched(
-            engine, program, signed, rows[0].mapped
+            engine, program, call, rows[0].mapped
         ):
-            return [engine.requests.rows(signed, call, bucket, each) for each in rows]
+            return [engine.requests.rows(call, bucket, each) for each in rows]
         case Masked(bucket=bucket):
-            return [engine.requests.masked(signed, call, bucket)]
+            return [engine.requests.masked(call, bucket)]
         case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
         case Unpadded(because, why):
-            request = engine.requests.exact(signed, call.sizes)
+            request = engine.requests.exact(call)
             if because in (Because.UNMASKED, Because.EMPTY):
-                return Unmasked(why.reason, request, call, signed.shapes)
+                return Unmasked(why.reason, request, call)
             return [request]
-        case Refused(error):
-            raise error

@@ -20,8 +20,7 @@ from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import MaskingError, SpecError
 
@@ -35,7 +34,7 @@ class Subject:
     Attributes:
         engine: The engine of the bucketed function.
         inside: Makes a call inside a transformation, as the bucketed function does.
-        signed: The call, with types in the place of its arrays.
+        call: The call, with types in the place of its arrays.
         call: The same call, resolved.
         bucket: Padded size of each variable; the logical sizes if it is exact.
         exact: Whether it is lowered at its exact shape.
@@ -44,8 +43,7 @@ class Subject:
 
     engine: Engine
     inside: Inside
-    signed: SignedCall
-    call: ResolvedCall
+    call: Call
     bucket: Mapping[str, int]
     exact: bool
     epoch: object
@@ -63,10 +61,10 @@ class Subject:
 
     def name_of(self, position: int) -> str:
         """How errors name a positional argument of compiled calls, which leave static ones out."""
-        positions = self.signed.dynamic
+        positions = self.call.dynamic
         if position < len(positions):
             return self.engine.signer.name(positions[position])
-        return self.engine.signer.name(position + len(self.signed.statics.positional))
+        return self.engine.signer.name(position + len(self.call.statics.positional))
 
     @contextmanager
     def without_computed_sizes(self) -> Iterator[None]:
@@ -123,19 +121,16 @@ def subject_of(
 ) -> Subject:
     """Sign, resolve and decide a call, without running it."""
     epoch = engine.provider.epoch
-    signed = without_values(sign_like(engine.signer, args, kwargs))
-    signature, shapes = signed.signature, signed.shapes
+    call = without_values(sign_like(engine.signer, args, kwargs))
     if engine.config.always_exact:
-        tokens, sizes = signature.declared_tokens(shapes), signature.declared_sizes(shapes)
-        call = ResolvedCall(tokens, sizes, None)
-        return Subject(engine, inside, signed, call, dict(sizes), True, epoch)
-    call = engine.resolve(signed)
-    decision = engine.chosen(signed, call)
+        call = call.resolved(call.signature.declared(call.shapes))
+        return Subject(engine, inside, call, dict(call.sizes), True, epoch)
+    call, decision = engine.chosen(call)
     if isinstance(decision, Masked):
-        return Subject(engine, inside, signed, call, dict(decision.bucket), False, epoch)
+        return Subject(engine, inside, call, dict(decision.bucket), False, epoch)
     if decision.because is Because.UNMASKED:
         engine.note_fallback(decision.why, counted=True)
-    return Subject(engine, inside, signed, call, dict(call.sizes), True, epoch)
+    return Subject(engine, inside, call, dict(call.sizes), True, epoch)
 
 
 class StageTypes(NamedTuple):
@@ -161,7 +156,7 @@ def symbolic_types(subject: Subject) -> StageTypes:
         number
         if kind.dtype is None
         else jax.ShapeDtypeStruct(next(shapes), kind.dtype, weak_type=kind.weak_type)
-        for kind in subject.signed.signature.types
+        for kind in subject.call.signature.types
     ]
     outs = [
         jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
@@ -217,7 +212,7 @@ class Stage:
     @property
     def in_tree(self) -> PyTreeDef:
         """Tree of the pair of positional and keyword arguments, without static ones."""
-        tree: PyTreeDef = self._subject.signed.tree
+        tree: PyTreeDef = self._subject.call.tree
         return tree
 
     @property
@@ -251,9 +246,7 @@ class Stage:
         """
         args, kwargs = self.in_tree.unflatten(range(self.in_tree.num_leaves))
         donated = {
-            i
-            for place in self._subject.signed.donate
-            for i in jax.tree_util.tree_leaves(args[place])
+            i for place in self._subject.call.donate for i in jax.tree_util.tree_leaves(args[place])
         }
         infos = [jax.stages.ArgInfo(aval, i in donated) for i, aval in enumerate(self._types.ins)]
         return jax.tree_util.tree_map(infos.__getitem__, (args, kwargs))

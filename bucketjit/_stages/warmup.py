@@ -34,8 +34,8 @@ from bucketjit._stages.listed_buckets import compile_all, volume
 from bucketjit._stages.progress import Unbreakable, bar
 from bucketjit._stages.requests import Asked, check_names, combinations, requests_for
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import variables_in
 from bucketjit.errors import MaskingError, SpecError
 
 
@@ -153,7 +153,7 @@ def check_seconds(what: str, given: Any) -> None:
 
 def warm_up(
     engine: Engine,
-    signed: SignedCall,
+    call: Call,
     sizes: object,
     workers: int | None,
     time_budget: float | None,
@@ -164,10 +164,10 @@ def warm_up(
 ) -> Warmed:
     """Warm up the calls of one signature; see `BucketedExec.warmup`."""
     began = time.monotonic()
-    tokens, own, wanted = asked(engine, signed, sizes)
+    tokens, own, wanted = asked(engine, call, sizes)
     deadline = None if time_budget is None else began + time_budget
     how = workers, progress, first_run, deadline, epoch, rows
-    under_way = _WarmUp(engine, signed, tokens, own, *how)
+    under_way = _WarmUp(engine, call, tokens, own, *how)
     parts: list[Asked] = []
     waiting: Sequence[Mapping[str, int]] = wanted
     while waiting and not (parts and under_way.is_late):
@@ -217,7 +217,7 @@ class _WarmUp:
     """A running warm-up.
 
     Attributes:
-        engine, signed, workers, progress, first_run: See `warm_up`.
+        engine, call, workers, progress, first_run: See `warm_up`.
         tokens, own: See `requests_for`.
         deadline: The time (``time.monotonic``) after which nothing is begun, or None.
         epoch: See `compile_all`.
@@ -226,7 +226,7 @@ class _WarmUp:
     """
 
     engine: Engine
-    signed: SignedCall
+    call: Call
     tokens: Tokens
     own: Mapping[str, int]
     workers: int | None
@@ -263,11 +263,11 @@ class _WarmUp:
         with self.engine.lock:
             for one in asked.exact.values():  # so that the next warm-up does not trace it again
                 if isinstance(self.tried.get(one.request.key), str):
-                    self.signed.signature.remember_refusal(one.call, one.shapes)
+                    self.call.signature.remember_refusal(one.call, one.call.shapes)
         return asked._replace(left=left)
 
     def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
-        given = self.engine, self.signed, self.tokens, self.own, wanted, until
+        given = self.engine, self.call, self.tokens, self.own, wanted, until
         return requests_for(*given, self.rows)
 
     def _compile(self, asked: Asked) -> bool:
@@ -297,25 +297,25 @@ class _WarmUp:
 
 
 def asked(
-    engine: Engine, signed: SignedCall, sizes: object
+    engine: Engine, call: Call, sizes: object
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
     """The tokens and logical sizes of a call, and the sizes to warm up."""
-    signature, shapes = signed.signature, signed.shapes
+    signature, shapes = call.signature, call.shapes
     wanted: list[dict[str, int]] | None = None
     bucket_of = functools.partial(bucket_or_size, engine.config)
     # Without strategies calls are not resolved: open axes are those declared, or else guessed.
     if engine.config.always_exact:
-        is_named = bool(signature.declared_sizes(shapes)) or sizes is None
+        is_named = bool(signature.declared(shapes).sizes) or sizes is None
         tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)
         own = bind_sizes(tokens, shapes, signature.paths)
         wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
         others = (one for one in wanted if any(own[v] != n for v, n in one.items()))
         other = next(others, None)
-        if is_named or other is None or _takes(signed, tokens, own, other):
+        if is_named or other is None or _takes(call, tokens, own, other):
             return tokens, own, wanted
     # Without a strategy, guessed axes may be wrong (weights that happen to have the size of the
     # batch, say), and the function fails at other sizes. Resolving the call finds the right ones.
-    call = engine.resolve(signed)
+    call = engine.resolve(call)
     tokens, own = signature.open_axes(call, shapes)
     if not own and sizes is not None:  # all sizes run exact
         tokens = signature.guessed_tokens(shapes)
@@ -323,20 +323,20 @@ def asked(
     if wanted is None:
         wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
     if sizes is None and own:
-        wanted += _in_files(engine, signed, call)
+        wanted += _in_files(engine, call)
     for one in wanted:
         check_names(one, tuple(variables_in(tokens)))
     return tokens, own, wanted
 
 
-def _in_files(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[dict[str, int]]:
+def _in_files(engine: Engine, call: Call) -> list[dict[str, int]]:
     """The buckets of a call's program that the directory of executables has."""
     files, program = engine.requests.files, call.program
     store = files.store()
     if store is None or not isinstance(program, Program):
         return []
     try:
-        wanted = files.digest_of(program), environment(device_of(signed.leaves))
+        wanted = files.digest_of(program), environment(device_of(call.leaves))
     except NotPlain:
         return []
     return [
@@ -348,12 +348,10 @@ def _in_files(engine: Engine, signed: SignedCall, call: ResolvedCall) -> list[di
     ]
 
 
-def _takes(
-    signed: SignedCall, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]
-) -> bool:
+def _takes(call: Call, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]) -> bool:
     """Whether the function can be traced at other sizes."""
     try:
-        result_types(at_sizes(signed, tokens, {**own, **other}))
+        result_types(at_sizes(call, tokens, {**own, **other}))
     except Exception as error:
         if is_of_machine(error):
             raise

@@ -27,7 +27,7 @@ from bucketjit._raised import is_of_machine
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._tracing.binding import bind_sizes, without_empty
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.traced_programs import RefusedAt, TracedPrograms
 from bucketjit._tracing.why_traced import News, inputs_of
 from bucketjit.errors import ArgumentError, SpecError
@@ -110,7 +110,7 @@ class Signature:
             self._open_leaves = tokens, found
         return found
 
-    def resolve(self, shapes: Shapes) -> ResolvedCall:
+    def resolve(self, shapes: Shapes) -> Resolution:
         """Find or trace the program for a call of these shapes."""
         learnt = self._learnt()
         try:
@@ -126,8 +126,8 @@ class Signature:
         return call
 
     def resolve_again(
-        self, call: ResolvedCall, shapes: Shapes, computed: Mapping[str, int]
-    ) -> ResolvedCall:
+        self, call: Resolution, shapes: Shapes, computed: Mapping[str, int]
+    ) -> Resolution:
         """Find or trace the program for a call whose computed sizes are known better."""
         known = self._traced.at(call.tokens, shapes)
         for program in known.programs():
@@ -143,7 +143,7 @@ class Signature:
             known.prefer(found.program)
         return dataclasses.replace(found, presumed=computed)
 
-    def program_of(self, call: ResolvedCall, shapes: Shapes) -> Program:
+    def program_of(self, call: Resolution, shapes: Shapes) -> Program:
         """A program of a call whose sizes are all static; see `TracedPrograms.program_of`."""
         return self._traced.program_of(call, shapes)
 
@@ -163,18 +163,19 @@ class Signature:
         """The programs that exist, each with its arguments that have open axes, in words."""
         return [(inputs_of(self._traced, *key), program) for key, program in self._traced.every()]
 
-    def open_axes(self, call: ResolvedCall, shapes: Shapes) -> tuple[Tokens, dict[str, int]]:
+    def open_axes(self, call: Resolution, shapes: Shapes) -> tuple[Tokens, dict[str, int]]:
         """The open axes of a call with their sizes, those of size 0 included."""
         tokens = call.tokens if self._tokens is None else self._tokens
         return tokens, bind_sizes(tokens, shapes, self.paths)
 
-    def declared_sizes(self, shapes: Shapes) -> dict[str, int]:
+    def declared(self, shapes: Shapes) -> Resolution:
         """The sizes of the variables that the user named, checked, without tracing."""
         self._axes.anonymous(shapes)
-        sizes = bind_sizes(self._axes.tokens(shapes, {}), shapes, self.paths)
+        tokens = self.declared_tokens(shapes)
+        sizes = bind_sizes(tokens, shapes, self.paths)
         if self._axes.are_named:
             self.check_constraints(sizes)
-        return sizes
+        return Resolution(tokens, sizes, None)
 
     def declared_tokens(self, shapes: Shapes) -> Tokens:
         """A token per axis of each leaf, where only axes that the user named are open."""
@@ -198,7 +199,7 @@ class Signature:
 
     # --- the first call ---
 
-    def _first(self, shapes: Shapes) -> ResolvedCall:
+    def _first(self, shapes: Shapes) -> Resolution:
         """Resolve the first call. The first guess of open axes that can be traced is kept."""
         if self._axes.are_named:
             self._tokens = self._axes.tokens(shapes, {})
@@ -207,7 +208,7 @@ class Signature:
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
             return self._first_empty(wanted, shapes)
         refusal: TraceRefused | None = None  # of the best guess
-        pinned: tuple[Tokens, ResolvedCall] | None = None
+        pinned: tuple[Tokens, Resolution] | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
             call = self._traced.attempt(tokens, shapes)
@@ -224,9 +225,9 @@ class Signature:
         self._refusal = refusal and refusal.without_frames()
         self._close(wanted, shapes)
         tokens = self._axes.tokens(shapes, {})
-        return self._settle(tokens, shapes, ResolvedCall(tokens, {}, None, refusal))
+        return self._settle(tokens, shapes, Resolution(tokens, {}, None, refusal))
 
-    def _first_empty(self, wanted: Sequence[Place], shapes: Shapes) -> ResolvedCall:
+    def _first_empty(self, wanted: Sequence[Place], shapes: Shapes) -> Resolution:
         """Resolve a call with an axis of size 0; the first call without one names the axes."""
         filled = [(leaf, axis) for leaf, axis in wanted if shapes[leaf][axis]]
         for names in itertools.islice(self._axes.guesses(shapes, filled), _MAX_GUESSES):
@@ -235,9 +236,9 @@ class Signature:
                 return call
             self.remember_refusal(call, shapes)
         tokens = self._axes.tokens(shapes, {})
-        return self._computing(tokens, shapes) or ResolvedCall(tokens, {}, None)
+        return self._computing(tokens, shapes) or Resolution(tokens, {}, None)
 
-    def _settle(self, tokens: Tokens, shapes: Shapes, call: ResolvedCall) -> ResolvedCall:
+    def _settle(self, tokens: Tokens, shapes: Shapes, call: Resolution) -> Resolution:
         """Make these the open axes, and keep the program of the call that they were traced for."""
         self._tokens, self._last = tokens, tuple(shapes)
         if call.program is not None:
@@ -246,7 +247,7 @@ class Signature:
 
     # --- later calls ---
 
-    def _opened_again(self, shapes: Shapes) -> ResolvedCall | None:
+    def _opened_again(self, shapes: Shapes) -> Resolution | None:
         """Open axes, or split a shared variable, as the sizes of a call demand."""
         assert self._tokens is not None
         if self._axes.are_named:
@@ -257,7 +258,7 @@ class Signature:
             self._news.reasons += renamed.reasons
         return self._open_what_varies(shapes)
 
-    def _open_what_varies(self, shapes: Shapes) -> ResolvedCall | None:
+    def _open_what_varies(self, shapes: Shapes) -> Resolution | None:
         """Open the static axes whose sizes changed since the last program was traced."""
         assert self._tokens is not None
         if not self._last or any(0 in shape for shape in shapes):
@@ -308,7 +309,7 @@ class Signature:
             closed = self._closed.get((leaf, axis), RefusedAt())
             self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
 
-    def _attempt_before(self, tokens: Tokens) -> ResolvedCall | None:
+    def _attempt_before(self, tokens: Tokens) -> Resolution | None:
         """Trace at the sizes of the last program; None if the function raises there."""
         try:
             return self._traced.attempt(tokens, self._last)
@@ -317,7 +318,7 @@ class Signature:
                 raise
             return None  # not the sizes of this call, so its caller must not get the error
 
-    def _serve(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall:
+    def _serve(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         """Resolve a call with known tokens: by a program that holds, or by a new trace."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         self.check_constraints(sizes)
@@ -325,11 +326,11 @@ class Signature:
             if not guard.holds(sizes):
                 raise ArgumentError(f"sizes {sizes} cannot be sharded as given: {guard} is wanted")
         if not sizes:
-            return ResolvedCall(tokens, sizes, None, self._refusal)
+            return Resolution(tokens, sizes, None, self._refusal)
         if min(sizes.values()) < 1:
             empty = frozenset(v for v, n in sizes.items() if n == 0)
             if min(sizes.values()) < 0 or len(empty) == len(sizes):
-                return self._computing(tokens, shapes) or ResolvedCall(tokens, sizes, None)
+                return self._computing(tokens, shapes) or Resolution(tokens, sizes, None)
             # Symbolic sizes are at least 1, so these axes are of size 0 in a program of its own.
             tokens = without_empty(tokens, empty)
             sizes = {v: n for v, n in sizes.items() if n}
@@ -338,15 +339,15 @@ class Signature:
         for program in known.programs():
             if (size_constants := program.size_constants(sizes)) is not None:
                 self._traced.keep(program)
-                return ResolvedCall(tokens, sizes, program, size_constants=size_constants)
+                return Resolution(tokens, sizes, program, size_constants=size_constants)
         if (refusal := known.refusal(sizes)) is not None:
-            return ResolvedCall(tokens, sizes, None, refusal)
+            return Resolution(tokens, sizes, None, refusal)
         call = self._traced.attempt(tokens, shapes)
         if call.program is not None:
             self._traced.add(call.program, known)
         return call
 
-    def _computing(self, tokens: Tokens, shapes: Shapes) -> ResolvedCall | None:
+    def _computing(self, tokens: Tokens, shapes: Shapes) -> Resolution | None:
         """Resolve a call of a size 0, where that size is static; None if it computes no sizes."""
         tokens = tuple(
             tuple(STATIC if n == 0 else t for t, n in zip(row, shape, strict=True))
@@ -359,9 +360,9 @@ class Signature:
         if program is None:
             return None
         self._traced.add(program, known)
-        return ResolvedCall(tokens, sizes, program)
+        return Resolution(tokens, sizes, program)
 
-    def remember_refusal(self, call: ResolvedCall, shapes: Shapes) -> None:
+    def remember_refusal(self, call: Resolution, shapes: Shapes) -> None:
         """Keep the reason why a call has no program, so that it is not traced again.
 
         Called after the exact run has succeeded: a refusal counts only if the function itself works

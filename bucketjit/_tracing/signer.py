@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,6 +23,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import is_default_name
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.cures import remedy_for
 from bucketjit._tracing.default_rule import default_entries
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
@@ -36,38 +35,6 @@ from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.traced_programs import TracedPrograms
 from bucketjit._tracing.why_traced import Key, nearest, why_new
 from bucketjit.errors import ArgumentError, SpecError
-
-
-@dataclass(frozen=True)
-class SignedCall:
-    """The flattened arguments of one call, and their signature.
-
-    Attributes:
-        signature: The signature that they have.
-        leaves: The leaves of the dynamic arguments, which are those that are not static.
-        shapes: Shape of each leaf; of a size leaf ``(size,)``.
-        tree: Tree of ``(args, kwargs)`` without static arguments.
-        statics: The static arguments.
-        dynamic: Positions, among all positional arguments, of the dynamic ones.
-        donate: Positions, among the dynamic arguments, of the donated ones.
-    """
-
-    signature: Signature
-    leaves: list[Any]
-    shapes: list[tuple[int, ...]]
-    tree: Any
-    statics: Statics
-    dynamic: list[int]
-    donate: list[int]
-
-    @property
-    def shape_key(self) -> int:
-        """A hash of what `jax.jit` compiles for: shapes, types, static arguments."""
-        return hash((self.signature, *self.shapes))
-
-    def with_leaves(self, leaves: list[Any]) -> SignedCall:
-        """The same call with other leaves of the same shapes."""
-        return dataclasses.replace(self, leaves=leaves)
 
 
 class Signer:
@@ -107,7 +74,7 @@ class Signer:
         for signature in self.signatures():
             signature.release(program)
 
-    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> SignedCall:
+    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """Flatten the arguments of a call and find their signature."""
         positional, keywords, statics = self._parameters.split(args, kwargs)
         positions = self._parameters.dynamic_positions(len(args))
@@ -140,7 +107,16 @@ class Signer:
         ]
         donated = self._parameters.donated
         donate = [new for new, old in enumerate(positions) if old in donated]
-        return SignedCall(signature, leaves, shapes, tree, statics, positions, donate)
+        return Call(
+            *((), {}, None),
+            signature=signature,
+            leaves=leaves,
+            shapes=shapes,
+            tree=tree,
+            statics=statics,
+            dynamic=positions,
+            donate=donate,
+        )
 
     def name(self, position: int) -> str:
         """How errors name a positional argument."""

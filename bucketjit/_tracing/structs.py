@@ -19,7 +19,8 @@ from bucketjit._jax.arrays import (
     with_type,
 )
 from bucketjit._raised import first_line
-from bucketjit._tracing.signer import SignedCall, Signer
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArgumentError
 
 _TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
@@ -67,9 +68,9 @@ def _zeros(value: jax.ShapeDtypeStruct) -> Any:
     return np.broadcast_to(np.zeros((), value.dtype), value.shape)
 
 
-def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SignedCall:
+def sign_like(signer: Signer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """Sign a call whose arguments may hold structs."""
     named = {name: array_like(value) for name, value in kwargs.items()}
-    signed = signer.sign(tuple(map(array_like, args)), named)
+    call = signer.sign(tuple(map(array_like, args)), named)
     # The leaves are the structs: they may name a device, which the zeros do not.
-    return dataclasses.replace(signed, leaves=signer.leaves_of(args, kwargs))
+    return dataclasses.replace(call, leaves=signer.leaves_of(args, kwargs))

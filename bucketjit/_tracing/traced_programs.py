@@ -29,12 +29,12 @@ from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
-from bucketjit._tracing.resolved_call import ResolvedCall, variables_in
+from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.symbolic import COMPUTE, trace
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
-Instead = Callable[[Tokens, Shapes, Mapping[str, int]], ResolvedCall]
+Instead = Callable[[Tokens, Shapes, Mapping[str, int]], Resolution]
 """Resolves a call that no program serves, or says why not, where nothing can be traced."""
 
 _MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
@@ -255,7 +255,7 @@ class TracedPrograms:
 
     def attempt(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
-    ) -> ResolvedCall:
+    ) -> Resolution:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones."""
         if self._instead is not None:
             return self._instead(tokens, shapes, presumed)
@@ -264,7 +264,7 @@ class TracedPrograms:
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 
-    def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> ResolvedCall:
+    def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> Resolution:
         """See `attempt`."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
@@ -285,7 +285,7 @@ class TracedPrograms:
             raise _raised_symbolically(program)
         if isinstance(program, TraceRefused):
             if program.computes_sizes:  # concrete traces cannot compute sizes
-                return ResolvedCall(tokens, sizes, None, program)
+                return Resolution(tokens, sizes, None, program)
             return self._pair(tokens, shapes, sizes, program)
         # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
         if program.may_hold_sizes:
@@ -298,9 +298,9 @@ class TracedPrograms:
             # A concrete trace does not hold what a primitive of another library decides.
             if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):
                 return call
-        return ResolvedCall(tokens, sizes, program)
+        return Resolution(tokens, sizes, program)
 
-    def program_of(self, call: ResolvedCall, shapes: Shapes) -> Program:
+    def program_of(self, call: Resolution, shapes: Shapes) -> Program:
         """A program of a call whose sizes are all static; its guards keep other sizes away."""
         static = tuple((STATIC,) * len(shape) for shape in shapes)
         program = trace(self.fn, self.in_tree, self._leaves(static, shapes), {})
@@ -344,7 +344,7 @@ class TracedPrograms:
         shapes: Shapes,
         sizes: dict[str, int],
         refusal: TraceRefused | None = None,
-    ) -> ResolvedCall:
+    ) -> Resolution:
         """Resolve a call by concrete traces. Without a program it has both kinds of refusals."""
         traced = self.at(tokens, shapes)
         known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
@@ -354,7 +354,7 @@ class TracedPrograms:
             with raised_anew(None if refusal is None else refusal.cause):
                 tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
             if not self._pairs or len(known) >= _MAX_PAIRED:
-                return ResolvedCall(tokens, sizes, None, refusal)
+                return Resolution(tokens, sizes, None, refusal)
             why = "" if refusal is None else refusal.reason
             program = pair(tracer, sizes, self._constraints(tokens), known, why)
         except TraceRefused as second:
@@ -365,12 +365,12 @@ class TracedPrograms:
                 remedy = refusal.remedy if second.remedy == COMPUTE else both
                 refusal = TraceRefused(reason, remedy, refusal.cause)
                 refusal.computes_sizes = second.computes_sizes
-            return ResolvedCall(tokens, sizes, None, refusal)
+            return Resolution(tokens, sizes, None, refusal)
         size_constants = program.size_constants(sizes)
         if size_constants is None:  # the function does something else each time it is traced
-            return ResolvedCall(tokens, sizes, None, refusal)
+            return Resolution(tokens, sizes, None, refusal)
         traced.tracer = weakref.ref(tracer)  # the program holds it from now on
-        return ResolvedCall(tokens, sizes, program, size_constants=size_constants)
+        return Resolution(tokens, sizes, program, size_constants=size_constants)
 
 
 def _raised_symbolically(error: RuntimeError) -> RuntimeError:

@@ -20,7 +20,7 @@ from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.mismatches import placed
 from bucketjit._tracing.parameters import Statics
-from bucketjit._tracing.resolved_call import ResolvedCall
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.traced_programs import TracedPrograms
 
 _SHOWN = 8  # arguments, or reasons, in one line of a log
@@ -143,11 +143,11 @@ class News:
         lines, self._lines = self._lines, []
         return lines
 
-    def has_news_of(self, call: ResolvedCall) -> bool:
+    def has_news_of(self, call: Resolution) -> bool:
         """Whether `note` has something to say about a call."""
         return bool(self.reasons) or (call.program is not None and call.program not in self._served)
 
-    def note(self, call: ResolvedCall, shapes: Shapes) -> None:
+    def note(self, call: Resolution, shapes: Shapes) -> None:
         """Add a line about a program that serves for the first time, and why it was traced."""
         program = call.program
         reasons, self.reasons = self.reasons, []
@@ -166,7 +166,7 @@ class News:
             how += f", once at each size: {program.pairing.why}"
         self._lines.append(f"{'; '.join(reasons[:_SHOWN])}; {how}")
 
-    def _why_again(self, call: ResolvedCall, shapes: Shapes) -> str:
+    def _why_again(self, call: Resolution, shapes: Shapes) -> str:
         """Why none of the existing programs serves a call."""
         key = self._traced.static_key(call.tokens, shapes)
         alike = [p for p, served in self._served.items() if self._traced.static_key(*served) == key]

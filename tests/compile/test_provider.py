@@ -1288,9 +1288,9 @@ def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
     budget = CompileBudget(0, action="warn")
     executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2()
     engine = executor._engine
-    signed = engine.signer.sign((ramp(3),), {})
-    call = engine.resolve(signed)
-    order = engine.requests.masked(signed, call, {"batch": 4})
+    call = engine.signer.sign((ramp(3),), {})
+    call = engine.resolve(call)
+    order = engine.requests.masked(call, {"batch": 4})
     go, begun = threading.Event(), threading.Event()
 
     def load(self: Any, order: Any) -> None:

@@ -525,9 +525,9 @@ OPENED: dict[str, tuple[Callable[..., Any], Any]] = {
 def _resolved(executor: BucketedExec, argument: Any) -> bool:
     """What a call learns, without its compiles. Returns whether there is a program for it."""
     engine = executor._engine
-    signed = engine.signer.sign((argument,), {})
-    call = engine.resolve(signed)
-    signed.signature.remember_refusal(call, signed.shapes)
+    call = engine.signer.sign((argument,), {})
+    call = engine.resolve(call)
+    call.signature.remember_refusal(call, call.shapes)
     return call.program is not None
 
 

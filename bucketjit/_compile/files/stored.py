@@ -62,7 +62,7 @@ class Stored:
         began = time.perf_counter()
         self._hits = cache_hits()
         kernel = self._kernel
-        if kernel.transform is None:
+        if kernel.is_exact:
             _ = self._traced  # raises what the call would raise
         try:
             self._wanted = self._key()
@@ -75,7 +75,7 @@ class Stored:
                 return None
             placement = kernel.placement()
             xla = deserialized(found[1], placement)
-            if kernel.transform is None:
+            if kernel.is_exact:
                 results = out_types(self._traced.jaxpr), self._traced.out_info
             else:
                 results = kernel.results()
@@ -119,11 +119,11 @@ class Stored:
 
     def _program(self) -> str:
         """The digest of the program and its constants."""
-        call = self._kernel.call
-        if call is None:
+        program = self._kernel.call.program
+        if self._kernel.is_exact:
             return self._files.digest(*open_jaxpr(self._traced.jaxpr))
-        assert isinstance(call.program, Program)
-        return self._files.digest_of(call.program)
+        assert isinstance(program, Program)
+        return self._files.digest_of(program)
 
     def _key(self) -> Record:
         """The key: a digest of program, constants, argument types, options and environment."""
@@ -146,15 +146,15 @@ class Stored:
             program=program,
             name=self._files.name,
             sizes=dict(self._sizes),
-            exact=kernel.call is None,
+            exact=kernel.is_exact,
             environment=environment(device),
         )
 
 
 def _details(kernel: Kernel) -> Sequence[Any]:
     """What the executable depends on besides program, types and options."""
-    call, program = kernel.call, kernel.call and kernel.call.program
-    if call is None or kernel.transform is None or not isinstance(program, Program):
+    call, program = kernel.call, kernel.call.program
+    if kernel.transform is None or not isinstance(program, Program):
         return ["exact", sorted(kernel.donated)]
     kinds = [
         None if jax.dtypes.issubdtype(d, jax.dtypes.extended) else (d.name, weak)
@@ -162,7 +162,7 @@ def _details(kernel: Kernel) -> Sequence[Any]:
     ]
     return (
         call.variables,
-        [t.dtype is None for t in kernel.origin.signature.types],
+        [t.dtype is None for t in call.signature.types],
         sorted(program.lower.items()),
         [tuple(map(str, shape)) for shape in program.out_shapes],
         kinds,

@@ -14,7 +14,7 @@ import jax
 from bucketjit._arrays.padded import Padded
 from bucketjit._runtime.fast_path.handler import Prepare, Prepared, Where
 from bucketjit._runtime.fast_path.readers import ARRAY, Reader, container_reader, reading
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
 class Opened(NamedTuple):
@@ -95,12 +95,10 @@ class Argument(NamedTuple):
         return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
 
 
-def arguments_of(
-    signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Argument]:
-    """The arguments of a call that are not static, flat, in the order of `SignedCall.leaves`."""
-    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in signed.dynamic]
-    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in signed.statics.keyword]
+def arguments_of(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
+    """The arguments of a call that are not static, flat, in the order of `Call.leaves`."""
+    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in call.dynamic]
+    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in call.statics.keyword]
     start = 0
     found = []
     for where, value in arguments:
@@ -111,20 +109,20 @@ def arguments_of(
 
 
 def layout_of(
-    signed: SignedCall,
+    call: Call,
     opened: Sequence[int],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     arguments: Sequence[Argument],
 ) -> Layout | None:
     """The layout of a call."""
-    if any(reading(signed.leaves[leaf]) is None for leaf in opened):
+    if any(reading(call.leaves[leaf]) is None for leaf in opened):
         return None
     # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only
     # for arguments with open axes.
-    if Padded in map(type, signed.leaves):
+    if Padded in map(type, call.leaves):
         known = set(opened)
-        if any(type(x) is Padded and i not in known for i, x in enumerate(signed.leaves)):
+        if any(type(x) is Padded and i not in known for i, x in enumerate(call.leaves)):
             return None
     found = []
     for argument in arguments:
@@ -134,8 +132,8 @@ def layout_of(
             found.append(Opened(argument.where, argument.tree, places, is_bare))
     if not found:  # nothing to read: calls of all shapes would have the same key
         return None
-    dynamic = None if len(signed.dynamic) == len(args) else tuple(signed.dynamic)
-    statics: tuple[Where, ...] = (*signed.statics.positional, *signed.statics.keyword)
+    dynamic = None if len(call.dynamic) == len(args) else tuple(call.dynamic)
+    statics: tuple[Where, ...] = (*call.statics.positional, *call.statics.keyword)
     return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(found))
 
 

@@ -30,8 +30,7 @@ from bucketjit._runtime.fast_path.new_sizes import (
     kind_of,
     other_sizes,
 )
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 _MOST_KINDS = 64  # of calls that differ in sizes alone, in one table; at that many all are dropped
 
@@ -85,11 +84,10 @@ class RememberedCalls:
 
     def add(
         self,
-        signed: SignedCall,
+        call: Call,
         given: CallArguments,
         opened: Sequence[int],
         served: ServedCall,
-        call: ResolvedCall | None = None,
         same_up_to: tuple[int, ...] | None = None,
     ) -> None:
         """Let the next call like this one take the fast path.
@@ -100,24 +98,24 @@ class RememberedCalls:
         slot = self._cache.slot(served.key)
         if slot is None:
             return
-        arguments = arguments_of(signed, given.args, given.kwargs)
-        layout = layout_of(signed, opened, given.args, given.kwargs, arguments)
+        arguments = arguments_of(call, given.args, given.kwargs)
+        layout = layout_of(call, opened, given.args, given.kwargs, arguments)
         if layout is None:
             return
         hosts = host_arguments(arguments, opened)
         with self._lock:
             table, gone = self.fast_path.of(layout)
             self._forget(gone)
-            leaves = {i: signed.leaves[i] for i in opened}
+            leaves = {i: call.leaves[i] for i in opened}
             self._remember(table, given, slot, served, leaves, hosts)
-            if call is None or same_up_to is None:
+            if same_up_to is None:
                 return
             kind = kind_of(layout, given.args, given.kwargs)
             if kind is None:
                 return
             others = table.others.get(kind[0])
             if others is None or not others.holds(call):
-                others = other_sizes(signed, call, hosts)
+                others = other_sizes(call, hosts)
             if others is None:
                 return
             others.learn(call.ordered, same_up_to, served.key, slot)
@@ -161,9 +159,8 @@ class RememberedCalls:
 
     def add_masked(
         self,
-        signed: SignedCall,
+        call: Call,
         given: CallArguments,
-        call: ResolvedCall,
         served: ServedCall,
         same_up_to: tuple[int, ...] | None = None,
     ) -> None:
@@ -175,9 +172,9 @@ class RememberedCalls:
         """
         if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
             return
-        opened = signed.signature.open_leaves(call.tokens)
+        opened = call.signature.open_leaves(call.tokens)
         on_device = served._replace(sizes=on_default_device(served.sizes))
-        self.add(signed, given, opened, on_device, call, same_up_to)
+        self.add(call, given, opened, on_device, same_up_to)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:

@@ -6,6 +6,7 @@ without open axes are not looked at: the argument check of ``jax.jit`` compares 
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,15 +15,14 @@ import jax
 
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._ir.dynamic_axes import Tokens, places_of
+from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_one_device
 from bucketjit._runtime.fast_path.handler import Where
 from bucketjit._runtime.fast_path.layout import Layout
 from bucketjit._runtime.fast_path.readers import ARRAY, DEVICE_ARRAY, reading_static
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError
 
 Leaves = Mapping[int, Any]  # the arguments with open axes, by position among all leaves
@@ -72,8 +72,7 @@ class NewSizes(NamedTuple):
 
     Attributes:
         table: The table of its layout.
-        signed: The call, without its leaves.
-        call: Its sizes and its program.
+        call: The call, without its leaves.
         leaves: The arguments with open axes.
         hosts: The arguments that hold NumPy arrays without open axes.
         key: The key of the executable of its bucket.
@@ -81,8 +80,7 @@ class NewSizes(NamedTuple):
     """
 
     table: Any
-    signed: SignedCall
-    call: ResolvedCall
+    call: Call
     leaves: Leaves
     hosts: Sequence[Where]
     key: Any
@@ -96,18 +94,15 @@ class OtherSizes:
     bucket have this bucket, and no strategy is asked.
     """
 
-    def __init__(
-        self, signed: SignedCall, tokens: Tokens, program: Interface, hosts: Sequence[Where]
-    ) -> None:
-        self._signed = signed  # without its leaves
-        self._tokens = tokens
+    def __init__(self, call: Call, program: Interface, hosts: Sequence[Where]) -> None:
+        self._like = dataclasses.replace(call, leaves=[], program=None)
         self._program = weakref.ref(program)  # an evicted one is not kept for this
         self._hosts = hosts
         self._known: dict[Any, tuple[tuple[int, ...], tuple[int, ...], Slot[Executable]]] = {}
 
-    def holds(self, call: ResolvedCall) -> bool:
+    def holds(self, call: Call) -> bool:
         """Whether what is known is of the program and the open axes of a call."""
-        return call.program is self._program() and call.tokens is self._tokens
+        return call.program is self._program() and call.tokens is self._like.tokens
 
     def learn(
         self, sizes: tuple[int, ...], bucket: tuple[int, ...], key: Any, slot: Slot[Executable]
@@ -130,22 +125,22 @@ class OtherSizes:
 
     def at(self, table: Any, leaves: Leaves) -> NewSizes | None:
         """The call with these leaves; None if its bucket is not compiled, or not known."""
-        program, signed, tokens = self._program(), self._signed, self._tokens
-        signature = signed.signature
+        program, like, signature = self._program(), self._like, self._like.signature
+        tokens = like.tokens
         if program is None or signature.tokens is not tokens:
             return None
-        shapes = list(signed.shapes)
+        shapes = list(like.shapes)
         for leaf, value in leaves.items():
             shapes[leaf] = (value,) if type(value) is int else value.shape
         for leaf, axis, _ in places_of(tokens).static:
-            if leaf in leaves and shapes[leaf][axis] != signed.shapes[leaf][axis]:
+            if leaf in leaves and shapes[leaf][axis] != like.shapes[leaf][axis]:
                 return None
         try:
             sizes = bind_sizes(tokens, shapes, signature.paths)
             signature.check_constraints(sizes)
         except ArgumentError:  # the slow path may open an axis, or raises it again
             return None
-        call = ResolvedCall(tokens, sizes, program)
+        call = dataclasses.replace(like, shapes=shapes, sizes=sizes, program=program)
         ordered = call.ordered
         bucket = self._bucket_of(ordered)
         if bucket is None:
@@ -153,20 +148,15 @@ class OtherSizes:
         if min(ordered) < 1 or not program.admits(sizes):
             return None
         program.check_reshapes(sizes)
-        signed = SignedCall(
-            *(signature, [], shapes, signed.tree, signed.statics, signed.dynamic, signed.donate)
-        )
         key, slot = (program, *bucket[0]), bucket[1]
-        return NewSizes(table, signed, call, leaves, self._hosts, key, slot)
+        return NewSizes(table, call, leaves, self._hosts, key, slot)
 
 
-def other_sizes(
-    signed: SignedCall, call: ResolvedCall, hosts: Sequence[Where]
-) -> OtherSizes | None:
+def other_sizes(call: Call, hosts: Sequence[Where]) -> OtherSizes | None:
     """What a call that was masked tells of other sizes; None if each size has its own results."""
     program = call.program
     if program is None or program.pairing is not None or program.computed:
         return None
-    if call.tokens is not signed.signature.tokens:  # an axis is empty
+    if call.tokens is not call.signature.tokens:  # an axis is empty
         return None
-    return OtherSizes(signed.with_leaves([]), call.tokens, program, hosts)
+    return OtherSizes(call, program, hosts)

@@ -17,7 +17,7 @@ from bucketjit._jax.arrays import key_impl
 from bucketjit._jax.jaxprs import all_equations
 from bucketjit._jax.primitives import name_of
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
 
 # Random bits of this generator depend on the key alone. The others draw the bits of all rows from
@@ -28,12 +28,12 @@ OF_FILE = MaskingError("a function from a file has modules for one example at a 
 
 
 def why_not_batched(
-    engine: Engine, program: Interface, signed: SignedCall, mapped: Collection[int]
+    engine: Engine, program: Interface, call: Call, mapped: Collection[int]
 ) -> MaskingError | None:
     """Why the examples of a program run one by one; None if they can run in batches."""
     if not isinstance(program, Program):
         return OF_FILE
-    kinds = [signed.signature.types[i].dtype for i in mapped]
+    kinds = [call.signature.types[i].dtype for i in mapped]
     if any(kind == jax.dtypes.float0 for kind in kinds if kind is not None):
         return MaskingError("an argument is of dtype float0")
     if not engine.refusals.is_known_for_batches(program):

@@ -26,7 +26,7 @@ from bucketjit._runtime.call_counts import CountedBatch
 from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._runtime.rows.kinds import Kinds, Row, is_open
 from bucketjit._runtime.rows.placement import placement_of, replicated_like
-from bucketjit._tracing.signer import SignedCall
+from bucketjit._tracing.call import Call
 
 
 class SharedArguments:
@@ -36,7 +36,7 @@ class SharedArguments:
         self._kinds = kinds
         self._known: dict[Any, Any] = {}
 
-    def leaves(self, like: SignedCall, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
+    def leaves(self, like: Call, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
         """The shared leaves as an executable takes them."""
         found = {}
         for i, leaf in enumerate(like.leaves):
@@ -163,9 +163,9 @@ def checked_results(
     if others or (check is Check.EXACT and entry.checked):
         return results
     for row, result in zip(rows, results, strict=True):
-        signed = kinds.call_of(row)
-        problem = compare(result, engine.run_unpadded(signed, row.kind.call), "it alone", False)
-        if problem and not is_of_jit(engine.name, problem, signed, result):
+        call = kinds.call_of(row)
+        problem = compare(result, engine.run_unpadded(call), "it alone", False)
+        if problem and not is_of_jit(engine.name, problem, call, result):
             raise failed(f"{engine.name}.map", problem, "")
     entry.checked = True
     return results

@@ -22,7 +22,8 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.rows.stacked import Ragged
-from bucketjit._tracing.signer import SignedCall, Signer
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArgumentError, SpecError
 
 Name = int | str  # of an argument: its position, or its keyword
@@ -186,7 +187,7 @@ def _copied(example: Any) -> Any:
 
 
 def mapped_leaves(
-    signer: Signer, signed: SignedCall, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
+    signer: Signer, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
 ) -> frozenset[int]:
     """The leaves of a call of one example that examples have their own of."""
     given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
@@ -194,14 +195,14 @@ def mapped_leaves(
         mapped = {name for name, value in given.items() if getattr(value, "ndim", 0)}
     else:
         mapped = _mapped(signer, given, in_axes)
-    places = places_of_arguments(signed)
+    places = places_of_arguments(call)
     return frozenset(leaf for name in mapped for leaf in jax.tree_util.tree_leaves(places[name]))
 
 
-def places_of_arguments(signed: SignedCall) -> dict[Name, Any]:
+def places_of_arguments(call: Call) -> dict[Name, Any]:
     """Each argument of a call, with the positions of its leaves in their place."""
-    given, named = signed.tree.unflatten(range(len(signed.leaves)))
-    return {old: given[new] for new, old in enumerate(signed.dynamic)} | named
+    given, named = call.tree.unflatten(range(len(call.leaves)))
+    return {old: given[new] for new, old in enumerate(call.dynamic)} | named
 
 
 def _mapped(signer: Signer, given: Mapping[Name, Any], in_axes: object) -> set[Name]:

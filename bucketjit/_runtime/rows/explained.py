@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from bucketjit._compile.rows import rows_key
 from bucketjit._events import shown
-from bucketjit._runtime.decisions import Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.examples import Examples
-from bucketjit._runtime.rows.kinds import Alone, Row
+from bucketjit._runtime.rows.kinds import Alone
 from bucketjit._runtime.rows.map import MapOptions
 from bucketjit._runtime.rows.run import MapCall
 from bucketjit._runtime.statistics import FrozenDict, share
@@ -95,7 +94,8 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
     count, groups, alone = 0, [], Counter[str]()
     for window in call.windows():
         count += len(window)
-        alone.update(_reason(call, row) for row in window if isinstance(row.kind.way, Alone))
+        ways = (row.kind.way for row in window)
+        alone.update(way.reason for way in ways if isinstance(way, Alone))
         for planned in call.plan(window, summed):
             way, given = planned.way, (summed, planned.in_turn)
             keys = {
@@ -115,15 +115,3 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
             )
     shared = tuple(examples.words[n] for n in examples.given if n not in examples.mapped)
     return MapExplanation(examples.names, shared, count, tuple(groups), FrozenDict(alone))
-
-
-def _reason(call: MapCall, row: Row) -> str:
-    """Why an example runs alone, in words."""
-    kind = row.kind
-    if isinstance(kind.way, Alone) and kind.way.why is not None:
-        return kind.way.why.reason
-    match call.engine.decide(call.kinds.call_of(row), kind.call):
-        case Unpadded(_, why):
-            return why.reason
-        case decision:
-            return getattr(decision, "beyond", None) or "a call of its own serves it"

@@ -22,17 +22,16 @@ from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
-from bucketjit._ir.dynamic_axes import STATIC, Tokens
+from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
-from bucketjit._runtime.decisions import Because, Masked, Refused, Unpadded
+from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
 from bucketjit._runtime.rows.examples import Examples, Values, places_of_arguments
 from bucketjit._runtime.rows.placement import placement_of, rows_sharding
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
-from bucketjit._tracing.resolved_call import ResolvedCall
-from bucketjit._tracing.signer import SignedCall
 from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, MaskingError
 
 _REMEMBERED = 4096  # kinds that a signature remembers
@@ -69,9 +68,16 @@ class Alone:
 
     Attributes:
         why: Why they are not batched; None if the call itself says why it is not masked.
+        reason: Why they run so, in words.
     """
 
     why: MaskingError | None
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Take the words of ``why``, if there is one."""
+        if self.why is not None:
+            object.__setattr__(self, "reason", self.why.reason)
 
 
 @dataclass(eq=False)
@@ -79,25 +85,22 @@ class Kind:
     """Examples of equal shapes. It is kept for later calls, so it holds none of their arrays.
 
     Attributes:
-        shapes: Shape of each leaf of their calls.
-        call: Their call, resolved.
+        call: Their call, without its leaves.
         way: How they run.
         version: `Refusals.version` when that was decided.
         real: Elements of the mapped arguments with open axes, per example.
-        key: `SignedCall.shape_key` of their calls.
         ordered: The logical size of each variable.
+        key: `Call.shape_key` of their calls.
     """
 
-    shapes: list[tuple[int, ...]]
-    call: ResolvedCall
+    call: Call
     way: Batched | Alone
     version: int
     real: int = 0
-    key: int | None = None
 
     def __post_init__(self) -> None:
         """Compute what each example would compute anew."""
-        self.ordered = self.call.ordered
+        self.ordered, self.key = self.call.ordered, self.call.shape_key
 
 
 class Row(NamedTuple):
@@ -111,7 +114,7 @@ class Row(NamedTuple):
 
     leaves: Sequence[Any]
     kind: Kind
-    like: SignedCall
+    like: Call
 
 
 class Kinds:
@@ -126,11 +129,11 @@ class Kinds:
     def __init__(self, engine: Engine, examples: Examples) -> None:
         self.engine = engine
         self._examples = examples
-        self._first: SignedCall | None = None
+        self._first: Call | None = None
         self._trees: list[Any] = []
-        self._known: dict[Any, tuple[Kind, SignedCall]] = {}
+        self._known: dict[Any, tuple[Kind, Call]] = {}
         # An example of each signature: weak types may differ.
-        self._variants: dict[tuple[LeafType, ...], SignedCall] = {}
+        self._variants: dict[tuple[LeafType, ...], Call] = {}
         self.mapped: tuple[int, ...] = ()
         self.sharding: NamedSharding | None = None
 
@@ -164,12 +167,12 @@ class Kinds:
             error.add_note(f"bucketjit: this is example {index} of map")
             raise
 
-    def call_of(self, row: Row) -> SignedCall:
+    def call_of(self, row: Row) -> Call:
         """The call of an example."""
         leaves = list(row.like.leaves)
         for i, leaf in zip(self.mapped, row.leaves, strict=True):
             leaves[i] = leaf
-        return _owning(dataclasses.replace(row.like, leaves=leaves, shapes=row.kind.shapes))
+        return _owning(row.kind.call.with_leaves(leaves))
 
     def rows(self, count: int, summed: bool = False, in_turn: bool = False) -> Rows:
         """The rows of a batch."""
@@ -177,23 +180,23 @@ class Kinds:
         return Rows(count, frozenset(self.mapped), summed, placement, in_turn)
 
     @property
-    def first(self) -> SignedCall:
+    def first(self) -> Call:
         """The first example."""
         assert self._first is not None
         return self._first
 
     def _begin(self, values: Values) -> None:
         """Sign the first example, and find out which leaves are mapped."""
-        examples, signed = self._examples, self._signed(values)
-        places = places_of_arguments(signed)
+        examples, call = self._examples, self._signed(values)
+        places = places_of_arguments(call)
         own = [places[name] for name in examples.mapped]
         self._trees = [jax.tree_util.tree_structure(part) for part in own]
         self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
-        self._first = signed
+        self._first = call
         self.sharding = rows_sharding(
-            leaf for i, leaf in enumerate(signed.leaves) if i not in self.mapped
+            leaf for i, leaf in enumerate(call.leaves) if i not in self.mapped
         )
-        self._variants[tuple(signed.signature.types[i] for i in self.mapped)] = signed
+        self._variants[tuple(call.signature.types[i] for i in self.mapped)] = call
 
     def _leaves(self, index: int, values: Values) -> list[Any]:
         """The leaves of the mapped arguments."""
@@ -239,17 +242,15 @@ class Kinds:
             shapes.append(shape)
         return tuple(types), tuple(shapes)
 
-    def _signed(self, values: Values) -> SignedCall:
+    def _signed(self, values: Values) -> Call:
         args, kwargs = self._examples.call(values)
         return self.engine.signer.sign(args, kwargs)
 
-    def _kind(
-        self, like: SignedCall, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]
-    ) -> Kind:
+    def _kind(self, like: Call, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> Kind:
         every, own = list(like.leaves), list(like.shapes)
         for i, leaf, shape in zip(self.mapped, leaves, shapes, strict=True):
             every[i], own[i] = leaf, shape
-        signed = dataclasses.replace(like, leaves=every, shapes=own)
+        call = dataclasses.replace(like, leaves=every, shapes=own)
         memory, key = like.signature.remembered, (self.mapped, *own)
         tokens, known = memory.get(key, (None, None))
         engine = self.engine
@@ -261,46 +262,44 @@ class Kinds:
             and (known.call.program is None or not known.call.program.unfitted)
         ):
             return known
-        call = engine.resolve(signed)
-        way, real = self._way(signed, call), self._real(call.tokens, signed)
-        kind = Kind(signed.shapes, call, way, engine.refusals.version, real, signed.shape_key)
+        call, decision = engine.chosen(call)
+        way = self._way(call, decision)
+        kind = Kind(call.with_leaves([]), way, engine.refusals.version, self._real(call))
         if isinstance(way, Batched) and call.size_constants.nbytes <= _MOST_BYTES:
             if len(memory) >= _REMEMBERED:
                 memory.clear()
             memory[key] = like.signature.tokens, kind
         return kind
 
-    def _way(self, signed: SignedCall, call: ResolvedCall) -> Batched | Alone:
+    def _way(self, call: Call, decision: Decision) -> Batched | Alone:
         engine = self.engine
-        match engine.decide(signed, call):
+        match decision:
             case Masked(program, bucket, None):
-                why = why_not_batched(engine, program, signed, self.mapped)
+                why = why_not_batched(engine, program, call, self.mapped)
                 if why is not None:
                     if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
                         raise FallbackError(why.reason, why.remedy)
                     return Alone(why)
-                return self._batched(signed, call, program, bucket)
-            case Refused(error):
-                raise error
+                return self._batched(call, program, bucket)
             case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
                 raise FallbackError(why.reason, why.remedy)
             case Unpadded(Because.NO_OPEN_AXIS):
                 return Alone(NO_SIZES)
-            case _:
-                return Alone(None)
+            case Unpadded(_, why):
+                return Alone(None, why.reason)
+            case Masked(beyond=beyond):
+                return Alone(None, str(beyond))
 
-    def _batched(
-        self, signed: SignedCall, call: ResolvedCall, program: Interface, bucket: Any
-    ) -> Batched:
+    def _batched(self, call: Call, program: Interface, bucket: Any) -> Batched:
         # It raises if a padded argument would be too large.
-        padded = dict(padded_leaf_shapes(call, signed.signature, bucket, signed.shapes))
+        padded = dict(padded_leaf_shapes(call, bucket))
         sizes, own = dict(bucket), frozenset(self.mapped)
         tokens = [
             math.prod(evaluate_text(t, sizes) for t in call.tokens[i] if is_open(t)) for i in own
         ]
         nbytes = {
-            i: math.prod(padded.get(i, signed.shapes[i])) * kind.dtype.itemsize
-            for i, kind in enumerate(signed.signature.types)
+            i: math.prod(padded.get(i, call.shapes[i])) * kind.dtype.itemsize
+            for i, kind in enumerate(call.signature.types)
             if kind.dtype is not None
         }
         elements = sum(math.prod(shape) for i, shape in padded.items() if i in own)
@@ -308,12 +307,12 @@ class Kinds:
         shared = sum(nbytes.values()) - mapped
         return Batched(program, sizes, max([1, *tokens]), elements, mapped, shared)
 
-    def _real(self, tokens: Tokens, signed: SignedCall) -> int:
-        types = signed.signature.types
+    def _real(self, call: Call) -> int:
+        tokens, types = call.tokens, call.signature.types
         opened = [
             i for i in self.mapped if any(map(is_open, tokens[i])) and types[i].dtype is not None
         ]
-        return sum(math.prod(signed.shapes[i]) for i in opened)
+        return sum(math.prod(call.shapes[i]) for i in opened)
 
 
 def is_open(token: str) -> bool:
@@ -321,15 +320,13 @@ def is_open(token: str) -> bool:
     return token != STATIC and not token.isdigit()
 
 
-def _owning(signed: SignedCall) -> SignedCall:
+def _owning(call: Call) -> Call:
     """The same call with copies of the arrays that it would donate, as all examples share them."""
-    if not signed.donate:
-        return signed
-    args, _ = signed.tree.unflatten(range(len(signed.leaves)))
-    donated = {i for position in signed.donate for i in jax.tree_util.tree_leaves(args[position])}
-    return signed.with_leaves(
-        [fresh(x) if i in donated else x for i, x in enumerate(signed.leaves)]
-    )
+    if not call.donate:
+        return call
+    args, _ = call.tree.unflatten(range(len(call.leaves)))
+    donated = {i for position in call.donate for i in jax.tree_util.tree_leaves(args[position])}
+    return call.with_leaves([fresh(x) if i in donated else x for i, x in enumerate(call.leaves)])
 
 
 def _shown(kind: LeafType, shape: Sequence[Any]) -> str:

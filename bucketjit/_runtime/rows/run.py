@@ -224,12 +224,12 @@ class MapCall:
         program, signature = row.kind.call.program, row.like.signature
         if program is not None:
             self._opened[program] = _open_axes_of(program)
-        signed = self.kinds.call_of(row)
+        call = self.kinds.call_of(row)
         is_for_all = program is not None and not program.guards
-        if (is_for_all and not has_empty_axis(signed.shapes)) or signature in self._opened:
+        if (is_for_all and not has_empty_axis(call.shapes)) or signature in self._opened:
             return
-        found = open_axes(signed)
-        if found is None and (beside := self.engine.program_beside(signed)) is not None:
+        found = open_axes(call)
+        if found is None and (beside := self.engine.program_beside(call)) is not None:
             found = _open_axes_of(beside)
         if found is not None or program is None:
             self._opened[signature] = found
@@ -278,15 +278,15 @@ class MapCall:
 
     def _executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
         """The executable of a batch."""
-        engine, kind = self.engine, like.kind
+        engine = self.engine
         refused = engine.refusals.of_batches(way.program)  # when another batch was built
         if refused is not None:
             return Alone(refused)
-        signed = self.kinds.call_of(like)
+        call = self.kinds.call_of(like)
         try:
             entry, source, _ = engine.provider.get(
                 rows_key(way.program, way.bucket, rows),
-                lambda: engine.requests.rows(signed, kind.call, way.bucket, rows),
+                lambda: engine.requests.rows(call, way.bucket, rows),
             )
         except MaskingError as error:
             if not error.is_defect:  # no rule masks an equation, for one example neither
@@ -299,7 +299,7 @@ class MapCall:
         own = [key for key, _ in engine.cache.items() if key[0] is way.program]
         if source == "compile" and sum(key[1][-len(bucket) :] == bucket for key in own) == 1:
             # The first executable of the bucket: others, for more rows, are no new sizes.
-            engine.recompiles.note(signed, kind.call.sizes)
+            engine.recompiles.note(call)
         return entry, source == "compile"
 
     def _run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:

@@ -9,21 +9,22 @@ from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
 from bucketjit._runtime.rows.examples import mapped_leaves
 from bucketjit._runtime.rows.placement import placement_of, rows_sharding
-from bucketjit._tracing.signer import SignedCall, Signer
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import SpecError
 
 
 def rows_to_compile(
     signer: Signer,
-    signed: SignedCall,
+    call: Call,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     rows: object,
     in_axes: object,
 ) -> list[Rows]:
     """The batches that a warm-up asks for."""
-    mapped = mapped_leaves(signer, signed, args, kwargs, in_axes)
-    sharding = rows_sharding(leaf for i, leaf in enumerate(signed.leaves) if i not in mapped)
+    mapped = mapped_leaves(signer, call, args, kwargs, in_axes)
+    sharding = rows_sharding(leaf for i, leaf in enumerate(call.leaves) if i not in mapped)
     return [
         Rows(count, mapped, placement=placement_of(sharding, count)) for count in row_counts(rows)
     ]

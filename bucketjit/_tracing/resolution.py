@@ -1,4 +1,4 @@
-"""The result of resolving a call: its sizes, and its program or the reason why it has none."""
+"""What a signature knows of calls of some shapes: their sizes and the program that serves them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bucketjit._ir.program import TraceRefused
 
 
 @dataclass(frozen=True)
-class ResolvedCall:
-    """A call with the sizes of its variables and the program that serves it.
+class Resolution:
+    """The sizes of calls, and the program that serves them.
 
     Attributes:
         tokens: A token per axis of each leaf.
@@ -53,7 +53,11 @@ class ResolvedCall:
     @functools.cached_property
     def ordered(self) -> tuple[int, ...]:
         """The logical size of each of `variables`."""
-        return (*(self.sizes[v] for v in variables_in(self.tokens)), *self.size_constants.sizes)
+        own = map(self.sizes.__getitem__, variables_in(self.tokens))
+        return (*own, *self.size_constants.sizes)
+
+
+UNRESOLVED = Resolution((), {}, None)
 
 
 @functools.lru_cache(maxsize=1024)
