@@ -41,12 +41,8 @@ class SavedBodies:
         return program.workarounds
 
     def in_bucket(
-        self,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform,
-        options: Options,
-    ) -> Callable[[], Kernel]:
+        self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
+    ) -> Kernel:
         """See `bucketjit._compile.bodies.Bodies`."""
         program = call.program
         assert isinstance(program, LoadedProgram)
@@ -66,15 +62,12 @@ class SavedBodies:
 
             return run
 
-        def made() -> Kernel:
-            _check_platform(program, call)
-            of_xla = options(program.workarounds.options())
-            given = call, record.sizes, pads, self._check, of_xla
-            return kernel(transform, body, *given, program.constants)
+        _check_platform(program, call)
+        of_xla = options(program.workarounds.options())
+        given = call, record.sizes, pads, self._check, of_xla
+        return kernel(transform, body, *given, program.constants)
 
-        return made
-
-    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
         """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
         program = call.signature.resolve(call.shapes).program
         if not isinstance(program, LoadedProgram):
@@ -90,11 +83,8 @@ class SavedBodies:
             arrays = [x for x, kind in zip(leaves, kinds, strict=True) if kind.dtype is not None]
             return program.out_tree.unflatten(_called(program, member, list(shared), arrays))
 
-        def made() -> Kernel:
-            of_xla = options(program.workarounds.options())
-            return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
-
-        return made
+        of_xla = options(program.workarounds.options())
+        return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
 
     def place(self, files: object, sizes: Mapping[str, int], make: Callable[[], Kernel]) -> InFile:
         """See `bucketjit._compile.bodies.Bodies`."""

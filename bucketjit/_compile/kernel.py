@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -111,25 +111,26 @@ class Kernel(NamedTuple):
         """The same kernel, lowered."""
         if self.lowered is not None:
             return self
-        with ExitStack() as contexts:
-            contexts.enter_context(forgetful_jax())  # a trace that fails must not be kept
-            if not self.is_exact:
-                contexts.enter_context(_refusing_defects())
-            else:
-                contexts.enter_context(selecting_jax())
-                contexts.enter_context(traced_anew())
+        with forgetful_jax(), self._around():  # a trace that fails must not be kept
             return self._replace(lowered=self.function.lower(*self.types, **self.kwargs))
 
     def build(self) -> Executable:
         """Compile the kernel, and lower it first if that is still to be done."""
         began = time.perf_counter()
         lowered = self.as_lowered().lowered
-        if self.is_exact:
+        with _refusing_defects() if not self.is_exact else nullcontext():
             compiled = compile_here(lowered)
+        return self.executable(self.function, compiled, lowered.out_info, began)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """The context of a trace."""
+        if self.is_exact:
+            with selecting_jax(), traced_anew():
+                yield
         else:
             with _refusing_defects():
-                compiled = compile_here(lowered)
-        return self.executable(self.function, compiled, lowered.out_info, began)
+                yield
 
     def executable(
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False
@@ -285,24 +286,17 @@ def jitted(
     describe: Callable[..., None] = lambda function: None,
 ) -> Any:
     """A function under ``jit``, with shared constants as a further first argument if it has any."""
-    kept = dict(options)
-    if constants is not None:
-
-        def with_constants(shared: Any, /, *_args: Any, **named: Any) -> Any:
-            return run(shared, _args, named)
-
-        with_constants.__name__ = name
-        donate = tuple(1 + i for i in sorted(donated))
-        of_all = jax.jit(with_constants, donate_argnums=donate, compiler_options=kept)
-        return WithConstants(of_all, constants)
 
     # JAX takes a keyword argument of the user's for this one if it has the same name.
-    def alone(*_args: Any, **named: Any) -> Any:
-        return run((), _args, named)
+    def function(*_args: Any, **named: Any) -> Any:
+        return run(_args[0], _args[1:], named) if front else run((), _args, named)
 
-    alone.__name__ = name
-    describe(alone)
-    return jax.jit(alone, donate_argnums=tuple(sorted(donated)), compiler_options=kept)
+    front = 0 if constants is None else 1
+    function.__name__ = name
+    describe(function)
+    donate = tuple(front + i for i in sorted(donated))
+    made = jax.jit(function, donate_argnums=donate, compiler_options=dict(options))
+    return made if constants is None else WithConstants(made, constants)
 
 
 class WithConstants:
