@@ -62,10 +62,10 @@ def has_wrong_reductions(text: str) -> bool:
     if not called:
         return False
     computations = re.split(r"^}.*$", text, flags=re.MULTILINE)
+    names = map(_NAME.search, computations)
     return any(
-        " reduce(" in found and _NAME.search(found)[1] in called and _is_wrong(found)
-        for found in computations
-        if _NAME.search(found)
+        name is not None and name[1] in called and " reduce(" in found and _is_wrong(found)
+        for found, name in zip(computations, names, strict=True)
     )
 
 
