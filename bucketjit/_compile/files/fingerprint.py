@@ -48,16 +48,16 @@ class NoDigest(NotPlain):
 
 def digest(*values: object) -> str:
     """The digest of some values, in hexadecimal."""
-    return _Walk().of(*values).hex()
+    return _Digester().of(*values).hex()
 
 
 def program_digest(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> tuple[str, set[Any]]:
     """The digest of an open jaxpr and its constants, and the primitives of the program."""
-    walk = _Walk()
+    walk = _Digester()
     return walk.of(walk.program(jaxpr), *consts).hex(), walk.primitives
 
 
-class _Walk:
+class _Digester:
     """Digests values by their parts; what occurs several times in a program is walked once.
 
     Attributes:
