@@ -256,7 +256,7 @@ def derived(model: Model) -> Any:
         Leaf(f"arg{i}", s, x.dtype) for i, (s, x) in enumerate(zip(shapes, flat, strict=True))
     ]
     program = trace(model.plain, tree, leaves, model.sizes)
-    needed = workarounds(program.jaxpr, program.consts)
+    needed = workarounds(program.jaxpr)
 
     def run(*args: Any) -> Any:
         arrays, sizes = args[: -len(model.sizes)], args[-len(model.sizes) :]

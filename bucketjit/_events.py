@@ -49,10 +49,9 @@ class Event:
             ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"ahead"`` (listed
             buckets were not compiled with the first call, and why), ``"error"`` (a compile in the
             background failed), ``"load"`` (an executable was read from a file), ``"stale"`` (a file
-            was made for another version, program or machine), ``"damaged"``, ``"distrusted"``,
-            ``"unreadable"`` or
-            ``"unwritable"`` (a file cannot be used, and why), or ``"unstored"`` (an executable is
-            not kept in a file, and why).
+            was made with other versions, flags or on another machine), ``"damaged"``,
+            ``"distrusted"``, ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and why),
+            or ``"unstored"`` (an executable is not kept in a file, and why).
         name: Name of the function.
         sizes: Size of each dimension variable: of the bucket, or of the call.
         seconds: The time it took, in seconds; 0 if it is not measured.

@@ -289,7 +289,7 @@ class Masked:
                     self.rules,
                     after=hooks(
                         poison_equations(poison) if self.poisoned else None,
-                        workarounds(program.jaxpr, program.consts).after(),
+                        workarounds(program.jaxpr).after(),
                     ),
                     padding=None if self.poisoned else 0,
                 )

@@ -221,7 +221,7 @@ class Staging(Compiling[P, R]):
         if not isinstance(decision, Masked):
             raise ExportError(f"cannot export with bounds: {decision.why}")
         try:
-            lowered = engine.requests.lower_masked(call, decision.bucket).lowered
+            lowered = engine.requests.kernel(call, decision.bucket).as_lowered().lowered
         except MaskingError as error:
             raise ExportError(f"cannot export with bounds: {error}") from error
         assert lowered is not None

@@ -10,7 +10,7 @@ from bucketjit._artifact.manifest import Bucket, Manifest
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_executables import environment_digest
 from bucketjit._artifact.saved_program import LoadedProgram, Source
-from bucketjit._compile.files.keys import device_of
+from bucketjit._compile.argument_types import device_of
 from bucketjit._events import shown
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.engine import Engine

@@ -9,27 +9,19 @@ from typing import Any
 import jax
 
 from bucketjit._artifact.saved_program import LoadedProgram
-from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.argument_types import device_of, without_values
 from bucketjit._compile.bodies import Options
-from bucketjit._compile.executable import Executable, Pads, SignatureChanged
+from bucketjit._compile.executable import Executable, Pads
 from bucketjit._compile.files.environment import environment
-from bucketjit._compile.files.fingerprint import Digest, NoDigest
-from bucketjit._compile.files.keys import device_of
-from bucketjit._compile.kernel import (
-    Kernel,
-    WithConstants,
-    exact_kernel,
-    kernel,
-    with_type_of_counts,
-)
+from bucketjit._compile.files.fingerprint import digest
+from bucketjit._compile.kernel import Kernel, exact_kernel, kernel, loaded
 from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds
 from bucketjit._config import Config
 from bucketjit._events import shown
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
-from bucketjit._jax.jaxprs import shaped
-from bucketjit._jax.serialization import Placement, deserialized, loaded_function
+from bucketjit._jax.serialization import NotPlain, Placement, deserialized
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
@@ -49,12 +41,8 @@ class SavedBodies:
         return program.workarounds
 
     def in_bucket(
-        self,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform,
-        options: Options,
-    ) -> Callable[[], Kernel]:
+        self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
+    ) -> Kernel:
         """See `bucketjit._compile.bodies.Bodies`."""
         program = call.program
         assert isinstance(program, LoadedProgram)
@@ -74,15 +62,12 @@ class SavedBodies:
 
             return run
 
-        def made() -> Kernel:
-            _check_platform(program, call)
-            of_xla = options(program.workarounds.options())
-            given = call, record.sizes, pads, self._check, of_xla
-            return kernel(transform, body, *given, program.constants)
+        _check_platform(program, call)
+        of_xla = options(program.workarounds.options())
+        given = call, record.sizes, pads, self._check, of_xla
+        return kernel(transform, body, *given, program.constants)
 
-        return made
-
-    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
         """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
         program = call.signature.resolve(call.shapes).program
         if not isinstance(program, LoadedProgram):
@@ -98,22 +83,12 @@ class SavedBodies:
             arrays = [x for x, kind in zip(leaves, kinds, strict=True) if kind.dtype is not None]
             return program.out_tree.unflatten(_called(program, member, list(shared), arrays))
 
-        def made() -> Kernel:
-            of_xla = options(program.workarounds.options())
-            return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
+        of_xla = options(program.workarounds.options())
+        return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
 
-        return made
-
-    def place(
-        self,
-        files: object,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform | None,
-        made: Callable[[], Kernel],
-    ) -> InFile | None:
+    def place(self, files: object, sizes: Mapping[str, int], make: Callable[[], Kernel]) -> InFile:
         """See `bucketjit._compile.bodies.Bodies`."""
-        return None if transform is None else InFile(made, bucket)
+        return InFile(sizes, make)
 
 
 def _called(program: LoadedProgram, member: str, *args: Any) -> list[Any]:
@@ -128,7 +103,7 @@ def _check_platform(program: LoadedProgram, call: Call) -> None:
     """Refuse a call on a platform that the file has no modules for, before anything is compiled."""
     try:
         device = device_of(without_values(call).leaves)
-    except NoDigest:  # on several devices; JAX says why that does not work
+    except NotPlain:  # on several devices; JAX says why that does not work
         return
     platform = _OF_BACKENDS.get(device.platform, device.platform)
     saved = program.source.manifest.platforms
@@ -141,62 +116,34 @@ def _check_platform(program: LoadedProgram, call: Call) -> None:
 
 def environment_digest(device: jax.Device) -> str:
     """A digest of what an executable for a device depends on besides its program."""
-    return Digest().add(sorted(environment(device).items())).hexdigest()[:32]
+    return digest(sorted(environment(device).items()))[:32]
 
 
 class InFile:
     """The place of a bucket's executable in the file."""
 
-    def __init__(self, made: Callable[[], Kernel], sizes: Mapping[str, int]) -> None:
-        self._make = made
-        self._sizes = sizes
+    def __init__(self, sizes: Mapping[str, int], make: Callable[[], Kernel]) -> None:
+        self._sizes, self._make = sizes, make
 
     def load(self) -> Executable | None:
         """The executable; None if the file has none for this machine and these versions."""
-        began = time.perf_counter()
-        made = self._make()
+        began, made = time.perf_counter(), self._make()
         program = made.call.program
+        if made.is_exact:
+            return None
         assert isinstance(program, LoadedProgram)
         bucket = program.bucket(self._sizes)
         if not bucket.executables or not program.source.executables:
             return None
-        leaves = jax.tree_util.tree_leaves((program.constants, made.types, made.kwargs))
         try:
-            placement = Placement.on(device_of(leaves))
+            placement = Placement.on(device_of([*program.constants, *made.leaves]))
             member, kept = bucket.executables[environment_digest(placement.device)]
             xla = deserialized(program.source.executables[member], placement)
         except Exception as error:  # its module can be compiled in its place
             if is_of_machine(error):
                 raise
             return None
-        outs, tree = with_type_of_counts(
-            program,
-            [
-                shaped(jax.ShapeDtypeStruct(shape, dtype, weak_type=weak))
-                for shape, (dtype, weak) in zip(bucket.results, program.out_types, strict=False)
-            ],
-        )
-
-        def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            made.expected.check(args[2:], dict(kwargs))
-            if isinstance(args[1], tuple) is not isinstance(made.sizes, tuple):
-                raise SignatureChanged
-
-        check((None, *made.types), made.kwargs)
-        function, compiled = loaded_function(
-            xla,
-            kept,
-            f"jit({made.function.__name__})",
-            [jax.typeof(x) for x in leaves],
-            outs,
-            tree,
-            placement,
-            check,
-            made.function.function,
-            lambda error: None,
-        )
-        whole = WithConstants(function, program.constants)
-        return made.executable(whole, compiled, outs, began, loaded=True)
+        return loaded(made, xla, kept, made.results(), placement, lambda error: None, began)
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""

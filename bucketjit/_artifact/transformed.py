@@ -148,7 +148,7 @@ def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     call = call.with_leaves(leaves)
     if not isinstance(decision, Masked):
         args, kwargs = call.tree.unflatten(leaves)
-        made = engine.requests.exact_kernel(call)
+        made = engine.requests.kernel(call)
         return _run(made, *args, **kwargs)
     assert program is not None
     made = engine.requests.kernel(call, decision.bucket)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.extend.backend import get_default_device
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.executable import Pads, SignatureChanged
@@ -17,6 +18,7 @@ from bucketjit._ir.dynamic_axes import STATIC, Tokens
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
+from bucketjit._jax.serialization import NotPlain
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.structs import can_be
 from bucketjit.errors import SpecError, StrategyContractError
@@ -97,6 +99,19 @@ def abstract(call: Call, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
 def without_values(call: Call) -> Call:
     """The same call with types in the place of its arrays, so that it keeps none of them alive."""
     return dataclasses.replace(call, leaves=abstract(call, {}))
+
+
+def device_of(leaves: Sequence[Any]) -> Any:
+    """The device that ``jit`` would run a call on; raises `NotPlain` if that is not just one."""
+    shardings = [getattr(x, "sharding", None) for x in leaves]
+    placed: set[Any] = {s for s in shardings if s is not None}
+    if not placed:
+        return get_default_device()
+    single = jax.sharding.SingleDeviceSharding
+    if len(placed) > 1 or not all(type(s) is single for s in placed):
+        raise NotPlain("its arguments are on several devices, or placed by a mesh")
+    (device,) = placed.pop().device_set
+    return device
 
 
 class Expected:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import padded_leaf_shapes
-from bucketjit._compile.files.executable_files import ExecutableFiles
-from bucketjit._compile.files.stored import StoredExact, StoredMasked
+from bucketjit._compile.files.store import ExecutableFiles
+from bucketjit._compile.files.stored import Stored
 from bucketjit._compile.kernel import Kernel, exact_kernel, kernel
 from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
@@ -41,24 +41,15 @@ class Bodies(Protocol):
         """What a program needs for XLA to compute it correctly. The result is the same object."""
 
     def in_bucket(
-        self,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform,
-        options: Options,
-    ) -> Callable[[], Kernel]:
-        """What makes the kernel of a bucket, with the options that hold then."""
+        self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
+    ) -> Kernel:
+        """The kernel of a bucket, with the options that hold now."""
 
-    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
-        """What makes the kernel of an exact shape, with the options that hold then."""
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
+        """The kernel of an exact shape, with the options that hold now."""
 
     def place(
-        self,
-        files: ExecutableFiles,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform | None,
-        made: Callable[[], Kernel],
+        self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
     ) -> Any:
         """The place of an executable among files; None if there is none."""
 
@@ -76,20 +67,15 @@ class TracedBodies:
         known = self._workarounds.get(program)
         if known is None:
             assert isinstance(program, Program)
-            known = self._workarounds[program] = workarounds(program.jaxpr, program.consts)
+            known = self._workarounds[program] = workarounds(program.jaxpr)
         return known
 
     def in_bucket(
-        self,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform,
-        options: Options,
-    ) -> Callable[[], Kernel]:
+        self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
+    ) -> Kernel:
         """See `Bodies.in_bucket`."""
-        program, check, rules = call.program, self._check, self._rules
+        program, rules = call.program, self._rules
         assert isinstance(program, Program)
-        pads = padded_leaf_shapes(call, bucket)
         needed = self.workarounds(program)
 
         def body(_: Sequence[Any]) -> Body:
@@ -97,31 +83,21 @@ class TracedBodies:
             after, uneven = needed.after(), transform.uneven
             return masked(program, consts, bucket, names, rules(), after, uneven)
 
-        def made() -> Kernel:
-            of_xla = options(needed.options())
-            return kernel(transform, body, call, bucket, pads, check, of_xla)
+        pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
+        return kernel(transform, body, call, bucket, pads, self._check, of_xla)
 
-        return made
-
-    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Callable[[], Kernel]:
+    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
         """See `Bodies.exact`."""
         is_checked = self._check is not Check.OFF
         # Masked results are compared with these, so these must be right then.
-        return lambda: exact_body(call, sizes, is_checked, options(exact_options(is_checked)))
+        return exact_body(call, sizes, is_checked, options(exact_options(is_checked)))
 
     def place(
-        self,
-        files: ExecutableFiles,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform | None,
-        made: Callable[[], Kernel],
-    ) -> Any:
+        self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
+    ) -> Stored | None:
         """See `Bodies.place`."""
-        if self._check is not Check.OFF:
-            return None
-        kind = StoredExact if transform is None else transform.stored or StoredMasked
-        return files.place(kind, call, bucket, made)
+        store = files.store() if self._check is Check.OFF else None
+        return None if store is None else Stored(files, store, sizes, make)
 
 
 def masked(

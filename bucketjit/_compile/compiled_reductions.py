@@ -12,7 +12,7 @@ XLA's CPU backend hands fusions to the library, which the text of the executable
 A fusion with a ``reduce`` of 4,096 elements or more is wrong in three cases (jaxlib 0.10.2 and
 0.12, in ``jax.jit`` too):
 
-* A product in it has an operand that is broadcast along a free axis, as in
+* A product in it has an operand that is broadcast, at least along a free axis, as in
   ``(x @ jnp.ones((256, 256))).sum(1)``. It yields numbers that were never computed.
 * It chooses between floats (``relu``). It loses NaN.
 * It converts to integers of 8 bits. It does not saturate.
@@ -20,22 +20,21 @@ A fusion with a ``reduce`` of 4,096 elements or more is wrong in three cases (ja
 So a library fusion with a reduction is accepted only if every instruction in it is in `_TRUSTED`.
 Otherwise the bucket is compiled again without library reductions
 (`bucketjit._compile.workarounds.library_options`), whatever its size.
-`bucketjit._compile.nan_reductions` and `bucketjit._compile.workarounds` predict most
-cases from the program, which saves the first compile.
+`bucketjit._compile.nan_reductions` predicts the second case from the program, which saves the
+first compile.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
 
 # Text of XLA's optimised HLO: the kind of a library fusion, and what a line of a fusion looks like.
 _LIBRARY = "__ynn_fusion"
+_NAME = re.compile(r"^%([\w.\-]+) ", re.MULTILINE)
 _CALLED = re.compile(rf"calls=%([\w.\-]+)[^\n]*{_LIBRARY}")
 _INSTRUCTION = re.compile(
-    r"^ +(?:ROOT )?%(?P<name>\S+) = (?P<dtype>\w+)\[(?P<shape>[\d,]*)\]\S* "
-    r"(?P<opcode>[\w\-]+)\((?P<operands>[^)]*)\)(?P<rest>.*)$"
+    r"^ +(?:ROOT )?%(?P<name>\S+) = (?P<dtype>\w+)\[[\d,]*\]\S* "
+    r"(?P<opcode>[\w\-]+)\((?P<operands>[^)]*)\)"
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
 
@@ -48,37 +47,13 @@ _ELEMENTWISE = frozenset(
         *("compare", "select", "and", "or", "xor", "not", "convert", "copy"),
     )
 )
-_MOVES = frozenset(("bitcast", "reshape", "transpose"))
+_CARRIED = _ELEMENTWISE | {"bitcast", "reshape", "transpose"}
 # Opcodes and dtypes that the library is known to compute rightly together with a reduction.
-_TRUSTED = frozenset(
-    ("parameter", "constant", "iota", "broadcast", "reduce", "dot", *_ELEMENTWISE, *_MOVES)
-)
+_TRUSTED = frozenset(("parameter", "constant", "iota", "broadcast", "reduce", "dot", *_CARRIED))
 _DTYPES = frozenset(("pred", "s32", "u32", "s64", "u64", "f16", "bf16", "f32", "f64"))
 
-Axes = frozenset[int]  # the axes along which a value may vary
-
-
-class _Instruction(NamedTuple):
-    """A line of a computation.
-
-    Attributes:
-        dtype: The dtype of its result, as XLA writes it.
-        opcode: The operation, as XLA writes it.
-        rank: Number of axes of its result.
-        operands: Names of its operands.
-        rest: The text of its attributes.
-    """
-
-    dtype: str
-    opcode: str
-    rank: int
-    operands: Sequence[str]
-    rest: str
-
-    def axes(self, attribute: str) -> list[int]:
-        """The axes that an attribute such as ``dimensions={0,1}`` lists; empty if it is missing."""
-        found = re.search(rf"\b{attribute}={{([\d,]*)}}", self.rest)
-        return [int(n) for n in found[1].split(",") if n] if found else []
+# Results whose elements may all differ. An array of equal numbers is a broadcast in XLA's text.
+_FULL = frozenset(("parameter", "constant", "dot", "reduce"))
 
 
 def has_wrong_reductions(text: str) -> bool:
@@ -86,64 +61,28 @@ def has_wrong_reductions(text: str) -> bool:
     called = set(_CALLED.findall(text))
     if not called:
         return False
-    computation: list[str] | None = None  # the lines of the library fusion that is being read
-    for line in text.splitlines():
-        if line.startswith("%"):
-            computation = [] if line[1:].split(" ", 1)[0] in called else None
-        elif computation is not None and line.startswith("}"):
-            if _is_wrong(computation):
-                return True
-            computation = None
-        elif computation is not None:
-            computation.append(line)
-    return False
+    computations = re.split(r"^}.*$", text, flags=re.MULTILINE)
+    names = map(_NAME.search, computations)
+    return any(
+        name is not None and name[1] in called and " reduce(" in found and _is_wrong(found)
+        for found, name in zip(computations, names, strict=True)
+    )
 
 
-def _is_wrong(lines: Sequence[str]) -> bool:
-    """Whether the computation of a library fusion has a reduction that may be wrong."""
-    if not any(" reduce(" in line for line in lines):
-        return False
-    found: dict[str, _Instruction] = {}
-    varies: dict[str, Axes] = {}
-    for line in lines:
+def _is_wrong(computation: str) -> bool:
+    """Whether a library fusion with a reduction has an instruction that may make it wrong."""
+    full: set[str] = set()  # what has numbers of its own along all axes, as far as it is known
+    for line in computation.splitlines():
+        if not line.startswith("  "):
+            continue
         match = _INSTRUCTION.match(line)
         if match is None:  # a line that this module cannot read is not trusted
             return True
-        shape = [n for n in match["shape"].split(",") if n]
-        operands = _OPERAND.findall(match["operands"])
-        made = _Instruction(match["dtype"], match["opcode"], len(shape), operands, match["rest"])
-        if made.opcode not in _TRUSTED or made.dtype not in _DTYPES:
+        opcode, operands = match["opcode"], _OPERAND.findall(match["operands"])
+        if opcode not in _TRUSTED or match["dtype"] not in _DTYPES:
             return True
-        if made.opcode == "dot" and not _has_own_sides(made, found, varies):
+        if opcode == "dot" and not full.issuperset(operands):
             return True
-        found[match["name"]] = made
-        varies[match["name"]] = _axes_of(made, found, varies)
+        if opcode in _FULL or (opcode in _CARRIED and not full.isdisjoint(operands)):
+            full.add(match["name"])
     return False
-
-
-def _has_own_sides(
-    dot: _Instruction, found: dict[str, _Instruction], varies: dict[str, Axes]
-) -> bool:
-    """Whether each operand of a product varies along all of its free axes."""
-    for side, name in zip(("lhs", "rhs"), dot.operands, strict=True):
-        gone = {*dot.axes(f"{side}_contracting_dims"), *dot.axes(f"{side}_batch_dims")}
-        if not varies[name] >= set(range(found[name].rank)) - gone:
-            return False
-    return True
-
-
-def _axes_of(made: _Instruction, found: dict[str, _Instruction], varies: dict[str, Axes]) -> Axes:
-    """The axes along which the result of an instruction varies, or has memory for each position."""
-    every = Axes(range(made.rank))
-    # XLA writes an array of equal numbers as a broadcast, so these results are full arrays.
-    if made.opcode in ("parameter", "constant", "dot", "reduce"):
-        return every
-    if made.opcode == "broadcast":
-        to = made.axes("dimensions")
-        return Axes(to[axis] for axis in varies[made.operands[0]])
-    if made.opcode in _ELEMENTWISE:
-        return Axes().union(*(varies[name] for name in made.operands))
-    if made.opcode in _MOVES:
-        (name,) = made.operands
-        return every if len(varies[name]) == found[name].rank else Axes()
-    return Axes()  # iota

@@ -20,7 +20,7 @@ from bucketjit._ir.expressions import evaluate_text, variables_of
 from bucketjit._ir.interface import Interface
 from bucketjit.errors import ArgumentError
 
-_KEPT = 64  # counts whose functions are kept
+_KEPT = 64  # rows of counts that are remembered
 
 
 class SizesDiffer(Exception):
@@ -47,43 +47,36 @@ class Selected(Protocol):
         """Count a run whose results are dropped."""
 
 
-class Counts:
-    """The computed sizes of the runs of calls of equal sizes.
+def counts_of(
+    program: Interface, sizes: Mapping[str, int], observer: Selected | None
+) -> Callable[[Any], tuple[int, ...]]:
+    """A function that waits for the computed sizes of a run, and checks them.
 
-    Each different row of counts is checked once, and the latest are remembered.
+    The runs are of calls of equal sizes. Each different row of counts is checked once.
     """
 
-    def __init__(
-        self, program: Interface, sizes: Mapping[str, int], observer: Selected | None
-    ) -> None:
-        self._program, self._sizes, self._observer = program, sizes, observer
-        # For each row of counts: the numbers of rows that were selected, and of those there are.
-        self._known: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
-
-    def of(self, returned: Any) -> tuple[int, ...]:
-        """Wait for the computed sizes of a run."""
-        rows = tuple(np.asarray(returned).tolist())
-        told = self._known.get(rows)
-        if told is None:
-            if len(self._known) >= _KEPT:
-                self._known.clear()
-            told = self._known[rows] = self._checked(rows)
-        if self._observer is not None:
-            self._observer.selected(self._program, told)
-        return tuple([n + 1 for n in rows])
-
-    def _checked(self, rows: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-        program = self._program
+    @functools.lru_cache(_KEPT)
+    def checked(rows: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
+        """For each count, the number of rows that were selected, and of those there are."""
         computed = {v: n + 1 for v, n in zip(program.counts, rows, strict=True)}
-        at = {**self._sizes, **computed}
+        at = {**sizes, **computed}
         if not all(guard.holds(at) for guard in program.presumed):
-            if self._observer is not None:
-                self._observer.dropped()
+            if observer is not None:
+                observer.dropped()
             raise SizesDiffer(computed)
         bounds = _bounds(program, at)
         if program.computed_reshapes:
             program.check_reshapes(at)
         return {v: (computed[v] - 1, of) for v, of in bounds.items()}
+
+    def wait(returned: Any) -> tuple[int, ...]:
+        rows = tuple(np.asarray(returned).tolist())
+        told = checked(rows)
+        if observer is not None:
+            observer.selected(program, told)
+        return tuple([n + 1 for n in rows])
+
+    return wait
 
 
 def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
@@ -104,25 +97,19 @@ def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
 
 
 def finisher_of_counts(
-    counts: Counts,
+    wait: Callable[[Any], tuple[int, ...]],
     finisher_at: Callable[[Sequence[int]], Change | None],
     later: Callable[[Callable[[], Sequence[int]]], Change | None] | None = None,
 ) -> Change:
     """Make the function that cuts the results of an executable which returns counts."""
-    known: dict[tuple[int, ...], Change | None] = {}
+    known = functools.lru_cache(_KEPT)(finisher_at)
 
     def finish(pair: Any) -> Any:
         results, returned = pair
-        if later is not None:
-            # Results that have computed sizes share the answer of one run.
-            change = later(functools.cache(lambda: counts.of(returned)))
-            return results if change is None else change(results)
-        key = counts.of(returned)
-        if key not in known:
-            if len(known) >= _KEPT:
-                known.clear()
-            known[key] = finisher_at(key)
-        change = known[key]
+        if later is None:
+            change = known(wait(returned))
+        else:  # results that have computed sizes share the answer of one run
+            change = later(functools.cache(lambda: wait(returned)))
         return results if change is None else change(results)
 
     return finish

@@ -15,7 +15,7 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, at_leaves, finisher
-from bucketjit._compile.computed_results import Counts, Selected, finisher_of_counts
+from bucketjit._compile.computed_results import Selected, counts_of, finisher_of_counts
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import signature_counter
@@ -207,7 +207,7 @@ class Executable:
             return lambda value: Padded.of_result(value, lambda: out.logical(*ordered, *wait()))
 
         waits = out is not Out.PADDED or program.is_checked_after_runs
-        counts = Counts(program, sizes, observer)
+        counts = counts_of(program, sizes, observer)
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
     def expect(self, args: Sequence[Any]) -> None:

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bucketjit._compile.argument_types import Expected, abstract
+from bucketjit._compile.argument_types import Expected, abstract, device_of
 from bucketjit._compile.executable import Executable, OpenOut, Pads
 from bucketjit._compile.transform import ONE, Body, Transform
 from bucketjit._config import Check
@@ -32,6 +32,7 @@ from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
+from bucketjit._jax.serialization import Placement, loaded_function
 from bucketjit._raised import in_one_line
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
@@ -81,29 +82,55 @@ class Kernel(NamedTuple):
         """All positional arguments to lower the function for, the sizes first."""
         return self.args if self.is_exact else (self.sizes, *self.args)
 
+    @property
+    def leaves(self) -> list[Any]:
+        """The leaves of all arguments, as types."""
+        return jax.tree_util.tree_leaves((self.types, self.kwargs))
+
+    def placement(self) -> Placement:
+        """Where it runs, and where its arguments and results are."""
+        if self.transform is None or self.call.program is None:
+            return Placement.on(device_of(self.leaves))
+        return self.transform.placement(self.leaves, self.call.program)
+
+    def results(self) -> tuple[list[Any], Any]:
+        """The types of the results of a bucket, with the counts if there are any; and their tree.
+
+        They are known without a trace.
+        """
+        program = self.call.program
+        assert self.transform is not None and self.at is not None and program is not None
+        outs = list(map(shaped, self.transform.results(program, self.at)))
+        info = program.out_tree.unflatten(outs)
+        if program.counts:
+            counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
+            outs, info = [*outs, counts], (info, counts)
+        return outs, info
+
     def as_lowered(self) -> Kernel:
         """The same kernel, lowered."""
         if self.lowered is not None:
             return self
-        with ExitStack() as contexts:
-            contexts.enter_context(forgetful_jax())  # a trace that fails must not be kept
-            if not self.is_exact:
-                contexts.enter_context(_refusing_defects())
-            else:
-                contexts.enter_context(selecting_jax())
-                contexts.enter_context(traced_anew())
+        with forgetful_jax(), self._around():  # a trace that fails must not be kept
             return self._replace(lowered=self.function.lower(*self.types, **self.kwargs))
 
     def build(self) -> Executable:
         """Compile the kernel, and lower it first if that is still to be done."""
         began = time.perf_counter()
         lowered = self.as_lowered().lowered
-        if self.is_exact:
+        with _refusing_defects() if not self.is_exact else nullcontext():
             compiled = compile_here(lowered)
+        return self.executable(self.function, compiled, lowered.out_info, began)
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """The context of a trace."""
+        if self.is_exact:
+            with selecting_jax(), traced_anew():
+                yield
         else:
             with _refusing_defects():
-                compiled = compile_here(lowered)
-        return self.executable(self.function, compiled, lowered.out_info, began)
+                yield
 
     def executable(
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False
@@ -259,24 +286,17 @@ def jitted(
     describe: Callable[..., None] = lambda function: None,
 ) -> Any:
     """A function under ``jit``, with shared constants as a further first argument if it has any."""
-    kept = dict(options)
-    if constants is not None:
-
-        def with_constants(shared: Any, /, *_args: Any, **named: Any) -> Any:
-            return run(shared, _args, named)
-
-        with_constants.__name__ = name
-        donate = tuple(1 + i for i in sorted(donated))
-        of_all = jax.jit(with_constants, donate_argnums=donate, compiler_options=kept)
-        return WithConstants(of_all, constants)
 
     # JAX takes a keyword argument of the user's for this one if it has the same name.
-    def alone(*_args: Any, **named: Any) -> Any:
-        return run((), _args, named)
+    def function(*_args: Any, **named: Any) -> Any:
+        return run(_args[0], _args[1:], named) if front else run((), _args, named)
 
-    alone.__name__ = name
-    describe(alone)
-    return jax.jit(alone, donate_argnums=tuple(sorted(donated)), compiler_options=kept)
+    front = 0 if constants is None else 1
+    function.__name__ = name
+    describe(function)
+    donate = tuple(front + i for i in sorted(donated))
+    made = jax.jit(function, donate_argnums=donate, compiler_options=dict(options))
+    return made if constants is None else WithConstants(made, constants)
 
 
 class WithConstants:
@@ -312,11 +332,39 @@ def with_counts(program: Interface, outs: Sequence[Any]) -> Any:
     return tree, jnp.stack([jnp.asarray(n, jnp.int32) for n in outs[results:]])
 
 
-def with_type_of_counts(program: Interface, outs: Sequence[Any]) -> tuple[list[Any], Any]:
-    """The types of what `with_counts` returns, flat, and their tree."""
-    tree = program.out_tree
-    if not program.counts:
-        return list(outs), tree
-    counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
-    whole = jax.tree_util.tree_structure((tree.unflatten(range(tree.num_leaves)), 0))
-    return [*outs, counts], whole
+def loaded(
+    kernel: Kernel,
+    xla: object,
+    kept: Sequence[int],
+    results: tuple[list[Any], Any],
+    placement: Placement,
+    failed: Callable[[Exception], None],
+    began: float,
+) -> Executable:
+    """The entry of a kernel whose executable was read from bytes; it takes the arguments ``kept``.
+
+    It is never traced, so its calls are compared with the types of the kernel. ``failed`` is called
+    if it does not run.
+    """
+    function, expected, (outs, info) = kernel.function, kernel.expected, results
+    expected.check(kernel.args, kernel.kwargs)
+    shared = function.constants if isinstance(function, WithConstants) else None
+    front = (shared is not None) + (not kernel.is_exact)
+
+    def check(given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        expected.check(given[front:], dict(named))
+
+    made, compiled = loaded_function(
+        xla,
+        kept,
+        f"jit({function.__name__})",
+        [jax.typeof(x) for x in (*jax.tree_util.tree_leaves(shared), *kernel.leaves)],
+        outs,
+        jax.tree_util.tree_structure(info),
+        placement,
+        check,
+        function if shared is None else function.function,
+        failed,
+    )
+    whole = made if shared is None else WithConstants(made, shared)
+    return kernel.executable(whole, compiled, info, began, loaded=True)

@@ -19,7 +19,6 @@ operation on such a maximum, one of a gradient for example, is assumed to show t
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,36 +67,36 @@ def _is_of_floats(atoms: Sequence[Atom]) -> bool:
     return any(jnp.issubdtype(dtype_of(atom), np.floating) for atom in atoms)
 
 
-class _Reduces(enum.Enum):
-    """How a value differs from what it would be if no NaN were lost.
+class _Fact(NamedTuple):
+    """What is known of a value that is computed from an extremum, or from the rows that it reduces.
+
+    The value has the axes of the extremum's operand, in order, with or without the reduced ones.
 
     Attributes:
-        SAME: It does not differ.
-        ROW: It does not differ, and it is NaN all along each row of the operand that holds a NaN.
-        OTHER: It may differ along the rows that hold a NaN.
-    """
-
-    SAME = enum.auto()
-    ROW = enum.auto()
-    OTHER = enum.auto()
-
-
-class _Rows(NamedTuple):
-    """The rows that extrema reduce.
-
-    Attributes:
-        operand: The operand of those extrema.
-        axes: The axes that the extrema reduce.
+        operand: The operand of the extremum.
+        axes: The axes that the extremum reduces.
+        differs: Whether the value may differ, along the rows of the operand that hold a NaN, from
+            what it would be if no NaN were lost.
+        covers: Whether it does not, and is NaN all along these rows.
+        marked: Whether it is NaN wherever the operand is.
     """
 
     operand: Atom
     axes: frozenset[int]
+    differs: bool = False
+    covers: bool = False
+    marked: bool = False
+
+    @property
+    def rows(self) -> tuple[Atom, frozenset[int]]:
+        """What tells the rows of two facts apart."""
+        return self.operand, self.axes
 
     def has_all_axes(self, atom: Atom) -> bool:
         """Whether a value that is computed from the rows still has the reduced axes."""
         return len(shape_of(atom)) == len(shape_of(self.operand))
 
-    def are_kept_by(self, eqn: JaxprEqn) -> bool:
+    def is_kept_by(self, eqn: JaxprEqn) -> bool:
         """Whether a broadcast only adds the reduced axes, or only repeats along them."""
         shape, after = shape_of(self.operand), shape_of(eqn.outvars[0])
         every = range(len(shape))
@@ -108,22 +107,6 @@ class _Rows(NamedTuple):
             and list(eqn.params["broadcast_dimensions"]) == list(to)
             and all(str(after[a]) == str(shape[a]) for a in kept)
         )
-
-
-class _Fact(NamedTuple):
-    """What is known of a value that is computed from an extremum.
-
-    The value has the axes of the extremum's operand, in order, with or without the reduced ones.
-
-    Attributes:
-        rows: The rows of the operand.
-        kind: How the value differs.
-        marked: Whether it is NaN wherever the operand is.
-    """
-
-    rows: _Rows
-    kind: _Reduces
-    marked: bool = False
 
 
 class _Shown(Exception):
@@ -166,7 +149,7 @@ class _Loss(Analysis[_Fact | None]):
 
 
 def _is_other(fact: _Fact | None) -> bool:
-    return fact is not None and fact.kind is _Reduces.OTHER
+    return fact is not None and fact.differs
 
 
 def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
@@ -182,47 +165,44 @@ def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
 
 def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
     """What is known of the result of an equation; None if it is not one that the pass knows."""
-    name = name_of(eqn)
+    if not ins:
+        return None
+    name, first = name_of(eqn), eqn.invars[0]
     if name in _EXTREMA and _is_of_floats(eqn.outvars) and not any(map(_is_other, ins)):
-        rows = _Rows(eqn.invars[0], frozenset(eqn.params["axes"]))
-        return None if isinstance(rows.operand, Literal) else _Fact(rows, _Reduces.OTHER)
+        axes = frozenset(eqn.params["axes"])
+        return None if isinstance(first, Literal) else _Fact(first, axes, differs=True)
     every = [fact for fact in ins if fact is not None]
     # A fact may be dropped if its value does not differ. So facts of other rows do not matter then.
     of_rows = {fact.rows for fact in list(filter(_is_other, every)) or every}
     if len(of_rows) != 1 or len(eqn.outvars) != 1:
         return None
     (rows,) = of_rows
+    fact = ins[0]
     if name in _ELEMENTWISE:
         known = [
-            fact if fact and fact.rows == rows else _Fact(rows, _Reduces.SAME, atom is rows.operand)
+            fact if fact and fact.rows == rows else _Fact(*rows, marked=atom is rows[0])
             for atom, fact in zip(eqn.invars, ins, strict=True)
         ]
-        return _elementwise(rows, known, _is_strict(eqn, name, known))
-    fact = ins[0]
+        is_strict = _is_strict(eqn, name, known)
+        covers = is_strict and any(f.covers for f in known)
+        marked = is_strict and any(f.marked for f in known)
+        differs = not covers and any(map(_is_other, known))
+        return _Fact(*rows, differs, covers, marked) if differs or covers or marked else None
     if fact is None or fact.rows != rows:
         return None
-    has_all = rows.has_all_axes(eqn.invars[0])
-    if name == "broadcast_in_dim" and rows.are_kept_by(eqn):
+    has_all = fact.has_all_axes(first)
+    if name == "broadcast_in_dim" and fact.is_kept_by(eqn):
         return fact._replace(marked=fact.marked and has_all)
-    if name == "reduce_sum" and has_all and rows.axes == set(eqn.params["axes"]):
-        return _Fact(rows, _Reduces.ROW if fact.marked else fact.kind)
+    if name == "reduce_sum" and has_all and fact.axes == set(eqn.params["axes"]):
+        return _Fact(*rows, covers=True) if fact.marked else fact
     return None
-
-
-def _elementwise(rows: _Rows, known: Sequence[_Fact], is_strict: bool) -> _Fact | None:
-    marked = is_strict and any(fact.marked for fact in known)
-    if is_strict and any(fact.kind is _Reduces.ROW for fact in known):
-        return _Fact(rows, _Reduces.ROW, marked)
-    if any(map(_is_other, known)):
-        return _Fact(rows, _Reduces.OTHER, marked)
-    return _Fact(rows, _Reduces.SAME, marked) if marked else None
 
 
 def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact]) -> bool:
     """Whether the result is NaN wherever an operand is."""
     if name == "mul":  # XLA turns a product with truth values into a select, which drops NaN
         pairs = zip(eqn.invars, known, strict=True)
-        return all(isinstance(v, Literal) or f.marked or f.kind is _Reduces.ROW for v, f in pairs)
+        return all(isinstance(v, Literal) or f.marked or f.covers for v, f in pairs)
     # Integers hold no NaN, and not every float of 8 bits does.
     return name in _STRICT and all(
         jnp.issubdtype(dtype, np.floating) and dtype.itemsize > 1

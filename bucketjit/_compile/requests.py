@@ -10,7 +10,7 @@ import functools
 import math
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -18,14 +18,14 @@ from bucketjit._compile.argument_types import without_values
 from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
-from bucketjit._compile.files.executable_files import ExecutableFiles
+from bucketjit._compile.files.store import ExecutableFiles
 from bucketjit._compile.kernel import Kernel
 from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._compile.transform import ONE, Transform
 from bucketjit._compile.workarounds import OPTIONS, Workarounds, must_rebuild
 from bucketjit._config import Config
 from bucketjit._events import emit
-from bucketjit._ir.fit import smallest_holding
+from bucketjit._ir.fit import holds
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
@@ -94,78 +94,26 @@ class Requests:
         """The request for the executable of a bucket."""
         program = call.program
         assert program is not None
-
-        def stand_in() -> Any:
-            return self._smallest_stored(program, call)
-
-        key = self.masked_key(program, bucket)
-        given = call, bucket, self._transform
-        return self._in_bucket(key, *given, stand_in, lowered, options)
+        wanted = dict(zip(call.variables, call.ordered, strict=True))
+        return self._request(
+            self.masked_key(program, bucket),
+            call,
+            bucket,
+            self._transform,
+            lambda: self._smallest(program, wanted),
+            lowered,
+            options,
+        )
 
     def rows(self, call: Call, bucket: Mapping[str, int], rows: Rows) -> CompileRequest:
         """The request for the executable of a batch; see `bucketjit._compile.rows`."""
         self._transform.refuse("map")
         program = call.program
         assert program is not None
-
-        def stand_in() -> Any:
-            return self._smallest_rows(program, bucket, rows)
-
         key = rows_key(program, bucket, rows)
-        return self._in_bucket(key, call, bucket, rows, stand_in)
-
-    def _in_bucket(
-        self,
-        key: tuple[Any, ...],
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform,
-        stand_in: Callable[[], Hashable | None],
-        lowered: Kernel | None = None,
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> CompileRequest:
-        """The request for a masked kernel."""
-        program, call = call.program, without_values(call)
-        assert program is not None
-        made = _kept(self._maker(call, bucket, transform, options), lowered)
-
-        def once() -> Executable:
-            return self._built(lambda: made().build(), options)
-
-        def build() -> Executable:
-            built, needed = once(), self.needed(program)
-            if needed.avoids_reductions or not self._must_rebuild(built, options):
-                return built
-            needed.avoids_reductions = True  # later buckets of the program are compiled so at once
-            again = once()
-            again.compile_seconds += built.compile_seconds
-            return again
-
-        sizes = transform.bucket(bucket)
-        kept = None
-        if not options and not (isinstance(transform, Rows) and transform.summed):
-            kept = self._bodies.place(self.files, call, sizes, transform, made)
-        return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
-
-    def _maker(
-        self,
-        call: Call,
-        bucket: Mapping[str, int],
-        transform: Transform,
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[], Kernel]:
-        """What makes a masked kernel, with the options that hold then."""
-        of_xla = functools.partial(self._options, options)
-        return self._bodies.in_bucket(call, bucket, transform, of_xla)
-
-    def kernel(self, call: Call, bucket: Mapping[str, int]) -> Kernel:
-        """The kernel of a bucket, with nothing lowered."""
-        self._transform.refuse("lower, save and the like")
-        return self._maker(without_values(call), bucket, self._transform)()
-
-    def lower_masked(self, call: Call, bucket: Mapping[str, int]) -> Kernel:
-        """Lower the program of a call for a bucket; `masked` compiles it."""
-        return self.kernel(call, bucket).as_lowered()
+        return self._request(
+            key, call, bucket, rows, lambda: self._smallest(program, rows.bucket(bucket), rows)
+        )
 
     def exact(
         self,
@@ -174,60 +122,82 @@ class Requests:
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for the executable of the exact shape of a call."""
-        shown = call.sizes or _unnamed_sizes(call)
-        made = _kept(self._exact_maker(call, shown, options), lowered)
+        given = None, self._transform, lambda: None, lowered, options
+        return self._request(self.exact_key(call), call, *given)
 
-        def build() -> Executable:
-            return self._built(lambda: made().build(), options)
+    def kernel(self, call: Call, bucket: Mapping[str, int] | None = None) -> Kernel:
+        """The kernel of a bucket, or without one that of the exact shape. Nothing is lowered."""
+        self._transform.refuse("lower, save and the like")
+        return self._kernel(without_values(call), bucket, self._transform, NO_OPTIONS)
 
-        kept = None
-        if not options:
-            kept = self._bodies.place(self.files, without_values(call), shown, None, made)
-        return CompileRequest(self.exact_key(call), shown, call.sizes, build, lambda: None, kept)
-
-    def lower_exact(self, call: Call) -> Kernel:
-        """Lower the function for the exact shape of a call; `exact` compiles it."""
-        return self._exact_maker(call, {})().as_lowered()
-
-    def exact_kernel(self, call: Call) -> Kernel:
-        """The kernel of an exact shape, with nothing lowered."""
-        return self._exact_maker(call, call.sizes)()
-
-    def _exact_maker(
+    def _kernel(
         self,
         call: Call,
-        sizes: Mapping[str, int],
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> Callable[[], Kernel]:
-        """What makes the kernel of an exact shape, with the options that hold then."""
-        self._transform.refuse("an exact shape")
+        bucket: Mapping[str, int] | None,
+        transform: Transform,
+        options: Mapping[str, Any],
+    ) -> Kernel:
+        """A kernel with the options that hold now."""
         of_xla = functools.partial(self._options, options)
-        call = without_values(call).resolved(UNRESOLVED)
-        return self._bodies.exact(call, sizes, of_xla)
+        if bucket is not None:
+            return self._bodies.in_bucket(call, bucket, transform, of_xla)
+        self._transform.refuse("an exact shape")
+        sizes = call.sizes or _unnamed_sizes(call)
+        return self._bodies.exact(call.resolved(UNRESOLVED), sizes, of_xla)
 
-    def _smallest_stored(self, program: Interface, call: Call) -> Any:
-        """The key of the smallest compiled bucket of a program that holds the sizes of a call."""
-        wanted = dict(zip(call.variables, call.ordered, strict=True))
-        stored = (
-            entry.sizes
-            for key, entry in self._cache.items()
-            if key[0] is program and entry.rows is None
-        )
-        bucket = smallest_holding(stored, wanted)
-        return None if bucket is None else self.masked_key(program, bucket)
+    def _request(
+        self,
+        key: tuple[Any, ...],
+        call: Call,
+        bucket: Mapping[str, int] | None,
+        transform: Transform,
+        stand_in: Callable[[], Hashable | None],
+        lowered: Kernel | None = None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> CompileRequest:
+        """The request for a kernel: ``lowered`` if there is one, as long as its options hold."""
+        known, latest = without_values(call), lowered
 
-    def _smallest_rows(self, program: Interface, bucket: Mapping[str, int], rows: Rows) -> Any:
-        """The key of the smallest compiled batch of a program that holds the rows of another."""
-        found = [
-            (math.prod(entry.sizes.values()), key)
+        def make() -> Kernel:
+            nonlocal latest
+            made = self._kernel(known, bucket, transform, options)
+            if latest is None or latest.options != made.options:
+                latest = made
+            return latest
+
+        def once() -> Executable:
+            return self._built(lambda: make().build(), options)
+
+        def build() -> Executable:
+            built = once()
+            needed = None if program is None else self.needed(program)
+            if needed is None or needed.avoids_reductions or not self._must_rebuild(built, options):
+                return built
+            needed.avoids_reductions = True  # later buckets of the program are compiled so at once
+            again = once()
+            again.compile_seconds += built.compile_seconds
+            return again
+
+        program, sizes = None, call.sizes or _unnamed_sizes(call)
+        if bucket is not None:
+            program, sizes = call.program, transform.bucket(bucket)
+        kept = None
+        if not options and not (isinstance(transform, Rows) and transform.summed):
+            kept = self._bodies.place(self.files, sizes, make)
+        return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
+
+    def _smallest(
+        self, program: Interface, wanted: Mapping[str, int], rows: Rows | None = None
+    ) -> Any:
+        """The key of the smallest compiled bucket or batch of a program that holds some sizes."""
+        found = {
+            key: entry.sizes
             for key, entry in self._cache.items()
             if key[0] is program
-            and entry.rows is not None
-            and entry.rows >= rows.count
-            and key[1][0] == dataclasses.replace(rows, count=entry.rows)
-            and all(n >= m for n, m in zip(key[1][1:], bucket.values(), strict=True))
-        ]
-        return min(found, key=lambda one: one[0])[1] if found else None
+            and (entry.rows is None if rows is None else _is_like(key[1][0], rows))
+            and holds(entry.sizes, wanted)
+        }
+        return min(found, key=lambda key: math.prod(found[key].values()), default=None)
 
     def _must_rebuild(self, built: Executable, options: Mapping[str, Any]) -> bool:
         """Whether XLA computes the executable wrongly, and a compile with other options can help.
@@ -264,21 +234,12 @@ class Requests:
         return build()
 
 
-def _kept(make: Callable[[], Kernel], lowered: Kernel | None) -> Callable[[], Kernel]:
-    """The same kernel, ``lowered`` if there is one, as long as one made now has its options."""
-    latest = lowered
-
-    def kept() -> Kernel:
-        nonlocal latest
-        made = make()
-        if latest is None or latest.options != made.options:
-            latest = made
-        return latest
-
-    return kept
+def _is_like(other: object, rows: Rows) -> bool:
+    """Whether what a key says of its rows differs in their number only."""
+    return isinstance(other, Rows) and other == dataclasses.replace(rows, count=other.count)
 
 
-def _unnamed_sizes(call: Call) -> dict[str, int]:
+def _unnamed_sizes(call: Call) -> Mapping[str, int]:
     """Sizes of some axes, by path, that name an exact shape without dimension variables.
 
     They are those of arrays that are arguments by themselves, or else of the last leaves. Such an
@@ -303,16 +264,6 @@ def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
 Source = Literal["cache", "file", "compile"]
 
 
-class StoredPlace(Protocol):
-    """The place of an executable among files; see `bucketjit._compile.files.stored`."""
-
-    def load(self) -> Executable | None:
-        """The executable, or None if no file has it."""
-
-    def save(self, entry: Executable) -> None:
-        """Write the executable to a file."""
-
-
 class CompileRequest(NamedTuple):
     """A request for an executable.
 
@@ -320,9 +271,9 @@ class CompileRequest(NamedTuple):
         key: Its key in the cache.
         sizes: Size of each variable: of its bucket, or of the exact shape.
         logical: Logical sizes of the call that needs it.
-        build: Builds it; the argument compiles a lowered function.
+        build: Builds it.
         stand_in: Returns the key of a stored executable that would do, or None.
-        kept: Its place among files; None if executables are not kept in files.
+        kept: Its place among files, with `load` and `save`; None if it is not kept.
         program: The program it is compiled from; None at an exact shape.
     """
 
@@ -331,7 +282,7 @@ class CompileRequest(NamedTuple):
     logical: Mapping[str, int]
     build: Callable[[], Executable]
     stand_in: Callable[[], Hashable | None]
-    kept: StoredPlace | None = None
+    kept: Any = None
     program: Interface | None = None
 
     @property

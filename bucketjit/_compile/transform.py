@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from bucketjit._compile.argument_types import abstract, to_donate
+import jax
+
+from bucketjit._compile.argument_types import abstract, device_of, to_donate
 from bucketjit._compile.executable import Pads, sizes_argument
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
+from bucketjit._jax.serialization import Placement
 from bucketjit._tracing.call import Call
 
 
@@ -29,13 +32,11 @@ class Transform:
         count: How many examples the kernel takes; None if it takes one call.
         in_turn: Whether its examples are computed one after the other.
         uneven: The mesh axis along which shards have sizes of their own, if there is one.
-        stored: Makes the place of an executable among files; None for the usual one.
     """
 
     count: int | None = None
     in_turn: bool = False
     uneven: tuple[str, ...] = ()
-    stored: Callable[..., Any] | None = None
 
     def refuse(self, what: str) -> None:
         """Raise a `SpecError` if what was asked for has no form of this kind."""
@@ -89,6 +90,18 @@ class Transform:
             for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
         )
         return to_donate(call, pads, made)
+
+    def placement(self, leaves: Sequence[Any], program: Interface) -> Placement:
+        """Where the kernel runs, and where its arguments and results are."""
+        return Placement.on(device_of(leaves))
+
+    def results(self, program: Interface, at: BucketSizes) -> list[jax.ShapeDtypeStruct]:
+        """The types of the results, without the counts."""
+        front = () if self.count is None else (self.count,)
+        return [
+            jax.ShapeDtypeStruct((*front, *at.padded_shape(shape)), d, weak_type=weak)
+            for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
+        ]
 
     def of_host(self, consts: Sequence[Any]) -> Sequence[Any]:
         """The constants of a program, where the kernel may use them."""

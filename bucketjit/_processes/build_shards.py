@@ -14,12 +14,8 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from bucketjit._compile.files.executable_files import ExecutableFiles
-from bucketjit._compile.files.store import Store
-from bucketjit._compile.files.stored import StoredMasked
-from bucketjit._compile.kernel import Kernel
 from bucketjit._compile.transform import Body, Transform
 from bucketjit._config import Sharded
 from bucketjit._ir.bucket_sizes import BucketSizes
@@ -28,51 +24,6 @@ from bucketjit._jax.serialization import Placement
 from bucketjit._processes.shard_axis import LocalShards, local_shards
 from bucketjit._tracing.call import Call
 from bucketjit.errors import SpecError
-
-
-class StoredShards(StoredMasked):
-    """The place of a bucket's executable of all shards."""
-
-    def __init__(
-        self,
-        shards: LocalShards,
-        files: ExecutableFiles,
-        store: Store,
-        call: Call,
-        sizes: Mapping[str, int],
-        made: Callable[[], Kernel],
-    ) -> None:
-        super().__init__(files, store, call, sizes, made)
-        self._shards = shards
-
-    def device(self) -> Any:
-        return self._shards.own[0]
-
-    def details(self) -> Sequence[Any]:
-        mesh = self._shards.rows.mesh
-        devices = [(d.id, d.process_index, d.device_kind) for d in mesh.devices.flat]
-        of_mesh = [*mesh.shape.items()], devices, self._shards.axis
-        return (*super().details(), *of_mesh)
-
-    def placement(self) -> Placement:
-        return Placement(
-            tuple(self._shards.rows.mesh.devices.flat),
-            tuple(x.sharding for x in self.leaves()),
-            tuple(map(self._sharding_of, range(len(self._program.out_shapes)))),
-        )
-
-    def _sharding_of(self, result: int) -> NamedSharding:
-        """The sharding of a result."""
-        shards = self._shards
-        return shards.rows if result in self._program.open_outs else shards.whole
-
-    def results(self) -> list[jax.ShapeDtypeStruct]:
-        opened, count = self._program.open_outs, self._shards.count
-        return [
-            x.update(shape=(x.shape[0] * count, *x.shape[1:])) if i in opened else x
-            for i, x in enumerate(super().results())
-        ]
-
 
 _SHARED_SEARCH = "xla_gpu_shard_autotuning"
 
@@ -83,7 +34,6 @@ class AllShards(Transform):
     def __init__(self, chosen: Sharded) -> None:
         self._chosen = chosen
         self.uneven = (chosen.axis,)
-        self.stored = lambda *args: StoredShards(self._shards, *args)
 
     @property
     def _shards(self) -> LocalShards:
@@ -147,6 +97,31 @@ class AllShards(Transform):
         given = {i for place in call.donate for i in jax.tree_util.tree_leaves(args[place])}
         arrays = enumerate(array_leaves(call))
         return frozenset(k for k, i in arrays if i in given and i not in pads), frozenset()
+
+    def details(self) -> Sequence[Any]:
+        """The mesh: its axes and devices, and the axis of the shards."""
+        mesh = self._shards.rows.mesh
+        devices = [(d.id, d.process_index, d.device_kind) for d in mesh.devices.flat]
+        return [*mesh.shape.items()], devices, self._shards.axis
+
+    def placement(self, leaves: Sequence[Any], program: Interface) -> Placement:
+        """The devices of the mesh, and where on it arguments and results are."""
+        shards, opened = self._shards, program.open_outs
+        return Placement(
+            tuple(shards.rows.mesh.devices.flat),
+            tuple(x.sharding for x in leaves),
+            tuple(
+                shards.rows if i in opened else shards.whole for i in range(len(program.out_shapes))
+            ),
+        )
+
+    def results(self, program: Interface, at: BucketSizes) -> list[jax.ShapeDtypeStruct]:
+        """The types of the global results."""
+        opened, count = program.open_outs, self._shards.count
+        return [
+            x.update(shape=(x.shape[0] * count, *x.shape[1:])) if i in opened else x
+            for i, x in enumerate(super().results(program, at))
+        ]
 
     def of_host(self, consts: Sequence[Any]) -> list[Any]:
         """The constants in host memory, as their own device may be none of the mesh."""

@@ -154,14 +154,14 @@ def lower(subject: Subject) -> Lowered:
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
     if not subject.exact:
         try:
-            kernel = requests.lower_masked(subject.call, subject.bucket)
+            kernel = requests.kernel(subject.call, subject.bucket).as_lowered()
             return Lowered(subject, symbolic_types(subject), kernel)
         except MaskingError as error:
             engine.refusals.note(requests.masked_key(subject.program, subject.bucket), error)
             engine.note_fallback(error, counted=True)
             subject = subject.as_exact()
     with subject.without_computed_sizes():
-        exact = requests.lower_exact(subject.call)
+        exact = requests.kernel(subject.call).as_lowered()
     if call.program is None:  # as after an exact run: the function itself works at these sizes
         with engine.lock:
             subject.call.signature.remember_refusal(call, subject.call.shapes)

@@ -16,17 +16,16 @@ import time
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bucketjit._compile.argument_types import at_sizes
+from bucketjit._compile.argument_types import at_sizes, device_of
 from bucketjit._compile.bodies import result_types
 from bucketjit._compile.files.environment import environment
-from bucketjit._compile.files.fingerprint import NoDigest
-from bucketjit._compile.files.keys import device_of
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
 from bucketjit._events import one_line, printable, shown
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.program import Program
+from bucketjit._jax.serialization import NotPlain
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
@@ -337,17 +336,15 @@ def _in_files(engine: Engine, call: Call) -> list[dict[str, int]]:
     if store is None or not isinstance(program, Program):
         return []
     try:
-        parts = files.digests_of(program)
-        surroundings = environment(device_of(call.leaves))
-    except NoDigest:
+        wanted = files.digest_of(program), environment(device_of(call.leaves))
+    except NotPlain:
         return []
     return [
         dict(record.sizes)
         for record in store.records()
-        if record.sizes.keys() == call.sizes.keys()
-        and not record.exact
-        and record.environment == surroundings
-        and all(record.parts.get(part) == digest for part, digest in parts.items())
+        if not record.exact
+        and (record.program, record.environment) == wanted
+        and record.sizes.keys() == call.sizes.keys()
     ]
 
 

@@ -57,8 +57,8 @@ def test_one_file_hides_no_other_and_commands_no_terminal(directory, run, odd):
     pytest.importorskip("rich")
     latest = max(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime)
     found, raw = record.unpack(latest.read_bytes())
-    found = found._replace(key="0" * 64, **odd)
-    files.write(directory / files.file_name(found), record.pack(found, raw))
+    found = found._replace(call="0" * 64, **odd)
+    files.write(directory / found.file_name, record.pack(found, raw))
     (directory / "\x1b[2J\udcff\n.bjx").touch()
     code, out, _ = run("list", directory)
     assert code == 0 and out.startswith("4 executables") and len(out) < 10_000
@@ -93,7 +93,9 @@ def test_list_as_json(directory, run):
 
 def test_prune_removes_what_is_damaged(directory, run):
     path = break_one(directory)
-    (directory / f".writing-{'0' * 32}").touch()  # of a process that was killed
+    unfinished = directory / f".writing-{'0' * 32}"  # of a process that was killed
+    unfinished.touch()
+    os.utime(unfinished, (0, 0))
     code, out, _ = run("prune", directory)
     assert code == 0 and f"removed {path.name}" in out and "removed 1 of 2 files" in out
     assert buckets(directory) == [8] and len(list(directory.iterdir())) == 1

@@ -12,9 +12,6 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._compile.workarounds import has_constant_sides
-from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code
-from tests.comparison import ramp
 
 Function = Callable[[Any], Any]
 
@@ -73,13 +70,6 @@ OTHERS: dict[str, Function] = {
     "a triangle": lambda x: (x @ jnp.tril(jnp.ones((WIDTH, WIDTH)))).sum(1) / WIDTH,
     "after a loop": lambda x: x @ lax.fori_loop(0, 2, lambda _, w: w * WEIGHTS, jnp.asarray(ONES)),
 }
-
-
-@pytest.mark.parametrize("name", [*CONSTANT, *OTHERS])
-def test_which_are_known(name: str) -> None:
-    fn = CONSTANT.get(name) or OTHERS[name]
-    jaxpr, consts = open_jaxpr(jax.make_jaxpr(fn)(ramp(10, WIDTH)))
-    assert has_constant_sides(without_dead_code(jaxpr), consts) is (name in CONSTANT)
 
 
 @pytest.mark.parametrize("name", [*CONSTANT, *OTHERS])

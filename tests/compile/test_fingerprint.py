@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit._compile.files.fingerprint import Digest, NoDigest, program_digest
+from bucketjit._compile.files.fingerprint import NoDigest, digest, program_digest
 from bucketjit._jax.jaxprs import open_jaxpr
 
 
@@ -20,7 +20,7 @@ def digest_of(fn: Any, *args: Any) -> str:
 
 
 def of(*values: Any) -> str:
-    return Digest().add(*values).hexdigest()
+    return digest(*values)
 
 
 class Colour(enum.Enum):

@@ -201,7 +201,7 @@ class Poisoned:
 
     def _masked(self, values: Any, poison: Any, *padded: Any) -> list[Any]:
         at = BucketSizes(self.bucket, self.program.lower, values)
-        needed = workarounds(self.program.jaxpr, self.program.consts)
+        needed = workarounds(self.program.jaxpr)
         after = hooks(poison_equations(poison), needed.after())
         return interpret(
             self.program.jaxpr, self.program.consts, padded, at, default_rules(), after=after

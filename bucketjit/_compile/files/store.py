@@ -1,4 +1,4 @@
-"""A directory of executables as a bucketed function uses it: no problem with a file breaks a call.
+"""Where the executables of one engine are kept in files: no problem with a file breaks a call.
 
 `directory` reads and writes the files and raises. This module turns what it raises into events and
 warnings.
@@ -6,85 +6,46 @@ warnings.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, NamedTuple
+
+from jax.extend.core import Jaxpr
 
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files import record
 from bucketjit._compile.files.directory import Distrusted
-from bucketjit._compile.files.record import Damaged, Record
+from bucketjit._compile.files.fingerprint import NoDigest, program_digest
+from bucketjit._compile.files.record import Record
+from bucketjit._config import Persistent
 from bucketjit._events import LONGEST, Event, printable
-from bucketjit._raised import frames_inside
+from bucketjit._ir.program import Program
+from bucketjit._jax.serialization import compilation_cache
+from bucketjit._raised import frames_inside, is_of_machine
 from bucketjit.errors import PersistenceWarning
 
-# What warnings say of the executable after a problem with its file.
-_TO_COMPILE, _NOT_KEPT = "The call goes on with a compile", "It is not kept"
-
-_SHOWN_PARTS = {
-    "program": "the program changed",
-    "constants": "the constants it closes over changed",
-    "call": "the types of its results, the sizes it holds for, or how it is called changed",
-}
+_SUBDIRECTORY = "bucketjit"  # of JAX's own cache
 
 
-class Store:
-    """A directory of executables.
-
-    Keeps no file open and no locks, so several threads and processes may use it, also on several
-    machines, and a fork may.
+class Store(NamedTuple):
+    """A directory of executables. Nothing in it is kept open or locked.
 
     Attributes:
         directory: The directory.
+        max_bytes: The most bytes of all files; None for no bound.
         min_seconds: The fewest seconds of a compile that is written.
+        warns: Whether the user asked for it, and wants to know that it cannot be used.
     """
 
-    # The environments of the files that this process has written or loaded, by path.
-    _in_use: ClassVar[dict[Path, Mapping[str, str]]] = {}
-
-    def __init__(
-        self,
-        directory: Path,
-        max_bytes: int | None,
-        min_seconds: float,
-        warns: bool,
-        tell: Callable[[Event], None],
-    ) -> None:
-        self.directory = directory
-        self.min_seconds = min_seconds
-        self._max_bytes = max_bytes
-        self._warns = warns
-        self._tell = tell
-        self._warned: set[str] = set()
-
-    def find(self, wanted: Record) -> tuple[Sequence[int], bytes] | None:
-        """The arguments that an executable takes, and its bytes; None if no file can be used.
-
-        If a file exists and cannot be used, an event says why.
-        """
-        path = self._path(wanted)
-        try:
-            files.check_directory(self.directory)
-            found, raw = files.load(path)
-            if found.key != wanted.key:
-                raise Damaged("its name is not that of its key")
-        except FileNotFoundError:
-            self._tell_stale(wanted)
-            return None
-        except Distrusted as error:
-            self._warn(wanted, "distrusted", str(error))
-            return None
-        except Damaged as error:
-            self.discard(wanted, str(error))
-            return None
-        except OSError as error:
-            self._warn(wanted, "unreadable", f"cannot read {path}: {error.strerror or error}")
-            return None
-        files.mark_used(path)
-        self._in_use[path] = wanted.environment
-        return found.kept, raw
+    directory: Path
+    max_bytes: int | None
+    min_seconds: float = 0.0
+    warns: bool = True
 
     def records(self) -> list[Record]:
         """What the files of the directory say; files that cannot be used are left out."""
@@ -95,90 +56,147 @@ class Store:
             return []
         return [one for one in found if isinstance(one, Record)]
 
-    def keep(self, compiled: Record, raw: bytes) -> None:
+
+class ExecutableFiles:
+    """Where the executables of one engine are kept in files, and the digests of its programs."""
+
+    def __init__(
+        self,
+        config: Persistent | None,
+        rules: Mapping[Any, Any],
+        name: str,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._config, self._rules, self.name, self._tell = config, rules, name, tell
+        # The digest of each program, or the reason why it has none.
+        self._programs: weakref.WeakKeyDictionary[Program, tuple[str | None, str]]
+        self._programs = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._told: set[object] = set()
+
+    def store(self) -> Store | None:
+        """The directory that is in use now, or None."""
+        if self._config is not None:
+            directory = self._config.directory
+            return None if directory is None else Store(Path(directory), self._config.max_bytes)
+        of_jax = compilation_cache()
+        if of_jax is None:
+            return None
+        directory, seconds, bound = of_jax
+        return Store(Path(directory) / _SUBDIRECTORY, None if bound < 0 else bound, seconds, False)
+
+    def digest_of(self, program: Program) -> str:
+        """The digest of a program and its constants, which cannot be written to. Made once."""
+        # Threads that need several buckets of one program wait for the one that makes the digest.
+        with self._lock:
+            known = self._programs.get(program)
+            if known is None:
+                try:
+                    known = self.digest(program.jaxpr, program.consts), ""
+                except NoDigest as error:
+                    known = None, str(error)  # not the error itself: its frames hold the program
+                self._programs[program] = known
+        found, why = known
+        if found is None:
+            raise NoDigest(why)
+        return found
+
+    def digest(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> str:
+        """The digest of an open jaxpr and its constants, with the contents that these have now."""
+        found, primitives = program_digest(jaxpr, consts)
+        for primitive in primitives:
+            if primitive in self._rules or primitive.name in self._rules:
+                raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
+        return found
+
+    def find(self, store: Store, wanted: Record) -> tuple[Sequence[int], bytes] | None:
+        """The arguments that an executable takes, and its bytes; None if no file can be used.
+
+        If a file exists and cannot be used, an event says why.
+        """
+        path = store.directory / wanted.file_name
+        try:
+            files.check_directory(store.directory)
+            found, raw = files.load(path)
+        except FileNotFoundError:
+            self._tell_stale(store, wanted)
+        except Distrusted as error:
+            self._warn(store, wanted, "distrusted", str(error))
+        except Exception as error:
+            if is_of_machine(error):
+                why = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+                self._warn(store, wanted, "unreadable", why)
+            else:
+                self.discard(store, wanted, str(error))
+        else:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # `bound` removes those that were not used for longest
+            return found.kept, raw
+        return None
+
+    def keep(self, store: Store, compiled: Record, raw: bytes) -> None:
         """Write an executable; emit an event and warn if that is not possible."""
         if len(raw) > record.LARGEST:
             why = f"its executable has {len(raw)} bytes; a file holds {record.LARGEST} at most"
-            self.refuse(compiled.name, compiled.sizes, why)
+            self.refuse(compiled.sizes, why)
             return
-        path = self.directory / files.file_name(compiled)
+        path, bound = store.directory / compiled.file_name, store.max_bytes
         try:
-            files.make_directory(self.directory)
-            files.check_directory(self.directory)
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            files.check_directory(path.parent)
             files.write(path, record.pack(compiled, raw))
-            self._in_use[path] = compiled.environment
-            if self._max_bytes is not None and path in files.bound(self.directory, self._max_bytes):
-                why = f"its file has more than the {self._max_bytes} bytes that files may have"
-                self.refuse(compiled.name, compiled.sizes, why)
+            if bound is not None and path in files.bound(path.parent, bound):
+                self.refuse(
+                    compiled.sizes, f"its file has more than the {bound} bytes that files may have"
+                )
         except Distrusted as error:
-            self._warn(compiled, "distrusted", str(error), _NOT_KEPT)
+            self._warn(store, compiled, "distrusted", str(error), "It is not kept")
         except OSError as error:
             why = f"cannot write {path}: {error.strerror or error}"
-            self._warn(compiled, "unwritable", why, _NOT_KEPT)
+            self._warn(store, compiled, "unwritable", why, "It is not kept")
 
-    def discard(self, wanted: Record, why: str) -> None:
+    def discard(self, store: Store, wanted: Record, why: str) -> None:
         """Remove a file that cannot be used. The next compile of its executable writes it again."""
-        path = self._path(wanted)
+        path = store.directory / wanted.file_name
         files.remove(path)
-        self._warn(wanted, "damaged", f"{path} is damaged and is made again: {why}")
+        self._warn(store, wanted, "damaged", f"{path} is damaged and is made again: {why}")
 
-    def refuse(self, name: str, sizes: Mapping[str, int], why: str) -> None:
-        """Emit an event for an executable that is not stored."""
-        self._tell(Event("unstored", name, sizes, detail=why))
+    def refuse(self, sizes: Mapping[str, int], why: str) -> None:
+        """Emit an event for an executable that is not stored, once for each reason and bucket."""
+        if (repr(sizes), why) not in self._told:
+            self._told.add((repr(sizes), why))
+            self._tell(Event("unstored", self.name, sizes, detail=why))
 
-    def _path(self, wanted: Record) -> Path:
-        """The file of an executable, or one with the same key and another identity.
-
-        The same program may have written that one under another function name or module.
-        """
-        path = self.directory / files.file_name(wanted)
-        if os.path.exists(path):  # `Path.exists` may raise
-            return path
-        return files.of_key(self.directory, wanted.key) or path
-
-    def _warn(self, wanted: Record, what: str, detail: str, after: str = _TO_COMPILE) -> None:
-        """Emit an event for a problem, and warn of the first one of its kind."""
-        self._tell(Event(what, wanted.name, wanted.sizes, detail=detail))
-        if what not in self._warned and (self._warns or what == "damaged"):
-            self._warned.add(what)
+    def _warn(
+        self,
+        store: Store,
+        wanted: Record,
+        what: str,
+        detail: str,
+        after: str = "The call goes on with a compile",
+    ) -> None:
+        """Emit an event for a problem, and warn of the first one of its kind in the directory."""
+        self._tell(Event(what, self.name, wanted.sizes, detail=detail))
+        if (store, what) not in self._told and (store.warns or what == "damaged"):
+            self._told.add((store, what))
             warnings.warn(
-                printable(f"{wanted.name}: {detail}. {after}", LONGEST),
+                printable(f"{self.name}: {detail}. {after}", LONGEST),
                 PersistenceWarning,
                 stacklevel=frames_inside(),
             )
 
-    def _tell_stale(self, wanted: Record) -> None:
-        """Emit an event for a file that could have been used if nothing had changed since.
-
-        A file that this process has used itself belongs to another function of the same name.
-        """
-        try:
-            for path in files.others_of(self.directory, wanted):
-                if self._in_use.get(path) == wanted.environment:
-                    continue
-                changes = differences(files.load(path)[0], wanted)
-                self._tell(Event("stale", wanted.name, wanted.sizes, detail=f"{path}: {changes}"))
-                return
-        except (OSError, Damaged, Distrusted):
-            return  # the command `list` reports those
-
-
-def differences(then: Record, now: Record) -> str:
-    """What has changed since a file was written, in words."""
-    changes = environment_changes(then.environment, now.environment)
-    changes += part_changes(then.parts, now.parts)
-    return "; ".join(changes) or "what it was compiled with is not known"
-
-
-def environment_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two environments, in words."""
-    return [
-        f"{name} was {then.get(name, 'not there')!s}, is {now.get(name, 'not there')!s}"
-        for name in dict.fromkeys([*then, *now])
-        if then.get(name) != now.get(name)
-    ]
-
-
-def part_changes(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Which digests differ, in words."""
-    return [text for part, text in _SHOWN_PARTS.items() if then.get(part) != now.get(part)]
+    def _tell_stale(self, store: Store, wanted: Record) -> None:
+        """Emit an event for a file that could be used if versions, device and flags were others."""
+        with contextlib.suppress(OSError):
+            for entry in files.entries(store.directory, wanted.file_name.partition("-")[0]):
+                if isinstance(entry.found, Record):
+                    then, now = entry.found.environment, wanted.environment
+                    changes = "; ".join(
+                        f"{name} was {then.get(name)}, is {now.get(name)}"
+                        for name in dict.fromkeys([*then, *now])
+                        if then.get(name) != now.get(name)
+                    )
+                    detail = f"{entry.path}: {changes}"
+                    self._tell(Event("stale", self.name, wanted.sizes, detail=detail))
+                    return
