@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +59,7 @@ def _mask_indices(open_: Any, original: Any, self: Any) -> Any:
 
 def _as_array(index: Any, array: Any, axes: tuple[int, ...]) -> Any:
     """A part of an index that is an array."""
-    return dataclasses.replace(index, index=array, typ=type(index.typ).ARRAY, consumed_axes=axes)
+    return index._replace(index=array, typ=type(index.typ).ARRAY, consumed_axes=axes)
 
 
 @opened(_Indexer, "expand_scalar_bool_indices", everywhere=False)
@@ -72,7 +71,7 @@ def _flag_indices(open_: Any, original: Any, self: Any, *more: Any) -> Any:
         if index.typ.name == "BOOLEAN" and is_traced(index.index)
     }
     plain = [
-        dataclasses.replace(index, index=True, consumed_axes=()) if i in flags else index
+        index._replace(index=True, consumed_axes=()) if i in flags else index
         for i, index in enumerate(self.indices)
     ]
     indexer, spec = original(_Indexer(shape=self.shape, indices=plain), *more)
