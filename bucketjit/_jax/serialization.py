@@ -191,6 +191,13 @@ def loaded_function(
     layouts = [Layout.from_pjrt_layout(layout) for layout in xla.get_parameter_layouts()]
     if not set(positions) <= set(range(count)) or len(layouts) != len(positions):
         raise ValueError(f"{count} arguments cannot be taken at {positions}")
+    for i, layout in zip(positions, layouts, strict=True):
+        ranks = {len(layout.major_to_minor), in_avals[i].ndim}
+        is_key = jax.dtypes.issubdtype(in_avals[i].dtype, jax.dtypes.extended)
+        if (len(ranks) > 1 and not is_key) or list(layout.major_to_minor) != sorted(
+            layout.major_to_minor
+        ):
+            raise ValueError("the executable takes other arguments, or has layouts of its own")
     every, outs = placement.shardings(count, len(out_avals))
     # By whether results are committed to their devices; those of several devices always are.
     executables = {
