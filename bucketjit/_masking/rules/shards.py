@@ -43,10 +43,7 @@ def fold(identity: Identity, name: str = "") -> Rule:
         """Padding holds the neutral element, so it cannot change the result."""
         axes = ctx.params["axes"]
         placed = tuple(a for a in axes if isinstance(a, int))
-        if _is_uneven(ctx, axes):
-            ctx.refuse(
-                "it combines an open axis whose size differs from shard to shard", REDUCE_FIRST
-            )
+        _refuse_uneven(ctx, axes)
         if not axes:
             return operands if ctx.primitive.multiple_results else operands[0]
         return _bind(
@@ -56,10 +53,11 @@ def fold(identity: Identity, name: str = "") -> Rule:
     return rule
 
 
-def _is_uneven(ctx: RuleContext, axes: Iterable[Any]) -> bool:
-    """Whether open axes of shards whose sizes differ are combined."""
+def _refuse_uneven(ctx: RuleContext, axes: Iterable[Any]) -> None:
+    """Refuse to combine open axes of shards whose sizes differ."""
     named = any(a in ctx.uneven for a in axes)
-    return named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes)
+    if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
+        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
 
 
 def _bind(ctx: RuleContext, name: str, *operands: Array) -> Any:
@@ -80,8 +78,7 @@ def gather(ctx: RuleContext, operand: Array) -> Any:
 def mean(ctx: RuleContext, operand: Array) -> Any:
     """The rows of each shard weigh its value; half floats are summed in float32."""
     axis, rows = ctx.symbolic_params["axis"], ctx.logical(ctx.symbolic_params["rows"])
-    if _is_uneven(ctx, (axis,)):
-        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    _refuse_uneven(ctx, (axis,))
     kind = jnp.promote_types(operand.dtype, jnp.float32)
     weight = jnp.asarray(rows, jnp.finfo(kind).dtype)
     total = jax.lax.psum(operand.astype(kind) * weight, axis)
@@ -91,8 +88,7 @@ def mean(ctx: RuleContext, operand: Array) -> Any:
 def total(ctx: RuleContext, operand: Array) -> Any:
     """The values of all shards are added as they are."""
     axis = ctx.symbolic_params["axis"]
-    if _is_uneven(ctx, (axis,)):
-        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    _refuse_uneven(ctx, (axis,))
     return jax.lax.psum(operand, axis)
 
 
