@@ -5,10 +5,8 @@ Masking rules ask `BucketSizes` for both, and for masks. `bounds` computes the p
 
 from __future__ import annotations
 
-import ast
-import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._ir.bounds import MOST, MOST_OF_INT64, interval, lower_bound, reach, upper_bound
-from bucketjit._ir.expressions import Dim, Shape, function_of, is_symbolic, parsed, variables_of
+from bucketjit._ir.bounds import MOST, MOST_OF_INT64, lower_bound, reach, upper_bound
+from bucketjit._ir.expressions import Dim, Shape, compiled, is_symbolic, parsed, variables_of
 from bucketjit._jax.transformations import current_trace
 from bucketjit.errors import MaskingError
 
@@ -31,9 +29,8 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
         return dim
     text = str(dim)
     names = variables_of(text)
-    function, is_wide = _traced(text, tuple((v, bucket[v]) for v in names))
-    values = [sizes[v] for v in names]
-    if not is_wide:
+    function, values = compiled(text, "traced"), [sizes[v] for v in names]
+    if not is_wide(text, tuple((v, bucket[v]) for v in names)):
         return function(*values)
     with jax.enable_x64(True):  # without it int64 becomes int32
         wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
@@ -41,23 +38,16 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
 
 
 @functools.lru_cache(maxsize=16384)
-def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
-    """A function of run-time sizes that computes an expression, and whether it needs int64."""
-    node, is_wide = decided(text, dict(box))
-    return function_of(text, node, "traced"), is_wide
-
-
-def decided(text: str, bucket: Mapping[str, int]) -> tuple[ast.expr, bool]:
-    """The syntax tree of an expression, without operations that a bucket decides."""
-    node = _Decided(dict(bucket)).visit(copy.deepcopy(parsed(text)))
-    least, most = reach(node, dict(bucket))
-    if max(-least, most) > MOST_OF_INT64:
+def is_wide(text: str, bucket: tuple[tuple[str, int], ...]) -> bool:
+    """Whether an expression needs int64 in a bucket."""
+    most = max(map(abs, reach(parsed(text), dict(bucket))))
+    if most > MOST_OF_INT64:
         raise MaskingError(
             f"computing the size {text} takes integers of more than 64 bits in this bucket",
             "choose smaller buckets, or compute on the size with jax.numpy",
             in_bucket=True,
         )
-    return node, max(-least, most) > MOST
+    return most > MOST
 
 
 def _not_int32(dim: Dim) -> MaskingError:
@@ -66,37 +56,6 @@ def _not_int32(dim: Dim) -> MaskingError:
         "choose smaller buckets",
         in_bucket=True,
     )
-
-
-class _Decided(ast.NodeTransformer):
-    """Simplifies operations whose result is the same for all sizes of a bucket.
-
-    So ``min(n, 9223372036854775807)``, from ``x[: sys.maxsize]``, becomes ``n`` and fits int32.
-    """
-
-    def __init__(self, hi: Mapping[str, int]) -> None:
-        self._lo, self._hi = dict.fromkeys(hi, 0), hi
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        assert isinstance(node.func, ast.Name)
-        left, right = node.args
-        # ``left`` is in a..b, ``right`` in c..d for all sizes of the bucket.
-        (a, b), (c, d) = (interval(x, self._lo, self._hi) for x in node.args)
-        match node.func.id:
-            case "min" if b <= c:
-                return left
-            case "min" if d <= a:
-                return right
-            case "max" if a >= d:
-                return left
-            case "max" if c >= b:
-                return right
-            case "mod" if a >= 0 and b < c:
-                return left
-            case "floordiv" if a >= 0 and b < c:
-                return ast.Constant(0)
-        return node
 
 
 class BucketSizes:

@@ -60,12 +60,7 @@ def variables_of(text: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def compiled(text: str, kind: str) -> Callable[..., Any]:
     """A function that computes an expression from its variables; cached."""
-    return function_of(text, parsed(text), kind)
-
-
-def function_of(text: str, node: ast.expr, kind: str) -> Callable[..., Any]:
-    """A function that computes a syntax tree from variables."""
-    code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(node)}"
+    code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(parsed(text))}"
     # By the name of the module, hooks on sizes know that this is no code of users.
     known = {"__name__": __name__, **FUNCTIONS[kind]}
     return eval(compile(code, f"<dimension {text}>", "eval"), known)  # noqa: S307

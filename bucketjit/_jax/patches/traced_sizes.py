@@ -14,7 +14,7 @@ from bucketjit._jax import names
 
 _core = names.module("core")
 
-# Returns what makes sizes in this thread, a `bucketjit._ir.open_sizes.Open`; None if JAX's own
+# Returns what makes sizes in this thread (`bucketjit._ir.computed_sizes.Sizing`); None if JAX's own
 # functions are to run.
 Selecting = Callable[[], Any]
 

@@ -19,7 +19,7 @@ from jax.extend.random import threefry2x32_p
 from bucketjit._ir.expressions import symbolic_axes
 from bucketjit._jax.arrays import key_generator, key_impl, key_shape
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import in_one_line, is_of_machine
 
 _WORD = 1 << 32  # elements; from here on a number needs more than 32 bits
 _HARDWARE = (
@@ -118,8 +118,7 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array)
     except Exception as error:
         if is_of_machine(error):
             raise
-        message = (str(error).strip().splitlines() or [""])[0]
-        ctx.refuse(f"the generator cannot be traced: {type(error).__name__}: {message}")
+        ctx.refuse(f"the generator cannot be traced: {in_one_line(error)}")
     (out,) = ctx.evaluate(jaxpr, *operands)
     return out
 

@@ -18,7 +18,7 @@ from bucketjit._jax.jaxprs import all_equations, open_jaxpr, shape_of
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.loops import CASTS, WITHOUT_TYPES
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules.control import evaluate_strong_at
+from bucketjit._masking.rules.control import evaluate_strong
 from bucketjit._masking.rules.reductions import Identity, highest, lowest, zero
 from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
 
@@ -33,7 +33,7 @@ from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
 # Over an axis of a mesh, a collective of closed axes runs as it stands, and no rule is asked. One
 # of open axes combines positions of different shards. If the sizes are the same on all shards, as
 # in a ``shard_map``, so are the positions of the padding, and a sum by element is right. If they
-# differ (`RuleContext.uneven`), the exact program would combine arrays of different shapes.
+# differ (`BucketSizes.uneven`), the exact program would combine arrays of different shapes.
 
 
 def fold(identity: Identity, name: str = "") -> Rule:
@@ -55,7 +55,7 @@ def fold(identity: Identity, name: str = "") -> Rule:
 
 def _refuse_uneven(ctx: RuleContext, axes: Iterable[Any]) -> None:
     """Refuse to combine open axes of shards whose sizes differ."""
-    named = any(a in ctx.uneven for a in axes)
+    named = any(a in ctx.sizes.uneven for a in axes)
     if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
         ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
 
@@ -117,7 +117,7 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     given = ctx.symbolic_params
     inner, _ = open_jaxpr(given["jaxpr"])
     mesh, specs, out_specs = given["mesh"], given["in_specs"], given["out_specs"]
-    if ctx.uneven:
+    if ctx.sizes.uneven:
         ctx.refuse("inside of a function of one shard there is no array of all shards to map over")
     if any(map(makes_size, all_equations(inner))):
         ctx.refuse("a size that is computed in it differs from shard to shard")
@@ -127,7 +127,7 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     ]
 
     def body(sizes: Any, *shards: Array) -> tuple[Any, ...]:
-        return evaluate_strong_at(ctx, sizes, given["jaxpr"], *shards)
+        return evaluate_strong(ctx, given["jaxpr"], *shards, at=ctx.sizes.at(*sizes))
 
     outs = jax.shard_map(
         body,
@@ -136,7 +136,7 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
         out_specs=tuple(out_specs),
         axis_names=given["newly_manual_axes"],
         check_vma=False,
-    )(ctx.run_time_sizes, *laid_out)
+    )((dict(ctx.sizes.values), ctx.sizes.size_constants), *laid_out)
     return [
         _from_shards(ctx, mesh, x, spec, shape, shape_of(var))
         for x, spec, shape, var in zip(outs, out_specs, ctx.out_shapes, inner.outvars, strict=True)
