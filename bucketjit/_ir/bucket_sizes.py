@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._ir.bounds import MOST, MOST_OF_INT64, lower_bound, reach, upper_bound
+from bucketjit._ir.bounds import MOST, MOST_OF_INT64, lower_bound, reach, upper_bound_text
 from bucketjit._ir.expressions import Dim, Shape, compiled, is_symbolic, parsed, variables_of
 from bucketjit._jax.transformations import current_trace
 from bucketjit.errors import MaskingError
@@ -84,10 +84,9 @@ class BucketSizes:
                 raise _not_int32(variable)
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
-        # Both are keyed by `id`, as hashing an expression formats it. The entry keeps the
-        # expression alive, so that no other one gets its `id`.
-        self._padded: dict[int, tuple[Dim, int]] = {}
-        self._texts: dict[int, tuple[Dim, str]] = {}
+        # By `id`, as hashing an expression formats it. The entry keeps the expression alive, so
+        # that no other one gets its `id`.
+        self._known: dict[int, tuple[Dim, str, int]] = {}
         self._made: dict[Any, Any] = {}
         self._masks: dict[Any, Any] = {}
 
@@ -121,19 +120,17 @@ class BucketSizes:
         """The padded size of a dimension: its upper bound over the whole bucket."""
         if isinstance(dim, int):
             return dim
-        known = self._padded.get(id(dim))
+        return self._text_and_padded(dim)[1]
+
+    def _text_and_padded(self, dim: Dim) -> tuple[str, int]:
+        known = self._known.get(id(dim))
         if known is None:
-            size = upper_bound(dim, self._lower, self.bucket)
+            text = str(dim)
+            size = upper_bound_text(text, self._lower, self.bucket)
             if size > MOST:
                 raise _not_int32(dim)
-            known = self._padded[id(dim)] = (dim, size)
-        return known[1]
-
-    def _text(self, dim: Dim) -> str:
-        known = self._texts.get(id(dim))
-        if known is None:
-            known = self._texts[id(dim)] = (dim, str(dim))
-        return known[1]
+            known = self._known[id(dim)] = (dim, text, size)
+        return known[1:]
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
         """The padded shape of a logical shape."""
@@ -143,8 +140,7 @@ class BucketSizes:
         """The logical size of a dimension."""
         if isinstance(dim, int):
             return dim
-        self.padded(dim)  # raises if the size is too large
-        text = self._text(dim)
+        text, _ = self._text_and_padded(dim)  # raises if the size is too large
         box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
         if lower_bound(text, box) < -MOST:
             raise _not_int32(dim)
@@ -162,7 +158,9 @@ class BucketSizes:
         """
         rank = len(shape)
         every = range(rank) if axes is None else sorted({a % rank for a in axes})
-        parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
+        parts = tuple(
+            (a, self._text_and_padded(shape[a])[0]) for a in every if is_symbolic(shape[a])
+        )
         if not parts:
             return None
         # With the trace, as its arrays cannot be used in another one.
