@@ -83,7 +83,7 @@ class ValueNumbers(dataflow.TraceAnalysis[int]):
         jaxpr, consts = open_jaxpr(called_jaxpr(eqn.params))
         if len(jaxpr.invars) != len(ins) or len(jaxpr.constvars) != len(consts):
             return self.default(eqn, ins)
-        constants = dict(zip(jaxpr.constvars, map(self._only, consts), strict=True))
+        constants: dict[Any, int] = dict(zip(jaxpr.constvars, map(self._only, consts), strict=True))
         return dataflow.follow(self, jaxpr, ins, constants)
 
     def _param(self, value: Any) -> Any:

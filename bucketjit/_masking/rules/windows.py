@@ -152,9 +152,9 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     jaxpr = ctx.params["jaxpr"]
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return [zeros(ctx, aval) for aval in ctx.out_avals]
-    monoid = known_monoid(open_jaxpr(jaxpr)[0])
-    known = monoid is not None and not isinstance(inits[0], jax.core.Tracer)
-    neutral = known and bool(np.asarray(inits[0]) == monoid(arrays[0].dtype))
+    is_known = not isinstance(inits[0], jax.core.Tracer)
+    monoid = known_monoid(open_jaxpr(jaxpr)[0]) if is_known else None
+    neutral = monoid is not None and bool(np.asarray(inits[0]) == monoid(arrays[0].dtype))
     if neutral or not _meets_padding(ctx, slides):
         laid, params = _lay_out(ctx, slides, arrays, inits)
         outs = ctx.bind(*laid, *inits, **params)
