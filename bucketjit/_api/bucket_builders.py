@@ -21,7 +21,7 @@ from bucketjit._config import AheadOfCalls, Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError, StrategyContractError
-from bucketjit.strategies._search.histogram import Sizes, histogram, is_named
+from bucketjit.strategies._search import Sizes, histogram, is_named
 from bucketjit.strategies.base import Strategy, positive_int
 
 

@@ -7,6 +7,7 @@ for ``n`` up to the bucket.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,34 +23,6 @@ from bucketjit._ir.expressions import (
     variables_of,
 )
 
-
-def _growth(node: ast.expr) -> int:
-    """Whether an expression decreases with no variable, all of them being >= 0.
-
-    1 says so, 2 that it is >= 0 as well, and 0 that nothing is known. ``b - 1`` is negative at 0.
-    """
-    match node:
-        case ast.Constant(value=int() as value):
-            return 2 if value >= 0 else 1
-        case ast.Name():
-            return 2
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant()):
-            return 1
-        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant()):
-            return min(1, _growth(left))
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return min(_growth(left), _growth(right))
-        case ast.BinOp(left=left, op=ast.Mult(), right=right):
-            return 2 if _growth(left) == _growth(right) == 2 else 0
-        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant()):
-            return 2 if _growth(left) == 2 else 0
-        case ast.Call(func=ast.Name(id="floordiv"), args=[left, ast.Constant(value=int() as k)]):
-            return _growth(left) if k > 0 else 0
-        case ast.Call(func=ast.Name(id="max" | "min"), args=args):
-            return min(map(_growth, args))
-    return 0
-
-
 _LATTICE_LIMIT = 1 << 20  # points of a box that are evaluated one by one for an exact bound
 
 Range = tuple[int, int]  # smallest and largest value, both included
@@ -58,9 +31,7 @@ Range = tuple[int, int]  # smallest and largest value, both included
 def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Range:
     """Bounds of an expression by interval arithmetic: always sound, not always tight."""
 
-    def corners(
-        op: Callable[[int, int], int], a: tuple[int, int], b: tuple[int, int]
-    ) -> tuple[int, int]:
+    def corners(op: Callable[[int, int], int], a: Range, b: Range) -> Range:
         values = [op(x, y) for x in a for y in b]
         return min(values), max(values)
 
@@ -116,9 +87,11 @@ def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) ->
 @functools.lru_cache(maxsize=16384)
 def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     node = parsed(text)
-    hi = {v: h for v, _, h in box}
-    if _growth(node):  # the largest value is in the corner of the largest sizes
-        return max(0, evaluate_text(text, hi))
+    lo, hi = {v: low for v, low, _ in box}, {v: h for v, _, h in box}
+    most = max(0, interval(node, lo, hi)[1])
+    with contextlib.suppress(ZeroDivisionError):  # a divisor may be 0 at sizes that do not occur
+        if evaluate_text(text, hi) == most:  # it is reached, in the corner of the largest sizes
+            return most
     if math.prod(h - low + 1 for _, low, h in box) <= _LATTICE_LIMIT:
         # Python's ints, in object arrays, where an intermediate value would overflow int64.
         widest = max(map(abs, reach(node, hi)))
@@ -127,20 +100,17 @@ def _upper_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
         grid = np.meshgrid(*axes, indexing="ij", sparse=True)
         with np.errstate(divide="ignore"):
             return max(0, int(np.max(compiled(text, "array")(*grid))))
-    return max(0, interval(node, {v: low for v, low, _ in box}, hi)[1])
+    return most
 
 
 @functools.lru_cache(maxsize=16384)
 def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
-    """A lower bound of an expression; 0 if the expression is known not to be negative.
+    """A lower bound of an expression.
 
     Interval arithmetic gives the bound. Only if it is below int32, where the exact value matters,
     the bound of `upper_bound` for the negated expression is taken.
     """
-    node = parsed(text)
-    if _growth(node) == 2:
-        return 0
-    least = interval(node, {v: low for v, low, _ in box}, {v: h for v, _, h in box})[0]
+    least = interval(parsed(text), {v: low for v, low, _ in box}, {v: h for v, _, h in box})[0]
     return least if least >= -MOST else -_upper_bound(f"-({text})", box)
 
 

@@ -5,10 +5,8 @@ Masking rules ask `BucketSizes` for both, and for masks. `bounds` computes the p
 
 from __future__ import annotations
 
-import ast
-import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._ir.bounds import MOST, MOST_OF_INT64, interval, lower_bound, reach, upper_bound
-from bucketjit._ir.expressions import Dim, Shape, function_of, is_symbolic, parsed, variables_of
+from bucketjit._ir.bounds import MOST, MOST_OF_INT64, lower_bound, reach, upper_bound_text
+from bucketjit._ir.expressions import Dim, Shape, compiled, is_symbolic, parsed, variables_of
 from bucketjit._jax.transformations import current_trace
 from bucketjit.errors import MaskingError
 
@@ -31,9 +29,8 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
         return dim
     text = str(dim)
     names = variables_of(text)
-    function, is_wide = _traced(text, tuple((v, bucket[v]) for v in names))
-    values = [sizes[v] for v in names]
-    if not is_wide:
+    function, values = compiled(text, "traced"), [sizes[v] for v in names]
+    if not is_wide(text, tuple((v, bucket[v]) for v in names)):
         return function(*values)
     with jax.enable_x64(True):  # without it int64 becomes int32
         wide = function(*(lax.convert_element_type(n, np.int64) for n in values))
@@ -41,23 +38,16 @@ def evaluate_traced(dim: Dim, sizes: Mapping[str, jax.Array], bucket: Mapping[st
 
 
 @functools.lru_cache(maxsize=16384)
-def _traced(text: str, box: tuple[tuple[str, int], ...]) -> tuple[Callable[..., Any], bool]:
-    """A function of run-time sizes that computes an expression, and whether it needs int64."""
-    node, is_wide = decided(text, dict(box))
-    return function_of(text, node, "traced"), is_wide
-
-
-def decided(text: str, bucket: Mapping[str, int]) -> tuple[ast.expr, bool]:
-    """The syntax tree of an expression, without operations that a bucket decides."""
-    node = _Decided(dict(bucket)).visit(copy.deepcopy(parsed(text)))
-    least, most = reach(node, dict(bucket))
-    if max(-least, most) > MOST_OF_INT64:
+def is_wide(text: str, bucket: tuple[tuple[str, int], ...]) -> bool:
+    """Whether an expression needs int64 in a bucket."""
+    most = max(map(abs, reach(parsed(text), dict(bucket))))
+    if most > MOST_OF_INT64:
         raise MaskingError(
             f"computing the size {text} takes integers of more than 64 bits in this bucket",
             "choose smaller buckets, or compute on the size with jax.numpy",
             in_bucket=True,
         )
-    return node, max(-least, most) > MOST
+    return most > MOST
 
 
 def _not_int32(dim: Dim) -> MaskingError:
@@ -66,37 +56,6 @@ def _not_int32(dim: Dim) -> MaskingError:
         "choose smaller buckets",
         in_bucket=True,
     )
-
-
-class _Decided(ast.NodeTransformer):
-    """Simplifies operations whose result is the same for all sizes of a bucket.
-
-    So ``min(n, 9223372036854775807)``, from ``x[: sys.maxsize]``, becomes ``n`` and fits int32.
-    """
-
-    def __init__(self, hi: Mapping[str, int]) -> None:
-        self._lo, self._hi = dict.fromkeys(hi, 0), hi
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        self.generic_visit(node)
-        assert isinstance(node.func, ast.Name)
-        left, right = node.args
-        # ``left`` is in a..b, ``right`` in c..d for all sizes of the bucket.
-        (a, b), (c, d) = (interval(x, self._lo, self._hi) for x in node.args)
-        match node.func.id:
-            case "min" if b <= c:
-                return left
-            case "min" if d <= a:
-                return right
-            case "max" if a >= d:
-                return left
-            case "max" if c >= b:
-                return right
-            case "mod" if a >= 0 and b < c:
-                return left
-            case "floordiv" if a >= 0 and b < c:
-                return ast.Constant(0)
-        return node
 
 
 class BucketSizes:
@@ -125,10 +84,9 @@ class BucketSizes:
                 raise _not_int32(variable)
         self.values = dict(values)
         self._lower = {v: lower.get(v, 1) for v in bucket}
-        # Both are keyed by `id`, as hashing an expression formats it. The entry keeps the
-        # expression alive, so that no other one gets its `id`.
-        self._padded: dict[int, tuple[Dim, int]] = {}
-        self._texts: dict[int, tuple[Dim, str]] = {}
+        # By `id`, as hashing an expression formats it. The entry keeps the expression alive, so
+        # that no other one gets its `id`.
+        self._known: dict[int, tuple[Dim, str, int]] = {}
         self._made: dict[Any, Any] = {}
         self._masks: dict[Any, Any] = {}
 
@@ -162,19 +120,17 @@ class BucketSizes:
         """The padded size of a dimension: its upper bound over the whole bucket."""
         if isinstance(dim, int):
             return dim
-        known = self._padded.get(id(dim))
+        return self._text_and_padded(dim)[1]
+
+    def _text_and_padded(self, dim: Dim) -> tuple[str, int]:
+        known = self._known.get(id(dim))
         if known is None:
-            size = upper_bound(dim, self._lower, self.bucket)
+            text = str(dim)
+            size = upper_bound_text(text, self._lower, self.bucket)
             if size > MOST:
                 raise _not_int32(dim)
-            known = self._padded[id(dim)] = (dim, size)
-        return known[1]
-
-    def _text(self, dim: Dim) -> str:
-        known = self._texts.get(id(dim))
-        if known is None:
-            known = self._texts[id(dim)] = (dim, str(dim))
-        return known[1]
+            known = self._known[id(dim)] = (dim, text, size)
+        return known[1:]
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
         """The padded shape of a logical shape."""
@@ -184,8 +140,7 @@ class BucketSizes:
         """The logical size of a dimension."""
         if isinstance(dim, int):
             return dim
-        self.padded(dim)  # raises if the size is too large
-        text = self._text(dim)
+        text, _ = self._text_and_padded(dim)  # raises if the size is too large
         box = tuple((v, self._lower[v], self.bucket[v]) for v in variables_of(text))
         if lower_bound(text, box) < -MOST:
             raise _not_int32(dim)
@@ -203,7 +158,9 @@ class BucketSizes:
         """
         rank = len(shape)
         every = range(rank) if axes is None else sorted({a % rank for a in axes})
-        parts = tuple((a, self._text(shape[a])) for a in every if is_symbolic(shape[a]))
+        parts = tuple(
+            (a, self._text_and_padded(shape[a])[0]) for a in every if is_symbolic(shape[a])
+        )
         if not parts:
             return None
         # With the trace, as its arrays cannot be used in another one.

@@ -29,7 +29,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._jax.jaxprs import Atom, bodies, open_jaxpr, scan_arity
 from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
-from bucketjit._jax.tracers import Made, equation_of
+from bucketjit._jax.tracers import equation_of
 
 V = TypeVar("V")
 T = TypeVar("T")
@@ -101,11 +101,15 @@ def follow(
         return env[atom]
 
     for eqn in jaxpr.eqns:
-        transfer = analysis.table.get(name_of(eqn))
-        ins = [read(atom) for atom in eqn.invars]
-        outs = through(analysis, eqn, ins) if transfer is None else transfer(eqn, ins)
+        outs = _results(analysis, eqn, [read(atom) for atom in eqn.invars])
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
+
+
+def _results(analysis: Analysis[V], eqn: Any, ins: Sequence[V]) -> Sequence[V]:
+    """The values of the results of an equation: by the table, or by what the equation runs."""
+    transfer = analysis.table.get(name_of(eqn))
+    return through(analysis, eqn, ins) if transfer is None else transfer(eqn, ins)
 
 
 def through(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> Sequence[V]:
@@ -206,23 +210,20 @@ _THROUGH: Mapping[str, Callable[[Analysis[Any], JaxprEqn, Sequence[Any]], list[A
 }
 
 
-# --- value facts --------------------------------------------------------------------------------
-
-# Facts about the values of a trace that is not finished, each found from those of its operands.
+# --- traces ---------------------------------------------------------------------------------
 
 
-# Finds the fact about a value from its equation (None: it has none) and the facts of the operands.
-Find = Callable[[Any, Made | None, Sequence[T]], T]
+class TraceAnalysis(Analysis[V]):
+    """An analysis of a trace that is not finished, which finds the fact about each value once."""
 
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, V]] = {}  # by `id`; the value is kept alive
 
-class ValueFacts(Generic[T]):
-    """Facts about values, each found once."""
+    @abstractmethod
+    def held(self, value: Any) -> V:
+        """The fact about a value that no equation has made."""
 
-    def __init__(self, find: Find[T]) -> None:
-        self._find = find
-        self._known: dict[int, tuple[Any, T]] = {}  # by `id`; the value is kept alive
-
-    def of(self, value: Any) -> T:
+    def of(self, value: Any) -> V:
         """The fact about a value."""
         stack = [value]  # no recursion: programs are deeper than Python's stack
         while stack:
@@ -237,6 +238,10 @@ class ValueFacts(Generic[T]):
                 stack += missing
                 continue
             stack.pop()
-            found = self._find(one, made, [self._known[id(x)][1] for x in operands])
+            if made is None:
+                found = self.held(one)
+            else:
+                ins = [self._known[id(x)][1] for x in operands]
+                found = _results(self, made, ins)[made.position]
             self._known[id(one)] = one, found
         return self._known[id(value)][1]

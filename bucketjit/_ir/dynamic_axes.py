@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax import export
 
+from bucketjit._ir.expressions import split_at_commas
 from bucketjit._ir.lists_of_numbers import cure_of_list, is_list_of_numbers
 from bucketjit._raised import is_of_machine
 from bucketjit.errors import ArgumentError, SpecError
@@ -330,17 +331,8 @@ def _split(text: str) -> list[str]:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
-    parts, depth = [""], 0  # commas inside of ``max(b, 4)`` do not separate axes
-    for character in text:
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    parts = [part.strip() for part in parts]
-    if parts and parts[-1] == "":
-        parts.pop()
-    return parts
+    parts = split_at_commas(text)
+    return parts if parts[-1] else parts[:-1]
 
 
 def _checked(token: str, path: str) -> str:

@@ -60,31 +60,26 @@ def variables_of(text: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=4096)
 def compiled(text: str, kind: str) -> Callable[..., Any]:
     """A function that computes an expression from its variables; cached."""
-    return function_of(text, parsed(text), kind)
-
-
-def function_of(text: str, node: ast.expr, kind: str) -> Callable[..., Any]:
-    """A function that computes a syntax tree from variables."""
-    code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(node)}"
+    code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(parsed(text))}"
     # By the name of the module, hooks on sizes know that this is no code of users.
     known = {"__name__": __name__, **FUNCTIONS[kind]}
     return eval(compile(code, f"<dimension {text}>", "eval"), known)  # noqa: S307
 
 
-def dim_operands(text: str) -> tuple[str, str]:
-    """The two operands of ``min(a, b)``, ``max(a, b)`` and the like.
+def split_at_commas(text: str) -> list[str]:
+    """The parts of a text between its commas, without those inside of parentheses.
 
-    >>> dim_operands("min(64, s - 1)")
-    ('64', 's - 1')
-
-    Raises:
-        SyntaxError: The text is not an expression.
-        ValueError: It is not a call with two operands.
+    >>> split_at_commas("max(b, 4), s - 1")
+    ['max(b, 4)', 's - 1']
     """
-    node = parsed(text)
-    if not isinstance(node, ast.Call) or len(node.args) != 2:
-        raise ValueError(f"{text!r} is not a function of two sizes")
-    return ast.unparse(node.args[0]), ast.unparse(node.args[1])
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts]
 
 
 def variables_in(sizes: Iterable[Any]) -> set[str]:

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bucketjit._ir.expressions import dim_operands, evaluate_text, parsed, variables_of
+from bucketjit._ir.expressions import evaluate_text, parsed, split_at_commas, variables_of
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 # The texts of JAX's errors (jax 0.10 to 0.12).
@@ -129,12 +129,8 @@ def decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard
     a guard says which of the two is smaller.
     """
     for found in re.finditer(r"\b(?:min|max)\(", message):
-        end, depth = found.end(), 1  # find the parenthesis that closes it
-        while depth and end < len(message):
-            depth += {"(": 1, ")": -1}.get(message[end], 0)
-            end += 1
         try:
-            left, right = dim_operands(message[found.start() : end])
+            left, right = split_at_commas(_enclosed(message, found.end(), ")") or "")
             a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
         except (SyntaxError, KeyError, ValueError):
             continue  # not an expression of sizes
@@ -222,18 +218,20 @@ def shapes_in(message: str) -> list[list[str]]:
     """
     found = []
     for start in re.finditer(r"(?<!\w)\(|\b(?:[a-z]+\d+|bool)\[", message):
-        items, depth = [""], 0
-        closing = ")" if message[start.end() - 1] == "(" else "]"
-        for character in message[start.end() :]:
-            if depth == 0 and character == closing:
-                found.append([item.strip() for item in items if item.strip()])
-                break
-            depth += {"(": 1, ")": -1}.get(character, 0)
-            if depth == 0 and character == ",":
-                items.append("")
-            else:
-                items[-1] += character
+        inside = _enclosed(message, start.end(), ")" if start[0] == "(" else "]")
+        if inside is not None:
+            found.append([item for item in split_at_commas(inside) if item])
     return found
+
+
+def _enclosed(message: str, start: int, closing: str) -> str | None:
+    """The text up to the bracket that closes one before it; None if there is none."""
+    depth = 0
+    for end in range(start, len(message)):
+        if depth == 0 and message[end] == closing:
+            return message[start:end]
+        depth += {"(": 1, ")": -1}.get(message[end], 0)
+    return None
 
 
 def pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:

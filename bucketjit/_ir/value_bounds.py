@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
-from bucketjit._ir.dataflow import ValueFacts
 from bucketjit._ir.expressions import Dim
 from bucketjit._ir.ranges import (
     Range,
@@ -47,43 +46,20 @@ from bucketjit._ir.ranges import (
 )
 from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
-from bucketjit._jax.primitives import called_jaxpr, name_of
-from bucketjit._jax.tracers import Made, constant_of, literal_of
+from bucketjit._jax.primitives import called_jaxpr
+from bucketjit._jax.tracers import constant_of, literal_of
 from bucketjit._jax.user_code import is_code_of_jax
 
 
-class _Equation(NamedTuple):
-    """An equation of a trace that is not finished, in the form of one of a jaxpr."""
-
-    primitive: Any
-    params: Mapping[str, Any]
-    invars: Sequence[Any]
-    outvars: Sequence[Any]
-
-
-class Bounds(dataflow.Analysis[Range]):
+class Bounds(dataflow.TraceAnalysis[Range]):
     """The analysis. `of` asks for the bounds of a value of the trace that runs."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.table = _TABLE
-        self._facts = ValueFacts(self._computed)
 
-    def of(self, value: Any) -> Range:
-        """The bounds of a value."""
-        return self._facts.of(value)
-
-    def _computed(self, value: Any, made: Made | None, ins: Sequence[Range]) -> Range:
-        if made is not None:
-            eqn: Any = _Equation(
-                made.primitive,
-                made.params,
-                [_Atom(jax.typeof(x)) for x in made.operands],
-                made.results,
-            )
-            transfer = self.table.get(name_of(eqn))
-            call = dataflow.through if transfer is None else None
-            outs = call(self, eqn, ins) if call else transfer(eqn, ins)  # type: ignore[misc]
-            return outs[made.position]
+    def held(self, value: Any) -> Range:
+        """The range of a number or an array; of an argument, that of its type."""
         literal = literal_of(value)
         held = value if literal is None else literal.val
         if isinstance(held, jax.core.Tracer):
@@ -119,10 +95,6 @@ class Bounds(dataflow.Analysis[Range]):
         if eqn.primitive is unsized_p:
             return [joined(x, Range(0, 0)) for x in ins[1:]]
         return [self.unknown(var) for var in eqn.outvars]
-
-
-class _Atom(NamedTuple):
-    aval: Any
 
 
 def _count(eqn: JaxprEqn, axes: Sequence[int]) -> Dim:

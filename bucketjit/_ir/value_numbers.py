@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._ir.dataflow import ValueFacts
+from bucketjit._ir import dataflow
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
-from bucketjit._jax.primitives import called_jaxpr
+from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
+from bucketjit._jax.primitives import CALLS, called_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of
 
 _BITS_OF_SIZES = 32
@@ -24,18 +24,21 @@ _BITS_OF_SIZES = 32
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), np.dtype, np.generic, enum.Enum, type)
 
 
-class ValueNumbers:
-    """Numbers the values of a trace: equal equations of equal operands have equal numbers."""
+class ValueNumbers(dataflow.TraceAnalysis[int]):
+    """Numbers the values of a trace: equal equations of equal operands have equal numbers.
+
+    An equation that runs programs is compared as one, with these programs, but for a call.
+    """
 
     def __init__(self) -> None:
+        super().__init__()
         self._numbers: dict[Any, int] = {}
-        self._facts = ValueFacts(self._found)
         self._kept: list[Any] = []  # what is known by its `id` alone
         self._false = self._number(("literal", "bool[]", "False"))
-
-    def of(self, value: Any) -> int:
-        """The number of a value."""
-        return self._facts.of(value)
+        self.table = {
+            **dict.fromkeys((*CALLS, "cond", "scan", "while"), self.default),
+            **dataflow.table({"jit pjit": self._called, "ne": self._unequal}),
+        }
 
     def of_integer(self, value: Any) -> int:
         """The number of an integer, whatever its integer type is."""
@@ -44,47 +47,44 @@ class ValueNumbers:
     def _number(self, key: Any) -> int:
         return self._numbers.setdefault(key, len(self._numbers))
 
-    def _found(self, value: Any, made: Made | None, operands: Sequence[int]) -> int:
-        if made is not None:
-            return self._results(made, operands)[made.position]
+    def held(self, value: Any) -> int:
+        """Numbers are equal by value; anything else only to itself."""
         literal = literal_of(value)
         if literal is not None:
-            return self._literal(literal)
+            return self.literal(literal)
         if not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0:
             return self._number(("number", str(jax.typeof(value)), _shown(value)))
+        return self._only(value)
+
+    def _only(self, value: Any) -> int:
+        self._kept.append(value)
         return self._number(("one", id(value)))
 
-    def _literal(self, literal: Any) -> int:
-        return self._number(("literal", str(literal.aval), _shown(literal.val)))
+    def unknown(self, atom: Any) -> int:
+        """A value that is equal to no other one."""
+        return self._number(object())
 
-    def _results(self, eqn: Any, operands: Sequence[int]) -> list[int]:
-        """The numbers of the results of an equation, or of the one that made a value."""
-        results = eqn.results if isinstance(eqn, Made) else eqn.outvars
-        name = eqn.primitive.name
-        if name in ("jit", "pjit"):
-            jaxpr, consts = open_jaxpr(called_jaxpr(eqn.params))
-            if len(jaxpr.invars) == len(operands) and len(jaxpr.constvars) == len(consts):
-                return self._called(jaxpr, consts, operands)
-        if name == "ne" and operands[1] == self._false:  # as `jnp.count_nonzero` reads a mask
-            return [operands[0]]
+    def literal(self, atom: Any) -> int:
+        """A number written into an equation."""
+        return self._number(("literal", str(atom.aval), _shown(atom.val)))
+
+    def default(self, eqn: Any, ins: Sequence[int]) -> list[int]:
+        """The numbers of the results of an equation, by its parameters and operands."""
         params = tuple((k, self._param(v)) for k, v in sorted(eqn.params.items()))
-        return [self._number((name, i, params, tuple(operands))) for i in range(len(results))]
+        key = eqn.primitive.name, params, tuple(ins)
+        return [self._number((i, key)) for i in range(len(eqn.outvars))]
 
-    def _called(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[int]) -> list[int]:
+    def _unequal(self, eqn: Any, ins: Sequence[int]) -> list[int]:
+        # As `jnp.count_nonzero` reads a mask.
+        return [ins[0]] if ins[1] == self._false else self.default(eqn, ins)
+
+    def _called(self, eqn: Any, ins: Sequence[int]) -> list[int]:
         """The numbers of the results of a function under ``jit``: those of its equations."""
-        self._kept.append(jaxpr)
-        numbers = dict(zip(jaxpr.invars, operands, strict=True))
-        for variable, const in zip(jaxpr.constvars, consts, strict=True):
-            self._kept.append(const)
-            numbers[variable] = self._number(("one", id(const)))
-
-        def read(atom: Any) -> int:
-            return self._literal(atom) if is_literal(atom) else numbers[atom]
-
-        for eqn in jaxpr.eqns:
-            outs = self._results(eqn, [read(x) for x in eqn.invars])
-            numbers.update(zip(eqn.outvars, outs, strict=True))
-        return [read(x) for x in jaxpr.outvars]
+        jaxpr, consts = open_jaxpr(called_jaxpr(eqn.params))
+        if len(jaxpr.invars) != len(ins) or len(jaxpr.constvars) != len(consts):
+            return self.default(eqn, ins)
+        constants: dict[Any, int] = dict(zip(jaxpr.constvars, map(self._only, consts), strict=True))
+        return dataflow.follow(self, jaxpr, ins, constants)
 
     def _param(self, value: Any) -> Any:
         """The key of a parameter: by value if it is a plain one, else by identity."""

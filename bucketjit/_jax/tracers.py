@@ -14,22 +14,37 @@ from bucketjit._jax.jaxprs import is_literal
 _unshared = jax.make_user_context(None)
 
 
+class Typed(NamedTuple):
+    """An operand, of which the type is known.
+
+    Attributes:
+        aval: Its type.
+    """
+
+    aval: Any
+
+
 class Made(NamedTuple):
-    """The equation that made a value.
+    """The equation that made a value, in the form of one of a jaxpr.
 
     Attributes:
         primitive: Its primitive.
         params: Its parameters.
         operands: Its operands: tracers, arrays or numbers.
         position: The position of the value among its results.
-        results: The variables of its results.
+        outvars: The variables of its results.
     """
 
     primitive: Any
     params: Mapping[str, Any]
     operands: Sequence[Any]
     position: int
-    results: Sequence[Any]
+    outvars: Sequence[Any]
+
+    @property
+    def invars(self) -> list[Typed]:
+        """The types of its operands."""
+        return [Typed(jax.typeof(x)) for x in self.operands]
 
 
 def equation_of(value: object) -> Made | None:

@@ -96,14 +96,6 @@ def extend(array: Array, axis: int, low: int, high: int) -> Any:
     return lax.pad(array, lax.full((), 0, array.dtype), config)
 
 
-def shift_left(array: Array, axis: int, by: Any, size: int | None = None) -> Any:
-    """``out[i] = array[i + by]`` along ``axis`` for a run-time ``by >= 0``."""
-    size = array.shape[axis] if size is None else size
-    wide = extend(array, axis, 0, size)
-    start = jnp.minimum(by, array.shape[axis])
-    return lax.dynamic_slice_in_dim(wide, start, size, axis=axis)
-
-
 def shift_right(array: Array, axis: int, by: Any, size: int) -> Any:
     """``out[i + by] = array[i]`` along ``axis``, with zeros before."""
     # A shift by `size` or more leaves zeros only, so `size` zeros in front are enough.

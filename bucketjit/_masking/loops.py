@@ -46,22 +46,17 @@ _is_running: ContextVar[Any | None] = ContextVar("is_running", default=None)
 @contextmanager
 def loops_only_while(running: Array) -> Iterator[None]:
     """Restrict the loops that are masked inside the ``with`` block to ``running``."""
-    token = _is_running.set(_and_around(running))
+    token = _is_running.set(where_running(running))
     try:
         yield
     finally:
         _is_running.reset(token)
 
 
-def where_running(predicate: object) -> Any:
+def where_running(predicate: Any) -> Any:
     """The predicate of a loop, made False in a body or branch that does not run."""
-    return _and_around(predicate)
-
-
-def _and_around(condition: Any) -> Any:
-    """``condition`` and the condition of the enclosing block, if there is one."""
     around = _is_running.get()
-    return condition if around is None else jnp.logical_and(condition, around)
+    return predicate if around is None else jnp.logical_and(predicate, around)
 
 
 def has_loop(jaxpr: Jaxpr) -> bool:

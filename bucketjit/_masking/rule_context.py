@@ -63,6 +63,7 @@ class RuleContext:
         in_shapes: Logical shape of each operand, symbolic.
         out_shapes: Logical shape of each output, symbolic.
         in_avals, out_avals: Abstract values as traced (dtypes, weak types).
+        sizes: The padded and logical sizes of the dimension variables.
         eqn: The equation itself.
 
     Raises:
@@ -89,7 +90,7 @@ class RuleContext:
         self.out_avals: list[Any] = [v.aval for v in eqn.outvars]
         self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
         self.out_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.out_avals]
-        self._sizes = sizes
+        self.sizes = sizes
         self._interpret = interpret
         self._operands = operands
         self._ever_read = ever_read
@@ -125,7 +126,7 @@ class RuleContext:
         Raises:
             MaskingError: The size does not fit into int32 in this bucket.
         """
-        return self._sizes.padded(dim)
+        return self.sizes.padded(dim)
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
         """The padded sizes of a symbolic shape.
@@ -133,7 +134,7 @@ class RuleContext:
         Raises:
             MaskingError: A size does not fit into int32 in this bucket.
         """
-        return self._sizes.padded_shape(shape)
+        return self.sizes.padded_shape(shape)
 
     def logical(self, dim: Dim) -> Any:
         """The logical size of ``dim``: an int if it is static, else a run-time int32 scalar.
@@ -142,23 +143,11 @@ class RuleContext:
             MaskingError: The size does not fit into int32 in this bucket, or takes integers of more
                 than 64 bits to compute.
         """
-        return self._sizes.logical(dim)
+        return self.sizes.logical(dim)
 
     def symbolic_axes(self, operand: int = 0) -> tuple[int, ...]:
         """The axes of an operand whose size is symbolic; ``operand`` is its position."""
         return symbolic_axes(self.in_shapes[operand])
-
-    def define(self, variable: str, value: Any) -> None:
-        """Give a dimension variable its run-time size; see `BucketSizes.define`."""
-        self._sizes.define(variable, value)
-
-    def size_constant(self, index: int) -> Any:
-        """A constant of the program that depends on the logical sizes, at padded size.
-
-        Args:
-            index: Its position among the size constants of the program.
-        """
-        return self._sizes.size_constants[index]
 
     # --- filling ---
 
@@ -193,7 +182,7 @@ class RuleContext:
             A boolean array that broadcasts to the padded shape, True where all these axes are real.
             None if they are all static. See `BucketSizes.in_bounds`.
         """
-        return self._sizes.in_bounds(shape, axes)
+        return self.sizes.in_bounds(shape, axes)
 
     def fill(
         self,
@@ -240,10 +229,10 @@ class RuleContext:
             self.refuse("padding of 0 in float8_e8m0fnu, which has no 0", "use another dtype")
 
         def filled(array: Array) -> Any:
-            mask = self._sizes.in_bounds(shape, axes, tuple(array.shape))
+            mask = self.sizes.in_bounds(shape, axes, tuple(array.shape))
             if isinstance(value, jax.Array) or is_key(array):
                 return select(mask, array, value)
-            return select(mask, array, self._sizes.constant(array.shape, array.dtype, value))
+            return select(mask, array, self.sizes.constant(array.shape, array.dtype, value))
 
         # XLA fuses no conditional with the reader of its result; the branch without padding copies
         # nothing.
@@ -289,7 +278,11 @@ class RuleContext:
         return out is self._as_it_stands
 
     def evaluate(
-        self, jaxpr: AnyJaxpr, *operands: Array, sizes: Mapping[str, tuple[int, Any]] | None = None
+        self,
+        jaxpr: AnyJaxpr,
+        *operands: Array,
+        sizes: Mapping[str, tuple[int, Any]] | None = None,
+        at: BucketSizes | None = None,
     ) -> list[Any]:
         """Run a sub-program (a jaxpr among the parameters), masked, on padded operands.
 
@@ -298,6 +291,7 @@ class RuleContext:
             *operands: Its inputs at padded sizes.
             sizes: Padded and run-time logical size of each dimension variable that only the
                 sub-program has.
+            at: The sizes of the other variables, where the sub-program runs in a trace of its own.
 
         Returns:
             Its outputs at padded sizes.
@@ -306,36 +300,7 @@ class RuleContext:
             MaskingError: An equation of the sub-program has no rule, or its rule refuses.
         """
         inner, consts = open_jaxpr(jaxpr)
-        return self._interpret(inner, consts, operands, sizes)
-
-    @property
-    def run_time_sizes(self) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """The logical sizes by variable, and the constants that depend on them; for `evaluate_at`.
-
-        A sub-program that runs in a trace of its own takes them as operands.
-        """
-        return dict(self._sizes.values), self._sizes.size_constants
-
-    @property
-    def uneven(self) -> Set[Any]:
-        """The axes of a mesh along which the logical sizes differ from shard to shard."""
-        return self._sizes.uneven
-
-    def evaluate_at(
-        self, sizes: tuple[dict[str, Any], tuple[Any, ...]], jaxpr: AnyJaxpr, *operands: Array
-    ) -> list[Any]:
-        """Run a sub-program, masked, where `run_time_sizes` are given anew.
-
-        Args:
-            sizes: The logical sizes, and the constants that depend on them.
-            jaxpr: The sub-program.
-            *operands: Its inputs at padded sizes.
-
-        Returns:
-            Its outputs at padded sizes.
-        """
-        inner, consts = open_jaxpr(jaxpr)
-        return self._interpret(inner, consts, operands, None, self._sizes.at(*sizes))
+        return self._interpret(inner, consts, operands, sizes, at)
 
     def require_equal(self, one: Shape, other: Shape) -> None:
         """Refuse two shapes whose symbolic sizes must be equal and are not the same expression.

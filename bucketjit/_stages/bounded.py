@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._ir.bucket_sizes import decided
+from bucketjit._ir.bucket_sizes import is_wide
 from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.expressions import (
     evaluate_text,
@@ -322,11 +322,11 @@ class _Main:
     def _expression(self, text: str, sizes: Mapping[str, Value]) -> Value:
         """An expression of sizes, in int32; in int64 if it may overflow in this bucket."""
         try:
-            node, is_wide = decided(text, {v: self._bucket[v] for v in variables_of(text)})
+            box = tuple((v, self._bucket[v]) for v in variables_of(text))
+            bits = 64 if is_wide(text, box) else 32
         except MaskingError as error:
             raise ExportError(error.reason) from error
-        bits = 64 if is_wide else 32
-        return self._build.converted(self._computed(node, sizes, bits), 32)
+        return self._build.converted(self._computed(parsed(text), sizes, bits), 32)
 
     def _computed(self, node: ast.expr, sizes: Mapping[str, Value], bits: int) -> Value:
         build = self._build

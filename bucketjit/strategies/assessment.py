@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bucketjit.errors import StrategyContractError
-from bucketjit.strategies._search.costs import Cost, costs_of
-from bucketjit.strategies._search.histogram import Sizes, histogram
+from bucketjit.strategies._search import Cost, Sizes, costs_of, histogram
 from bucketjit.strategies.base import Strategy, checked_bucket, checked_strategy
 
 

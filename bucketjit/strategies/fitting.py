@@ -8,10 +8,17 @@ from typing import overload
 
 import numpy as np
 
-from bucketjit.strategies._search.costs import Cost, costs_of
-from bucketjit.strategies._search.grid import cheapest_grid
-from bucketjit.strategies._search.histogram import Floats, Ints, Sizes, histogram, is_named
-from bucketjit.strategies._search.partition import cheapest_boundaries
+from bucketjit.strategies._search import (
+    Cost,
+    Floats,
+    Ints,
+    Sizes,
+    cheapest_boundaries,
+    cheapest_grid,
+    costs_of,
+    histogram,
+    is_named,
+)
 from bucketjit.strategies.base import positive_int
 from bucketjit.strategies.boundaries import Boundaries
 

@@ -15,7 +15,7 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.patches.patch import Patch
 
-of_thread = threading.local()  # `open`: a `bucketjit._ir.open_sizes.Open`, or None
+of_thread = threading.local()  # `open`: such as a `bucketjit._ir.computed_sizes.Sizing`, or None
 
 
 def selecting() -> Any:

@@ -26,7 +26,7 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import in_one_line, is_of_machine
 
 
 def strong(x: Array) -> Any:
@@ -35,20 +35,12 @@ def strong(x: Array) -> Any:
     return with_type(x, x.dtype, False)
 
 
-def evaluate_strong(ctx: RuleContext, jaxpr: Jaxpr, *operands: Array) -> tuple[Any, ...]:
-    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
-    return _strong(jaxpr, ctx.evaluate(jaxpr, *operands))
-
-
-def evaluate_strong_at(
-    ctx: RuleContext, sizes: Any, jaxpr: Jaxpr, *operands: Array
+def evaluate_strong(
+    ctx: RuleContext, jaxpr: Jaxpr, *operands: Array, at: Any = None
 ) -> tuple[Any, ...]:
-    """As `evaluate_strong`, where the logical sizes are operands; see `RuleContext.evaluate_at`."""
-    return _strong(jaxpr, ctx.evaluate_at(sizes, jaxpr, *operands))
-
-
-def _strong(jaxpr: Jaxpr, outs: Sequence[Any]) -> tuple[Any, ...]:
+    """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
     inner, _ = open_jaxpr(jaxpr)
+    outs = ctx.evaluate(jaxpr, *operands, at=at)
     return tuple(
         with_type(strong(x), dtype_of(v), False) for x, v in zip(outs, inner.outvars, strict=True)
     )
@@ -88,11 +80,8 @@ def call_hi_primitive(ctx: RuleContext, *operands: Array) -> list[Any]:
     except Exception as error:
         if is_of_machine(error):
             raise
-        message = str(error).strip().splitlines() or [""]
-        ctx.refuse(
-            f"{type(ctx.symbolic_params['_prim']).__name__} does not expand at symbolic sizes "
-            f"({type(error).__name__}: {message[0]})"
-        )
+        name = type(ctx.symbolic_params["_prim"]).__name__
+        ctx.refuse(f"{name} does not expand at symbolic sizes ({in_one_line(error)})")
     return ctx.evaluate(expanded, *operands)
 
 

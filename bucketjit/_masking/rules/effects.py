@@ -91,7 +91,7 @@ def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
     """What the host is told besides the sizes, and what finds the host function by that."""
     function = ctx.params.get("callback")
     if isinstance(function, SizedHost):
-        return (ctx.size_constant(function.constant),), function.hosts
+        return (ctx.sizes.size_constants[function.constant],), function.hosts
     return (), lambda: function
 
 

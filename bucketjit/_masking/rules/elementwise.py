@@ -78,7 +78,7 @@ def annotation(ctx: RuleContext, *operands: Array) -> Any:
 def size_constant(ctx: RuleContext) -> Any:
     """An input of the executable, padded like any other."""
     aval = ctx.out_avals[0]
-    value = ctx.size_constant(ctx.params["index"])
+    value = ctx.sizes.size_constants[ctx.params["index"]]
     return with_type(value, aval.dtype, bool(getattr(aval, "weak_type", False)))
 
 
@@ -93,7 +93,7 @@ def sized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:
     if not params["defines"]:
         return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
     rows = jnp.clip(n, 0, ctx.logical(params["bound"])) if params["is_checked"] else n
-    ctx.define(params["variable"], rows + 1)
+    ctx.sizes.define(params["variable"], rows + 1)
     return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
 
 

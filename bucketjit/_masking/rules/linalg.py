@@ -8,14 +8,14 @@ without the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._masking.array_ops import crop, shift_left, without_overflow
+from bucketjit._masking.array_ops import crop, window, without_overflow
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.convolution import fit
 
@@ -69,15 +69,14 @@ def extended(*fills: Fill) -> Rule:
     return rule
 
 
-def batched(fill: Fill, why: str) -> Rule:
-    """Open batch axes only: over a matrix axis the reason is ``why``."""
-
-    def rule(ctx: RuleContext, operand: Array) -> Any:
-        if sizes := _open_matrix(ctx):
-            ctx.refuse(f"a matrix of symbolic size {sizes[0]}: {why}")
-        return _fit_all(ctx, ctx.bind(fill(ctx, operand, 0)))
-
-    return rule
+def batched(ctx: RuleContext, operand: Array) -> Any:
+    """Open batch axes only."""
+    if sizes := _open_matrix(ctx):
+        ctx.refuse(
+            f"a matrix of symbolic size {sizes[0]}: padding would mix its eigenvalues with those "
+            "of the matrix"
+        )
+    return _fit_all(ctx, ctx.bind(identity(ctx, operand, 0)))
 
 
 def lu(ctx: RuleContext, operand: Array) -> Any:
@@ -97,23 +96,13 @@ def lu_pivots_to_permutation(ctx: RuleContext, pivots: Array) -> Any:
     return fit(ctx, ctx.bind(crop(own_index(ctx, pivots, 0), pivots.ndim - 1, size)))
 
 
-def reflectors(columns: Sequence[int]) -> Rule:
+def reflectors(ctx: RuleContext, *operands: Array) -> Any:
     """Householder reflectors: zeros after a reflector and a factor 0 leave everything as it is."""
-
-    def rule(ctx: RuleContext, *operands: Array) -> Any:
-        rows = operands[0].shape[-2]
-        filled = []
-        for i, x in enumerate(operands):
-            x = zero(ctx, x, i)
-            if i < len(columns):
-                axis = x.ndim + columns[i]
-                x = crop(x, axis, min(rows, x.shape[axis]))
-            filled.append(x)
-        a, taus, *rest = filled
-        taus = crop(taus, taus.ndim - 1, min(a.shape[-1], taus.shape[-1]))
-        return fit(ctx, ctx.bind(a, taus, *rest))
-
-    return rule
+    rows = operands[0].shape[-2]
+    a, taus, *rest = (zero(ctx, x, i) for i, x in enumerate(operands))
+    a = crop(a, a.ndim - 1, min(rows, a.shape[-1]))
+    taus = crop(taus, taus.ndim - 1, min(a.shape[-1], taus.shape[-1]))
+    return fit(ctx, ctx.bind(a, taus, *rest))
 
 
 def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
@@ -240,7 +229,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
 
     R gets a block with singular values larger than all singular values of R. So a singular value of
     0 does not mix with those of the padding. The larger ones come first, and the results are
-    shifted to the front (`shift_left`).
+    read from there.
     """
     rows, columns = ctx.in_shapes[0][-2:]
     count = ctx.out_shapes[0][-1]
@@ -272,9 +261,11 @@ def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
     # The singular values of the block are the largest, so they come first: shift them out.
     if is_symbolic(count):
         added = size - ctx.logical(count)
-        s = shift_left(s, s.ndim - 1, added)
-        u = ctx.fill(shift_left(u, u.ndim - 1, added), value=0, shape=square)
-        vt = ctx.fill(shift_left(vt, vt.ndim - 2, added), value=0, shape=square)
+        s = window(s, s.ndim - 1, added, size, last=size)
+        u = window(u, u.ndim - 1, added, size, last=size)
+        vt = window(vt, vt.ndim - 2, added, size, last=size)
+        u = ctx.fill(u, value=0, shape=square)
+        vt = ctx.fill(vt, value=0, shape=square)
     u = jnp.matmul(q, u, precision=lax.Precision.HIGHEST)
     outs = [s, vt.mT, u.mT] if wide else [s, u, vt]
     return [fit(ctx, out, i) for i, out in enumerate(outs)]
@@ -289,14 +280,13 @@ TABLE: dict[Any, Rule] = {
     "qr": extended(zero),
     "geqrf": extended(zero),
     "geqp3": extended(zero, zero),
-    "householder_product": reflectors((-1, -1)),
-    "ormqr": reflectors((-1, -1)),
+    "householder_product": reflectors,
+    "ormqr": reflectors,
     "hessenberg": extended(zero),
     "tridiagonal": tridiagonal,
     "tridiagonal_solve": tridiagonal_solve,
     "symmetric_product": extended(zero, zero),
     "eigh": eigh,
     "svd": svd,
-    "eig": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
-    "schur": batched(identity, "padding would mix its eigenvalues with those of the matrix"),
+    **dict.fromkeys(("eig", "schur"), batched),
 }

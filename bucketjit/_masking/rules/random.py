@@ -19,9 +19,9 @@ from jax.extend.random import threefry2x32_p
 from bucketjit._ir.expressions import symbolic_axes
 from bucketjit._jax.arrays import key_generator, key_impl, key_shape
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import in_one_line, is_of_machine
 
-_WORD = 1 << 32  # elements; from here on a number needs two 32-bit words
+_WORD = 1 << 32  # elements; from here on a number needs more than 32 bits
 _HARDWARE = (
     "its bits come from the hardware's generator, whose sequence depends on the padded shape",
     "use keys of JAX's default generator (threefry2x32), or leave the axis static (None or _)",
@@ -43,39 +43,16 @@ def random_fold_in(ctx: RuleContext, keys: Array, data: Array) -> Any:
 # --- numbering the elements -----------------------------------------------------------------
 
 
-def linear_index(positions: Sequence[Any], sizes: Sequence[Any]) -> tuple[Any, Any]:
-    """Row-major number of each position in an array of these run-time sizes, in 64 bits."""
-    high, low = jnp.uint32(0), jnp.uint32(0)
-    for position, size in zip(positions, sizes, strict=True):
-        size = jnp.asarray(size, jnp.uint32)
-        carry, low_times = _wide_product(low, size)
-        low = low_times + position.astype(jnp.uint32)
-        high = high * size + carry + (low < low_times).astype(jnp.uint32)
-    return high, low
-
-
-def _wide_product(a: Array, b: Array) -> tuple[Any, Any]:
-    """The 64-bit product of two uint32, as (high, low), by schoolbook on 16-bit halves."""
-    half = jnp.uint32(0xFFFF)
-    a_high, a_low, b_high, b_low = a >> 16, a & half, b >> 16, b & half
-    low, high = a_low * b_low, a_high * b_high
-    middle = a_high * b_low + (low >> 16)
-    other = a_low * b_high + (middle & half)
-    return high + (middle >> 16) + (other >> 16), a * b
-
-
-def counters(ctx: RuleContext, shape: Sequence[Any]) -> tuple[Any, Any]:
-    """High and low word of the number of each element of a logical shape, at padded sizes."""
+def counters(ctx: RuleContext, shape: Sequence[Any]) -> Any:
+    """The number of each element of a logical shape, at padded sizes."""
     padded = ctx.padded_shape(shape)
-    positions = [lax.broadcasted_iota(jnp.uint32, padded, i) for i in range(len(padded))]
-    sizes = [ctx.logical(d) for d in shape]
     if math.prod(padded) >= _WORD:
-        high, low = linear_index(positions, sizes)
-        return jnp.broadcast_to(high, padded), jnp.broadcast_to(low, padded)
-    low = jnp.zeros(padded, jnp.uint32)
-    for position, size in zip(positions, sizes, strict=True):
-        low = low * jnp.asarray(size, jnp.uint32) + position
-    return jnp.zeros(padded, jnp.uint32), low
+        ctx.refuse("a draw of 2**32 elements or more", "draw in parts", in_bucket=True)
+    numbers = jnp.zeros(padded, jnp.uint32)
+    for axis, size in enumerate(shape):
+        position = lax.broadcasted_iota(jnp.uint32, padded, axis)
+        numbers = numbers * jnp.asarray(ctx.logical(size), jnp.uint32) + position
+    return numbers
 
 
 def iota_2x32_shape(ctx: RuleContext) -> Any:
@@ -83,7 +60,8 @@ def iota_2x32_shape(ctx: RuleContext) -> Any:
     shape = ctx.symbolic_params["shape"]
     if symbolic_axes(shape) == (0,):
         return ctx.bind()
-    return counters(ctx, shape)
+    numbers = counters(ctx, shape)
+    return [jnp.zeros_like(numbers), numbers]
 
 
 # --- draws ----------------------------------------------------------------------------------
@@ -140,8 +118,7 @@ def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array)
     except Exception as error:
         if is_of_machine(error):
             raise
-        message = (str(error).strip().splitlines() or [""])[0]
-        ctx.refuse(f"the generator cannot be traced: {type(error).__name__}: {message}")
+        ctx.refuse(f"the generator cannot be traced: {in_one_line(error)}")
     (out,) = ctx.evaluate(jaxpr, *operands)
     return out
 
@@ -191,7 +168,7 @@ def _word(key: Array, index: Array, total: Array) -> Any:
 
 def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) -> Any:
     """The draw of one key: bits of ``width`` for each element of ``shape``."""
-    _, index = counters(ctx, shape)
+    index = counters(ctx, shape)
     total = _total(ctx, shape, width)
     dtype = ctx.out_avals[0].dtype
     if width == 64:
@@ -206,7 +183,7 @@ def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) 
 
 def _total_split(ctx: RuleContext, key: Array, shape: Sequence[Any]) -> Any:
     """The words of the keys that one key is split into."""
-    _, index = counters(ctx, (*shape, 2))
+    index = counters(ctx, (*shape, 2))
     return _word(key, index, _total(ctx, shape, 64))
 
 

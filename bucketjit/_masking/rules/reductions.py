@@ -26,6 +26,7 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 # Each function maps a dtype to a scalar of this dtype.
 
 Identity = Callable[[Any], Any]
+Fold = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # of two elements of each array
 
 
 def zero(dtype: np.dtype[Any]) -> Any:
@@ -161,7 +162,7 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
         )
     if not any(is_symbolic(ctx.in_shapes[0][a]) for a in axes):
         return list(ctx.bind(*operands))
-    identity = _known_monoid(inner)
+    identity = known_monoid(inner)
     if identity is not None and not jnp.issubdtype(arrays[0].dtype, np.complexfloating):
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
         folded = list(ctx.bind(filled, *starts))
@@ -199,27 +200,30 @@ def _fold_real(
     arrays: Sequence[Any],
     starts: Sequence[Any],
     axes: Sequence[int],
-    fold: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
+    fold: Fold,
 ) -> list[Any]:
-    """Reduce real positions only, in order, for a fold without a known neutral element.
-
-    A flag beside every value says whether it is real. Two real values are combined; a real value
-    and padding give the real value. This adds a neutral element to any associative function.
-    """
+    """Reduce real positions only, in order, for a fold without a known neutral element."""
     mask = ctx.in_bounds(ctx.in_shapes[0], axes)
     real = jnp.ones(arrays[0].shape, bool) if mask is None else mask
     real = jnp.broadcast_to(real, arrays[0].shape)
 
-    def combine(a: Sequence[Any], b: Sequence[Any]) -> tuple[Any, ...]:
-        (a_real, *a_values), (b_real, *b_values) = a, b
-        both = fold(a_values, b_values)
-        chosen = [
-            lax.select(a_real, lax.select(b_real, x, y), z)
-            for x, y, z in zip(both, a_values, b_values, strict=True)
-        ]
+    return list(lax.reduce((real, *arrays), (True, *starts), skipping(fold), tuple(axes))[1:])
+
+
+def skipping(fold: Fold) -> Fold:
+    """A fold of values with a flag before them, which says whether they are real.
+
+    Two real values are combined; a real value and padding give the real value. This adds a neutral
+    element to any associative function.
+    """
+
+    def combine(a: Sequence[Any], b: Sequence[Any]) -> Sequence[Any]:
+        (a_real, *x), (b_real, *y) = a, b
+        both = zip(fold(x, y), x, y, strict=True)
+        chosen = (jnp.where(a_real & b_real, z, jnp.where(a_real, p, q)) for z, p, q in both)
         return (a_real | b_real, *chosen)
 
-    return list(lax.reduce((real, *arrays), (True, *starts), combine, tuple(axes))[1:])
+    return combine
 
 
 _MONOIDS: dict[str, Identity] = {
@@ -233,7 +237,7 @@ _MONOIDS: dict[str, Identity] = {
 }
 
 
-def _known_monoid(inner: Any) -> Identity | None:
+def known_monoid(inner: Any) -> Identity | None:
     """The neutral element of a jaxpr that is one known operation of its two arguments."""
     if len(inner.eqns) != 1 or len(inner.invars) != 2:
         return None

@@ -18,7 +18,7 @@ from bucketjit._jax.jaxprs import all_equations, open_jaxpr, shape_of
 from bucketjit._jax.primitives import primitive
 from bucketjit._masking.loops import CASTS, WITHOUT_TYPES
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules.control import evaluate_strong_at
+from bucketjit._masking.rules.control import evaluate_strong
 from bucketjit._masking.rules.reductions import Identity, highest, lowest, zero
 from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
 
@@ -33,7 +33,7 @@ from bucketjit._masking.rules.refused import MOVED, REDUCE_FIRST
 # Over an axis of a mesh, a collective of closed axes runs as it stands, and no rule is asked. One
 # of open axes combines positions of different shards. If the sizes are the same on all shards, as
 # in a ``shard_map``, so are the positions of the padding, and a sum by element is right. If they
-# differ (`RuleContext.uneven`), the exact program would combine arrays of different shapes.
+# differ (`BucketSizes.uneven`), the exact program would combine arrays of different shapes.
 
 
 def fold(identity: Identity, name: str = "") -> Rule:
@@ -43,10 +43,7 @@ def fold(identity: Identity, name: str = "") -> Rule:
         """Padding holds the neutral element, so it cannot change the result."""
         axes = ctx.params["axes"]
         placed = tuple(a for a in axes if isinstance(a, int))
-        if _is_uneven(ctx, axes):
-            ctx.refuse(
-                "it combines an open axis whose size differs from shard to shard", REDUCE_FIRST
-            )
+        _refuse_uneven(ctx, axes)
         if not axes:
             return operands if ctx.primitive.multiple_results else operands[0]
         return _bind(
@@ -56,10 +53,11 @@ def fold(identity: Identity, name: str = "") -> Rule:
     return rule
 
 
-def _is_uneven(ctx: RuleContext, axes: Iterable[Any]) -> bool:
-    """Whether open axes of shards whose sizes differ are combined."""
-    named = any(a in ctx.uneven for a in axes)
-    return named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes)
+def _refuse_uneven(ctx: RuleContext, axes: Iterable[Any]) -> None:
+    """Refuse to combine open axes of shards whose sizes differ."""
+    named = any(a in ctx.sizes.uneven for a in axes)
+    if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
+        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
 
 
 def _bind(ctx: RuleContext, name: str, *operands: Array) -> Any:
@@ -80,8 +78,7 @@ def gather(ctx: RuleContext, operand: Array) -> Any:
 def mean(ctx: RuleContext, operand: Array) -> Any:
     """The rows of each shard weigh its value; half floats are summed in float32."""
     axis, rows = ctx.symbolic_params["axis"], ctx.logical(ctx.symbolic_params["rows"])
-    if _is_uneven(ctx, (axis,)):
-        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    _refuse_uneven(ctx, (axis,))
     kind = jnp.promote_types(operand.dtype, jnp.float32)
     weight = jnp.asarray(rows, jnp.finfo(kind).dtype)
     total = jax.lax.psum(operand.astype(kind) * weight, axis)
@@ -91,8 +88,7 @@ def mean(ctx: RuleContext, operand: Array) -> Any:
 def total(ctx: RuleContext, operand: Array) -> Any:
     """The values of all shards are added as they are."""
     axis = ctx.symbolic_params["axis"]
-    if _is_uneven(ctx, (axis,)):
-        ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
+    _refuse_uneven(ctx, (axis,))
     return jax.lax.psum(operand, axis)
 
 
@@ -121,7 +117,7 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     given = ctx.symbolic_params
     inner, _ = open_jaxpr(given["jaxpr"])
     mesh, specs, out_specs = given["mesh"], given["in_specs"], given["out_specs"]
-    if ctx.uneven:
+    if ctx.sizes.uneven:
         ctx.refuse("inside of a function of one shard there is no array of all shards to map over")
     if any(map(makes_size, all_equations(inner))):
         ctx.refuse("a size that is computed in it differs from shard to shard")
@@ -131,7 +127,7 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     ]
 
     def body(sizes: Any, *shards: Array) -> tuple[Any, ...]:
-        return evaluate_strong_at(ctx, sizes, given["jaxpr"], *shards)
+        return evaluate_strong(ctx, given["jaxpr"], *shards, at=ctx.sizes.at(*sizes))
 
     outs = jax.shard_map(
         body,
@@ -140,7 +136,7 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
         out_specs=tuple(out_specs),
         axis_names=given["newly_manual_axes"],
         check_vma=False,
-    )(ctx.run_time_sizes, *laid_out)
+    )((dict(ctx.sizes.values), ctx.sizes.size_constants), *laid_out)
     return [
         _from_shards(ctx, mesh, x, spec, shape, shape_of(var))
         for x, spec, shape, var in zip(outs, out_specs, ctx.out_shapes, inner.outvars, strict=True)

@@ -9,25 +9,30 @@ same manner.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.extend.core import Jaxpr
 
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._jax.jaxprs import open_jaxpr
-from bucketjit._jax.primitives import name_of
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules.convolution import Slide, fit
 from bucketjit._masking.rules.indexing import INT32_MAX
-from bucketjit._masking.rules.reductions import Identity, all_ones, highest, lowest, one, zero
+from bucketjit._masking.rules.reductions import (
+    Fold,
+    Identity,
+    highest,
+    known_monoid,
+    lowest,
+    skipping,
+    zero,
+)
 
 Arrays = Sequence[Any]
-Reducer = Callable[[Arrays, Arrays], Arrays]  # from two elements, one value of each array, to one
 
 
 # --- laying out -----------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def _reduce_real(
     slides: Sequence[Slide],
     arrays: Arrays,
     inits: Arrays,
-    reducer: Reducer,
+    reducer: Fold,
     starts: bool = True,
 ) -> list[Any]:
     """Reduce over the real elements of each window, whatever the reducer."""
@@ -118,15 +123,9 @@ def _reduce_real(
     values = [np.array(False), *(np.zeros((), x.dtype) for x in arrays)]
     laid, params = _lay_out(ctx, slides, [flags, *arrays], values)
 
-    # Two real elements are combined. If one is not real, the other one is the result.
-    def over_flags(left: Arrays, right: Arrays) -> Arrays:
-        (a, *x), (b, *y) = left, right
-        both = zip(reducer(x, y), x, y, strict=True)
-        return (a | b, *(jnp.where(a & b, z, jnp.where(a, p, q)) for z, p, q in both))
-
     inits = [jnp.asarray(init, x.dtype) for init, x in zip(inits, arrays, strict=True)]
     start = (jnp.asarray(starts), *inits)
-    _, *outs = lax.reduce_window(tuple(laid), start, over_flags, **params)
+    _, *outs = lax.reduce_window(tuple(laid), start, skipping(reducer), **params)
     return outs
 
 
@@ -146,28 +145,6 @@ def reduction(identity: Identity) -> Rule:
     return rule
 
 
-_MONOIDS: dict[str, Identity] = {
-    "add": zero,
-    "mul": one,
-    "max": lowest,
-    "min": highest,
-    "and": all_ones,
-    "or": zero,
-    "xor": zero,
-}
-
-
-def _starts_neutral(jaxpr: Jaxpr, init: Array, dtype: np.dtype[Any]) -> bool:
-    """True if a reducer of one value is a known monoid, starting from its neutral element."""
-    inner, _ = open_jaxpr(jaxpr)
-    if len(inner.eqns) != 1 or isinstance(init, jax.core.Tracer):
-        return False
-    (eqn,) = inner.eqns
-    identity = _MONOIDS.get(name_of(eqn))
-    whole = set(eqn.invars) == set(inner.invars) and list(eqn.outvars) == list(inner.outvars)
-    return identity is not None and whole and bool(np.asarray(init) == identity(dtype))
-
-
 def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     """The user's own reducer: it must not see padding, unless that is neutral to it."""
     arrays, inits = operands[: len(operands) // 2], operands[len(operands) // 2 :]
@@ -175,7 +152,9 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     jaxpr = ctx.params["jaxpr"]
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return [zeros(ctx, aval) for aval in ctx.out_avals]
-    neutral = len(arrays) == 1 and _starts_neutral(jaxpr, inits[0], arrays[0].dtype)
+    is_known = not isinstance(inits[0], jax.core.Tracer)
+    monoid = known_monoid(open_jaxpr(jaxpr)[0]) if is_known else None
+    neutral = monoid is not None and bool(np.asarray(inits[0]) == monoid(arrays[0].dtype))
     if neutral or not _meets_padding(ctx, slides):
         laid, params = _lay_out(ctx, slides, arrays, inits)
         outs = ctx.bind(*laid, *inits, **params)
@@ -188,7 +167,7 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
 # --- gradients ------------------------------------------------------------------------------
 
 
-def _chooser(ctx: RuleContext) -> Reducer:
+def _chooser(ctx: RuleContext) -> Fold:
     """From two ``(key, value)`` pairs to the one whose key the equation selects."""
     select_prim = ctx.params["select_prim"]
 

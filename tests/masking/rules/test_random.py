@@ -1,4 +1,4 @@
-"""What draws need beyond the cases: 64-bit counters, 64-bit words, generators of the user's."""
+"""What draws need beyond the cases: 64-bit words, generators of the user's."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import random
 from jax.extend.random import define_prng_impl, threefry_2x32
 
-from bucketjit._masking.rules.random import linear_index
 from bucketjit.errors import MaskingError
 from tests.harness import Arg, Case, check
-
-SIZES = [(5,), (3, 4), (7, 1, 9), (70000, 70001), (3, 1 << 31), (123456, 654321, 1000003)]
-
-
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_linear_index_has_64_bits(sizes: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(0)
-    positions = [rng.integers(0, n, 200) for n in sizes]
-    for ends in (0, -1):
-        for axis, n in zip(positions, sizes, strict=True):
-            axis[ends] = n - 1 if ends else 0
-    numbers = [0] * 200
-    for axis, n in zip(positions, sizes, strict=True):
-        numbers = [k * n + int(i) for k, i in zip(numbers, axis, strict=True)]
-    words = [np.asarray(axis, np.uint32) for axis in positions]
-    high, low = jax.jit(lambda at, of: linear_index(at, of))(words, [jnp.uint32(n) for n in sizes])
-    assert numbers[-1] == math.prod(sizes) - 1
-    got = [(int(h) << 32) + int(w) for h, w in zip(high, low, strict=True)]
-    assert got == [n & ((1 << 64) - 1) for n in numbers]
 
 
 @pytest.mark.parametrize("partitionable", [True, False])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit.strategies import assess_joint, fit
-from bucketjit.strategies._search.grid import cheapest_grid
+from bucketjit.strategies._search import cheapest_grid
 from tests.strategies.search import brute
 
 COSTS = [lambda b, s: b * s, lambda b, s: b * s * s, lambda b, s: 30 + b * s, lambda b, s: 7 - b]

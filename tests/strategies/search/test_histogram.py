@@ -4,7 +4,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from bucketjit.strategies._search.histogram import histogram
+from bucketjit.strategies._search import histogram
 
 SEEN = [5, 3, 5, 0, 900]
 

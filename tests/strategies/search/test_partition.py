@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bucketjit.strategies._search.partition import cheapest_boundaries, cheapest_groups
+from bucketjit.strategies._search import cheapest_boundaries, cheapest_groups
 from tests.strategies.search.brute import boundary_choices
 
 
