@@ -26,7 +26,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, MaskedEquation, explain
 from bucketjit._stages.views import Views
-from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
+from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit._tracing.structs import array_like, sign_like
 from bucketjit.errors import ArtifactError, SpecError
 
@@ -184,19 +184,10 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         """
         check_options(workers, time_budget, progress=progress)
         function, engine = self._functions[0], self._engine
-        epoch = engine.provider.epoch
         wanted = list(self.buckets) if sizes is None else sizes
         args, kwargs = function.like(self.buckets[0])
         call = sign_like(engine.signer, args, kwargs)
-        warmed = warm_up(
-            *(engine, call, wanted),
-            workers=workers,
-            time_budget=time_budget,
-            progress=progress,
-            first_run=False,
-            epoch=epoch,
-        )
-        return report_of(warmed, engine, epoch)
+        return warm_up(engine, call, wanted, workers, time_budget, progress)
 
     def __repr__(self) -> str:
         name = self._functions[0].record.name

@@ -28,7 +28,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
-from bucketjit._stages.requests import requests_for
+from bucketjit._stages.requests import Unmasked, requests_of
 from bucketjit._tracing.call import Call
 from bucketjit.errors import CompileBudgetError, MaskingError
 
@@ -38,8 +38,8 @@ def compile_all(
     requests: Sequence[CompileRequest],
     workers: int | None,
     epoch: object,
+    deadline: float = math.inf,
     *,
-    deadline: float | None = None,
     first_run: bool,
     is_asked_for: bool = True,
 ) -> Generator[tuple[CompileRequest, Source | Exception]]:
@@ -57,7 +57,7 @@ def compile_all(
     config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
-            late = deadline is not None and time.monotonic() >= deadline
+            late = time.monotonic() >= deadline
             while not late and len(running) < count:
                 request = next(waiting, None)
                 if request is None:
@@ -143,14 +143,12 @@ class Ahead:
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         epoch = engine.provider.epoch
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
-        asked = requests_for(engine, call, call.tokens, call.sizes, sizes)
-        todo = [request for request in asked.requests if request.key not in engine.cache]
+        todo, problems = _missing(engine, call, sizes)
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
         # The bucket of the call first, because it waits for it; then the largest.
         todo.sort(key=lambda request: (request.key != key, -volume(request.sizes)))
         before = engine.cache.evictions
-        problems = [why for _, why in asked.failed]
         in_files = engine.requests.files.store() is not None
         compiling = compile_all(
             engine, todo, self._workers, epoch, first_run=True, is_asked_for=False
@@ -172,6 +170,23 @@ class Ahead:
         if not problems:
             return ""
         return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
+
+
+def _missing(
+    engine: Engine, call: Call, every: Sequence[Mapping[str, int]]
+) -> tuple[list[CompileRequest], list[str]]:
+    """The requests for calls of these sizes that are not in the cache, and what went wrong."""
+    found: dict[Hashable, CompileRequest] = {}
+    problems = []
+    for sizes in every:
+        try:
+            requests = requests_of(engine, call, call.tokens, {**call.sizes, **sizes})
+        except Exception as error:  # often of the function, which does not take these sizes
+            problems.append(in_one_line(error))
+            continue
+        if not isinstance(requests, Unmasked):
+            found.update((one.key, one) for one in requests if one.key not in engine.cache)
+    return list(found.values()), problems
 
 
 def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
