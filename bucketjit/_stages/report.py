@@ -1,19 +1,17 @@
 """Shows a snapshot of the counters as tables in terminals, files and notebooks.
 
-`bucketjit._stages.tables` makes the tables. Here they become HTML, and renderables of rich where
-that is installed; elsewhere `bucketjit._stages.report` writes them.
+`bucketjit._stages.tables` makes the tables. Here they become text and HTML.
 """
 
 from __future__ import annotations
 
 import html
-import io
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 from bucketjit._events import printable
 from bucketjit._runtime.summary import summary_of
@@ -77,18 +75,14 @@ def _row(
         yield _GAP.join(parts).rstrip()
 
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-
-WIDTH_OF_A_FILE = 120  # characters of a line in output that is no terminal
-_NARROWEST = 40  # characters; below that, rich leaves out columns of a table
+_WIDTH_OF_A_FILE = 120  # characters of a line in output that is no terminal
+_NARROWEST = 40
 
 
 class Report:
     """The counters of a bucketed function, as tables; the first line says what was saved.
 
-    ``print`` it: as wide as the terminal, and in colour if rich is installed, or plain text if the
-    output is a file. It is a rich renderable too, and HTML in a notebook.
+    ``print`` it, as wide as the terminal. In a notebook it is HTML.
 
     Args:
         title: The text above the tables.
@@ -109,21 +103,8 @@ class Report:
     def _heads(self) -> list[str]:
         return [printable(text) for text in (self.summary, self.title) if text]
 
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        from rich.text import Text
-
-        yield from map(Text, self._heads)
-        for table in self.tables:
-            yield from rendered(table)
-
     def __str__(self) -> str:
-        console = console_for(sys.stdout, buffer := io.StringIO())
-        if console is None:
-            return "\n".join([*self._heads, *plain_text(self.tables, sys.stdout)])
-        console.print(self)
-        return buffer.getvalue().rstrip("\n")
+        return "\n".join([*self._heads, *text_of(self.tables)])
 
     def __repr__(self) -> str:
         return f"<Report of {printable(self.title) or 'a snapshot'}>"
@@ -132,52 +113,14 @@ class Report:
         return as_html(self._heads, self.tables)
 
 
-def width_for(stream: TextIO) -> int:
-    """How many characters a line may have that is written to a stream."""
-    if stream.isatty() or "COLUMNS" in os.environ:
-        return max(shutil.get_terminal_size().columns, _NARROWEST)
-    return WIDTH_OF_A_FILE
-
-
-def console_for(stream: TextIO, file: TextIO | None = None) -> Console | None:
-    """A rich console whose width and colours suit a stream."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    is_terminal = stream.isatty()
-    if is_terminal or "COLUMNS" in os.environ:
-        width = max(Console(file=stream).width, _NARROWEST)
-    else:
-        width = WIDTH_OF_A_FILE
-    return Console(file=file or stream, width=width, force_terminal=is_terminal)
-
-
-def plain_text(tables: Sequence[Table], stream: TextIO) -> Iterator[str]:
-    """The lines of tables without rich, as wide as a stream, each table after an empty line."""
-    width = width_for(stream)
+def text_of(tables: Sequence[Table]) -> Iterator[str]:
+    """The lines of tables, as wide as standard output, each table after an empty line."""
+    width = _WIDTH_OF_A_FILE
+    if "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty()):
+        width = max(shutil.get_terminal_size().columns, _NARROWEST)
     for table in tables:
         yield ""
         yield from plain_lines(table, width)
-
-
-def rendered(table: Table) -> Iterator[RenderableType]:
-    """A table as rich renderables: its title, then its rows."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    grid = RichTable(box=box.SIMPLE, pad_edge=False)
-    for column in table.columns:
-        grid.add_column(
-            Text(printable(column)),
-            justify="right" if column in table.numeric else "left",
-            overflow="fold",  # wrap long cells; an ellipsis would hide their end
-        )
-    for row in table.rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
-    yield Text(printable(table.title), style="bold")
-    yield grid
 
 
 def as_html(heads: Sequence[str], tables: Sequence[Table]) -> str:
