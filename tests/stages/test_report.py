@@ -12,8 +12,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
-from bucketjit._stages.report import plain_lines
-from bucketjit._stages.tables import Table
+from bucketjit._stages.report import Table, plain_lines
 from bucketjit.errors import FallbackWarning
 
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from bucketjit._artifact.archive import Archive
 from bucketjit._events import printable
-from bucketjit._stages.report import text_of
-from bucketjit._stages.tables import Table
+from bucketjit._stages.report import Table, text_of
 
 
 class CommandError(Exception):
