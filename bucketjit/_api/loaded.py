@@ -200,7 +200,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
 
 def _masked_equations(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
     assert isinstance(program, LoadedProgram)
-    return program.masked
+    return program.record.masked
 
 
 def load(

@@ -235,10 +235,8 @@ class Manifest:
     Attributes:
         format: The version of the format.
         versions: Versions of the libraries that wrote it.
-        calling_convention: The version of JAX's convention for calls of modules.
         platforms: The platforms that the modules can be compiled for.
         out: The form of results, ``jax``, ``numpy`` or ``padded``.
-        strategy: The strategies that chose the buckets, in words.
         config: JAX's configuration when the function was traced.
         constants: The arrays that programs close over.
         functions: The function, its pullback, the pullback of that, and so on.
@@ -247,10 +245,8 @@ class Manifest:
 
     format: int
     versions: Mapping[str, str]
-    calling_convention: int
     platforms: tuple[str, ...]
     out: str
-    strategy: str
     config: Mapping[str, str]
     constants: tuple[Constant, ...]
     functions: tuple[SavedFunction, ...]

@@ -43,7 +43,6 @@ from bucketjit._artifact.saved_program import Source
 from bucketjit._artifact.size_tables import table_of
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.files.environment import versions
-from bucketjit._config import Config
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.expressions import Shape, evaluate, is_symbolic
 from bucketjit._ir.program import Program
@@ -164,10 +163,8 @@ def save(
     manifest = Manifest(
         format=FORMAT,
         versions={n: found[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
-        calling_convention=module.calling_convention_version,
         platforms=tuple(module.platforms),
         out=engine.config.out.value,
-        strategy=_strategies(engine.config),
         config={name: str(jax_config.get(name)) for name in _OPTIONS_OF_JAX},
         constants=tuple(members.constants.values()),
         functions=functions,
@@ -385,10 +382,3 @@ def _is_float(value: Any) -> bool:
 
 def _cotangent(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
-
-
-def _strategies(config: Config) -> str:
-    if config.plan is not None:
-        return repr(config.plan)
-    own = [f"{dim}: {strategy!r}" for dim, strategy in config.per_dim.items()]
-    return ", ".join([*own, repr(config.default)])

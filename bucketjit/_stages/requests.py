@@ -155,7 +155,7 @@ def requests_of(
     engine: Engine,
     call: Call,
     tokens: Tokens,
-    sizes: Mapping[str, int],
+    sizes: dict[str, int],
     rows: Sequence[Rows] = (),
 ) -> list[CompileRequest] | Unmasked:
     """What to compile for a call of some sizes: its bucket, or one executable for each of ``rows``.
