@@ -45,8 +45,8 @@ def compile_all(
 ) -> Generator[tuple[CompileRequest, Source | Exception]]:
     """Compile several executables in parallel. XLA compiles without holding Python's lock.
 
-    A request is handed to the thread pool only when a thread is free, so that an interrupt, the
-    deadline or a `ExecutableProvider.clear` stops all later ones.
+    What cannot be masked is noted. A request is handed to the pool only when a thread is free, so
+    that an interrupt, the deadline or a `ExecutableProvider.clear` stops all later ones.
     """
     prepare = functools.partial(
         engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
@@ -79,6 +79,8 @@ def compile_all(
                     return
                 if error is not None and not isinstance(error, Exception):
                     raise error
+                if isinstance(error, MaskingError) and not error.is_defect:
+                    engine.refuse(request, error)
                 yield request, error or future.result()
 
 
@@ -154,7 +156,7 @@ class Ahead:
             engine, todo, self._workers, epoch, first_run=True, is_asked_for=False
         )
         with contextlib.closing(compiling):
-            for request, outcome in compiling:
+            for _, outcome in compiling:
                 if isinstance(outcome, CompileBudgetError):
                     problems.append("the rest is beyond what may be compiled")
                     if in_files:  # a file may have one of the others
@@ -163,9 +165,8 @@ class Ahead:
                 if engine.cache.evictions != before:
                     problems.append("the rest would drive executables out of the cache")
                     break
-                if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                    engine.refuse(request, outcome)
-                elif isinstance(outcome, Exception):
+                refused = isinstance(outcome, MaskingError) and not outcome.is_defect
+                if isinstance(outcome, Exception) and not refused:
                     problems.append(in_one_line(outcome))
         if not problems:
             return ""

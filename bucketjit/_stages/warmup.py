@@ -123,13 +123,14 @@ def warm_up(
     failed: dict[tuple[Mapping[str, int], str], None] = {}
     tried: dict[Hashable, Source | Exception] = {}
 
-    def look_up(every: Sequence[Mapping[str, int]], until: float) -> dict[Hashable, CompileRequest]:
-        """The requests of sizes, as long as there is time. A look-up may trace."""
+    def look_up(
+        every: Sequence[Mapping[str, int]], until: float
+    ) -> tuple[dict[Hashable, CompileRequest], Sequence[Mapping[str, int]]]:
+        """The requests of the sizes that there is time for, and these. A look-up may trace."""
         needed: dict[Hashable, CompileRequest] = {}
         for number, chosen in enumerate(every):
             if number and time.monotonic() >= until:
-                break
-            looked_up.append(chosen)
+                return needed, every[:number]
             try:
                 found = requests_of(engine, call, tokens, {**own, **chosen}, rows)
             except Exception as error:  # often of the function, which does not take these sizes
@@ -139,7 +140,7 @@ def warm_up(
                 exact[FrozenDict(chosen or found.request.sizes)] = found
                 found = [found.request]
             needed |= {one.key: one for one in found if one.key not in needed}
-        return needed
+        return needed, every
 
     def compile_missing(needed: Mapping[Hashable, CompileRequest]) -> bool:
         """Compile what is missing, the largest first: it can stand in for all others.
@@ -156,19 +157,17 @@ def warm_up(
             tried[request.key] = outcome
             if tell is not None:
                 tell(request, outcome)
-            if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                engine.refuse(request, outcome)
-                refused = True
+            refused |= isinstance(outcome, MaskingError) and not outcome.is_defect
         return refused
 
-    waiting = wanted
+    waiting: Sequence[Mapping[str, int]] = wanted
     while waiting and (waiting is wanted or _may_begin(engine, epoch, deadline)):
-        now, looked_up = time.monotonic(), list[Mapping[str, int]]()
-        needed = look_up(waiting, now + max((deadline - now) / 2, _LOOKED_UP_AT_LEAST))
+        now = time.monotonic()
+        until = now + max((deadline - now) / 2, _LOOKED_UP_AT_LEAST)
+        needed, looked_up = look_up(waiting, until)
         waiting = waiting[len(looked_up) :]
         while compile_missing(needed):  # the same sizes are then served at their exact shapes
-            again, looked_up = looked_up, []
-            needed = look_up(again, math.inf)
+            needed, _ = look_up(looked_up, math.inf)
         requests |= needed
     with engine.lock:
         for one in exact.values():  # so that the next warm-up does not trace it again
