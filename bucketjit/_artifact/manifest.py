@@ -235,6 +235,7 @@ class Manifest:
     Attributes:
         format: The version of the format.
         versions: Versions of the libraries that wrote it.
+        calling_convention: The version of JAX's convention for calls of modules.
         platforms: The platforms that the modules can be compiled for.
         out: The form of results, ``jax``, ``numpy`` or ``padded``.
         config: JAX's configuration when the function was traced.
@@ -245,6 +246,7 @@ class Manifest:
 
     format: int
     versions: Mapping[str, str]
+    calling_convention: int
     platforms: tuple[str, ...]
     out: str
     config: Mapping[str, str]

@@ -163,6 +163,7 @@ def save(
     manifest = Manifest(
         format=FORMAT,
         versions={n: found[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
+        calling_convention=module.calling_convention_version,
         platforms=tuple(module.platforms),
         out=engine.config.out.value,
         config={name: str(jax_config.get(name)) for name in _OPTIONS_OF_JAX},

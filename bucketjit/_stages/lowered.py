@@ -120,9 +120,9 @@ class Lowered(Stage):
         return self._lowered.cost_analysis()
 
 
-def _checked_dialect(dialect: Any) -> str | None:
+def _checked_dialect(dialect: str | None) -> str | None:
     if dialect in (None, "stablehlo", "hlo"):
-        return dialect  # type: ignore[no-any-return]
+        return dialect
     raise SpecError(
         f"dialect must be 'stablehlo' or 'hlo', got {dialect!r}; export_bounded makes a module "
         "with bounds"
