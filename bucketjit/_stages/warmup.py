@@ -13,7 +13,7 @@ import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
@@ -84,6 +84,9 @@ class WarmupReport:
         return printable("\n".join([head, *lines]))
 
 
+Sizes = Mapping[str, int]
+Needed = dict[Hashable, CompileRequest]  # requests by key
+
 _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time budget is smaller
 
 
@@ -118,87 +121,135 @@ def warm_up(
     began, epoch = time.monotonic(), engine.provider.epoch
     tokens, own, wanted = asked(engine, call, sizes)
     deadline = math.inf if time_budget is None else began + time_budget
-    requests: dict[Hashable, CompileRequest] = {}
-    exact: dict[FrozenDict[str, int], Unmasked] = {}
-    failed: dict[tuple[Mapping[str, int], str], None] = {}
-    tried: dict[Hashable, Source | Exception] = {}
+    how = workers, epoch, deadline, progress, first_run
+    under_way = _WarmUp(engine, call, tokens, own, rows, *how)
+    waiting: Sequence[Sizes] = wanted
+    while waiting and (waiting is wanted or under_way.may_begin()):
+        waiting = under_way.some(waiting)
+    under_way.remember()
+    return under_way.report(waiting, began)
 
-    def look_up(
-        every: Sequence[Mapping[str, int]], until: float
-    ) -> tuple[dict[Hashable, CompileRequest], Sequence[Mapping[str, int]]]:
+
+@dataclasses.dataclass
+class _WarmUp:
+    """A running warm-up.
+
+    Attributes:
+        engine, call, rows, workers, progress, first_run: See `warm_up`.
+        tokens, own: The open axes and the logical sizes of the call.
+        epoch: The epoch of the provider when it began.
+        deadline: The time (``time.monotonic``) after which nothing is begun.
+        requests: What calls of the sizes so far need.
+        exact: The calls that cannot be masked, by their sizes.
+        failed: Sizes for which no request could be made, and why; each once.
+        tried: The outcome of each request so far, by key.
+    """
+
+    engine: Engine
+    call: Call
+    tokens: Tokens
+    own: Sizes
+    rows: Sequence[Rows]
+    workers: int | None
+    epoch: object
+    deadline: float
+    progress: bool
+    first_run: bool
+    requests: Needed = dataclasses.field(default_factory=dict)
+    exact: dict[FrozenDict[str, int], Unmasked] = dataclasses.field(default_factory=dict)
+    failed: dict[tuple[Sizes, str], None] = dataclasses.field(default_factory=dict)
+    tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
+
+    def may_begin(self) -> bool:
+        """Whether a further compile may begin: there is time, and the cache was not cleared."""
+        return self.engine.provider.epoch is self.epoch and time.monotonic() < self.deadline
+
+    def some(self, waiting: Sequence[Sizes]) -> Sequence[Sizes]:
+        """Look up buckets for half of the time that is left, and compile them.
+
+        Returns the sizes that there was no time to look up.
+        """
+        now = time.monotonic()
+        until = now + max((self.deadline - now) / 2, _LOOKED_UP_AT_LEAST)
+        needed, looked_up = self._look_up(waiting, until)
+        while self._compile(needed):  # the same sizes are then served at their exact shapes
+            needed, _ = self._look_up(looked_up, math.inf)
+        self.requests |= needed
+        return waiting[len(looked_up) :]
+
+    def _look_up(self, every: Sequence[Sizes], until: float) -> tuple[Needed, Sequence[Sizes]]:
         """The requests of the sizes that there is time for, and these. A look-up may trace."""
-        needed: dict[Hashable, CompileRequest] = {}
+        needed: Needed = {}
         for number, chosen in enumerate(every):
             if number and time.monotonic() >= until:
                 return needed, every[:number]
+            sizes = {**self.own, **chosen}
             try:
-                found = requests_of(engine, call, tokens, {**own, **chosen}, rows)
+                found = requests_of(self.engine, self.call, self.tokens, sizes, self.rows)
             except Exception as error:  # often of the function, which does not take these sizes
-                failed[FrozenDict(chosen), in_one_line(error)] = None
+                self.failed[FrozenDict(chosen), in_one_line(error)] = None
                 continue
             if isinstance(found, Unmasked):
-                exact[FrozenDict(chosen or found.request.sizes)] = found
+                self.exact[FrozenDict(chosen or found.request.sizes)] = found
                 found = [found.request]
             needed |= {one.key: one for one in found if one.key not in needed}
         return needed, every
 
-    def compile_missing(needed: Mapping[Hashable, CompileRequest]) -> bool:
+    def _compile(self, needed: Needed) -> bool:
         """Compile what is missing, the largest first: it can stand in for all others.
 
         Returns whether a program turned out not to be maskable.
         """
-        new = [o for key, o in needed.items() if key not in tried]
-        tried.update((o.key, "cache") for o in new if o.key in engine.cache)
-        todo = sorted((o for o in new if o.key not in tried), key=lambda o: -volume(o.sizes))
-        tell = _teller(engine.name, len(todo)) if progress else None
-        refused = False
-        given = engine, todo, workers, epoch, deadline
-        for request, outcome in compile_all(*given, first_run=first_run):
+        engine, tried, refused = self.engine, self.tried, False
+        tried.update((k, "cache") for k in needed if k not in tried and k in engine.cache)
+        todo = sorted((o for k, o in needed.items() if k not in tried), key=_largest_first)
+        tell = _teller(engine.name, len(todo)) if self.progress else None
+        given = engine, todo, self.workers, self.epoch, self.deadline
+        for request, outcome in compile_all(*given, first_run=self.first_run):
             tried[request.key] = outcome
             if tell is not None:
                 tell(request, outcome)
             refused |= isinstance(outcome, MaskingError) and not outcome.is_defect
         return refused
 
-    waiting: Sequence[Mapping[str, int]] = wanted
-    while waiting and (waiting is wanted or _may_begin(engine, epoch, deadline)):
-        now = time.monotonic()
-        until = now + max((deadline - now) / 2, _LOOKED_UP_AT_LEAST)
-        needed, looked_up = look_up(waiting, until)
-        waiting = waiting[len(looked_up) :]
-        while compile_missing(needed):  # the same sizes are then served at their exact shapes
-            needed, _ = look_up(looked_up, math.inf)
-        requests |= needed
-    with engine.lock:
-        for one in exact.values():  # so that the next warm-up does not trace it again
-            if isinstance(tried.get(one.request.key), str):
-                call.signature.remember_refusal(one.call, one.call.shapes)
-    present = [o for key, o in requests.items() if tried.get(key) == "cache"]
-    ordered = sorted(requests.values(), key=lambda o: -volume(o.sizes))
-    compiled = [o for o in ordered if tried.get(o.key) in ("compile", "file")]
-    if rows:
-        _note_asked(engine, (*compiled, *present))
-    errors = ((o, why) for o in ordered if isinstance(why := tried.get(o.key), Exception))
-    failed.update(((FrozenDict(o.sizes), f"{type(e).__name__}: {e}"), None) for o, e in errors)
-    left = (*(o.sizes for o in ordered if o.key not in tried), *waiting)
-    # Read before the epoch: a clear between the two would otherwise be reported as a full cache.
-    evicted = [o for o in (*compiled, *present) if o.key not in engine.cache]
-    return WarmupReport(
-        compiled=tuple(FrozenDict(o.sizes) for o in compiled),
-        present=tuple(FrozenDict(o.sizes) for o in present),
-        failed=tuple(failed),
-        exact=tuple((sizes, one.why) for sizes, one in exact.items()),
-        left=tuple(map(FrozenDict, left)),
-        seconds=time.monotonic() - began,
-        evicted=tuple(FrozenDict(o.sizes) for o in evicted),
-        loaded=sum(tried[o.key] == "file" for o in compiled),
-        cleared=engine.provider.epoch is not epoch,
-    )
+    def remember(self) -> None:
+        """Make the next warm-up trace nothing again, and `map` take these row counts alone."""
+        with self.engine.lock:
+            for one in self.exact.values():
+                if isinstance(self.tried.get(one.request.key), str):
+                    self.call.signature.remember_refusal(one.call, one.call.shapes)
+        for key in self.requests if self.rows else ():
+            slot = self.engine.cache.slot(key)
+            if slot is not None and slot.entry is not None:
+                slot.entry.asked = True
+
+    def report(self, waiting: Sequence[Sizes], began: float) -> WarmupReport:
+        """What was done."""
+        tried, cache = self.tried, self.engine.cache
+        present = [o for key, o in self.requests.items() if tried.get(key) == "cache"]
+        ordered = sorted(self.requests.values(), key=_largest_first)
+        compiled = [o for o in ordered if tried.get(o.key) in ("compile", "file")]
+        for o in ordered:
+            if isinstance(error := tried.get(o.key), Exception):
+                self.failed[FrozenDict(o.sizes), f"{type(error).__name__}: {error}"] = None
+        # Read before the epoch: a clear between the two would otherwise be told as a full cache.
+        evicted = [o for o in (*compiled, *present) if o.key not in cache]
+        left = (*(o.sizes for o in ordered if o.key not in tried), *waiting)
+        return WarmupReport(
+            compiled=tuple(FrozenDict(o.sizes) for o in compiled),
+            present=tuple(FrozenDict(o.sizes) for o in present),
+            failed=tuple(self.failed),
+            exact=tuple((sizes, one.why) for sizes, one in self.exact.items()),
+            left=tuple(map(FrozenDict, left)),
+            seconds=time.monotonic() - began,
+            evicted=tuple(FrozenDict(o.sizes) for o in evicted),
+            loaded=sum(tried[o.key] == "file" for o in compiled),
+            cleared=self.engine.provider.epoch is not self.epoch,
+        )
 
 
-def _may_begin(engine: Engine, epoch: object, deadline: float) -> bool:
-    """Whether a further compile may begin: there is time, and the cache was not cleared."""
-    return engine.provider.epoch is epoch and time.monotonic() < deadline
+def _largest_first(request: CompileRequest) -> int:
+    return -volume(request.sizes)
 
 
 def _teller(name: str, total: int) -> Callable[[CompileRequest, Source | Exception], None]:
@@ -216,14 +267,6 @@ def _teller(name: str, total: int) -> Callable[[CompileRequest, Source | Excepti
                 print(f"{one_line(name)}: {what} {sizes} ({next(done)}/{total})", file=stream)
 
     return tell
-
-
-def _note_asked(engine: Engine, requests: Iterable[CompileRequest]) -> None:
-    """Make `map` take the row counts of these executables, and no others, from now on."""
-    for request in requests:
-        slot = engine.cache.slot(request.key)
-        if slot is not None and slot.entry is not None:
-            slot.entry.asked = True
 
 
 def asked(
