@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -40,14 +39,6 @@ def _record(event: str, duration: float, **details: object) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _listen() -> None:
     jax.monitoring.register_event_duration_secs_listener(_record)
-
-
-@pytest.fixture
-def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if rich were not installed."""
-    for module in [m for m in sys.modules if m.split(".")[0] == "rich"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "rich", None)  # type: ignore[arg-type]
 
 
 @pytest.fixture

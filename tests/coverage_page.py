@@ -16,14 +16,15 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import tests.cases
 from bucketjit._jax import primitives
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED
-from bucketjit._stages.explain import closure_of, first_paragraph, functions_in, how, maker_of
+from bucketjit._stages import explain
+from bucketjit._stages.explain import maker_of
 from tests.harness import Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
@@ -127,6 +128,29 @@ def _reachable(module: ModuleType, name: str, seen: set[tuple[str, str]]) -> Ite
             yield from _reachable(sys.modules[home], getattr(value, "__name__", used), seen)
 
 
+def closure_of(rule: object) -> dict[str, Any]:
+    """The values that a rule was made with, by name."""
+    if not isinstance(rule, FunctionType):
+        return {}
+    cells = [c.cell_contents for c in rule.__closure__ or ()]
+    return dict(zip(rule.__code__.co_freevars, cells, strict=True))
+
+
+def functions_in(values: Any) -> Iterator[FunctionType]:
+    """The functions of bucketjit among some values, and in tuples and lists among them."""
+    for value in values:
+        if isinstance(value, tuple | list):
+            yield from functions_in(value)
+        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
+            yield value
+
+
+def how(rule: Callable[..., Any]) -> str:
+    """What a rule does, and the functions that it was made with."""
+    made_with = [explain.how(f) for f in functions_in(closure_of(rule).values())]
+    return " ".join(dict.fromkeys([explain.how(rule), *filter(None, made_with)]))
+
+
 def refusals(rule: Callable[..., Any]) -> list[str]:
     """The reasons for which a rule refuses."""
     maker, known = maker_of(rule), closure_of(rule)
@@ -205,7 +229,7 @@ def _cells(primitive: str) -> tuple[str, str]:
 def _family_section(family: str) -> Iterator[str]:
     module = importlib.import_module(f"bucketjit._masking.rules.{family}")
     yield f"\n## {family.capitalize()}\n"
-    yield f"{first_paragraph(module.__doc__)}\n"
+    yield f"{explain.how(module)}\n"
     groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for entry in entries(family):
         kind = how(entry.rule), tuple(refusals(entry.rule))

@@ -162,7 +162,6 @@ def test_series_of_fallbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_tables_html_and_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
     executor = evil_executor()
     called(executor, 3, 5)
     report = executor.report()
@@ -187,7 +186,6 @@ def test_drawings(tmp_path: Any) -> None:
 
 
 def test_snapshots_are_json_that_utf8_can_hold(tmp_path: Any) -> None:
-    pytest.importorskip("rich")
     from bucketjit._api.commands.app import main
 
     executor = evil_executor()
@@ -219,7 +217,6 @@ def test_exceptions_hold_what_was_said() -> None:
 
 
 def test_a_stream_of_utf8_takes_what_is_printed() -> None:
-    pytest.importorskip("rich")
     executor = evil_executor()
     called(executor, 3)
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")

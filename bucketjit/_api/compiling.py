@@ -16,7 +16,7 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.shard_axis import checked_axis
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.rows.warm import rows_to_compile
-from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
+from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import SpecError
 
@@ -59,8 +59,8 @@ class Compiling(BucketBuilders[P, R]):
                 size in each bucket are looked at.
             workers: Number of threads that compile; by default one per core, up to four.
             time_budget: Seconds after which no further compile begins.
-            progress: Whether to show progress on standard error: a bar in a terminal, if rich is
-                installed, and lines elsewhere.
+            progress: Whether to tell on standard error, in a line for each executable, how far it
+                is; examples/progress.py has a bar.
             first_run: Whether to run each executable once, on zeros, as soon as it is compiled.
                 On CPU, the first run of one with many matrix multiplications takes longer, by
                 45 ms for a 6-layer encoder. Executables that have effects, callbacks or a
@@ -99,15 +99,12 @@ class Compiling(BucketBuilders[P, R]):
         if self._plain is not None:  # calls would not use what is compiled
             return WarmupReport((), (), (), (), (), 0.0)
         engine = self._engine
-        epoch = engine.provider.epoch
         call = sign_like(engine.signer, args, kwargs)
         batches = []
         if rows is not None:
             batches = rows_to_compile(engine.signer, call, args, kwargs, rows, in_axes)
-        warmed = warm_up(
-            *(engine, call, sizes, workers, time_budget, progress, first_run, epoch, batches)
-        )
-        return report_of(warmed, engine, epoch)
+        how = workers, time_budget, progress, first_run
+        return warm_up(engine, call, sizes, *how, batches)
 
     def with_ahead_compile(self, workers: int | None = None) -> Self:
         """Compile all buckets that the strategies list, with the first call that a program serves.

@@ -22,7 +22,7 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, MaskedEquation, explain
-from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
+from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError
 
@@ -170,12 +170,10 @@ class Loaded(Served[..., Any]):
         """
         check_options(workers, time_budget, progress=progress)
         function, engine = self._functions[0], self._engine
-        epoch = engine.provider.epoch
         wanted = list(self.buckets) if sizes is None else sizes
         args, kwargs = function.like(self.buckets[0])
         call = sign_like(engine.signer, args, kwargs)
-        warmed = warm_up(engine, call, wanted, workers, time_budget, progress, False, epoch)
-        return report_of(warmed, engine, epoch)
+        return warm_up(engine, call, wanted, workers, time_budget, progress)
 
     def __repr__(self) -> str:
         name = self._functions[0].record.name
@@ -188,7 +186,7 @@ class Loaded(Served[..., Any]):
 
 def _masked_equations(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
     assert isinstance(program, LoadedProgram)
-    return program.masked
+    return program.record.masked
 
 
 def load(

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bucketjit._artifact.expressions import check_comparison, check_expression
+from bucketjit._stages.explain import MaskedEquation
 from bucketjit.errors import ArtifactError
 
 FORMAT = 2
@@ -127,17 +128,6 @@ class SizeTable:
 
 
 @dataclass(frozen=True)
-class MaskedRow:
-    """An equation that is masked, as `bucketjit.types.MaskedEquation` has it."""
-
-    primitive: str
-    sizes: tuple[str, ...]
-    how: str
-    fills: tuple[str, ...]
-    where: str
-
-
-@dataclass(frozen=True)
 class ComputedSize:
     """A size that a program computes. Its variable is one more than the number of rows.
 
@@ -190,7 +180,7 @@ class SavedProgram:
     table: SizeTable | None = None
     samples: tuple[Mapping[str, int], ...] = ()
     why: str = ""
-    masked: tuple[MaskedRow, ...] = ()
+    masked: tuple[MaskedEquation, ...] = ()
     dynamic: str | None = None
     computed: tuple[ComputedSize, ...] = ()
     counts: tuple[str, ...] = ()
@@ -248,7 +238,6 @@ class Manifest:
         calling_convention: The version of JAX's convention for calls of modules.
         platforms: The platforms that the modules can be compiled for.
         out: The form of results, ``jax``, ``numpy`` or ``padded``.
-        strategy: The strategies that chose the buckets, in words.
         config: JAX's configuration when the function was traced.
         constants: The arrays that programs close over.
         functions: The function, its pullback, the pullback of that, and so on.
@@ -260,7 +249,6 @@ class Manifest:
     calling_convention: int
     platforms: tuple[str, ...]
     out: str
-    strategy: str
     config: Mapping[str, str]
     constants: tuple[Constant, ...]
     functions: tuple[SavedFunction, ...]

@@ -23,7 +23,6 @@ from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.custom_calls import foreign_operations, stable_targets
 from bucketjit._jax.exporting import (
     for_older_readers,
-    register_named_in,
     register_namedtuples,
     without_assertion_effects,
 )
@@ -32,6 +31,7 @@ from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._stages.dynamic import evaluator
+from bucketjit._stages.refine import exported_from
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
@@ -139,24 +139,10 @@ def serialized(module: jax.export.Exported) -> bytes:
 
 def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Exported:
     """The module in bytes that `serialized` made."""
-    with Extra("saved functions", "flatbuffers", "export"):
-        import flatbuffers  # noqa: F401
-
-        try:
-            register_named_in(raw)
-        except Exception as error:  # of the module
-            raise ArtifactError(
-                f"{place}: a NamedTuple among the arguments or results is not known here: "
-                f"{in_one_line(error)}"
-            ) from error
-        try:
-            module = jax.export.deserialize(bytearray(raw))
-        except Exception as error:
-            raise ArtifactError(
-                f"{place}: JAX {jax.__version__} cannot read it ({in_one_line(error)}); the module "
-                "is damaged, written by a later JAX, or has a class in its trees that is not "
-                "registered here (jax.export.register_pytree_node_serialization)"
-            ) from error
+    try:
+        module: jax.export.Exported = exported_from(raw, place)
+    except ExportError as error:
+        raise ArtifactError(str(error)) from error
     allowed = stable_targets() - (frozenset() if trusted else _OPAQUE)
     try:
         foreign = foreign_operations(module.mlir_module_serialized, allowed)

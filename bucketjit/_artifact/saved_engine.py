@@ -6,6 +6,7 @@ three parts that know the file: what arguments are taken, bodies of kernels, and
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,15 +15,17 @@ from typing import Any
 import jax
 
 from bucketjit._artifact.dtypes import dtype_of
-from bucketjit._artifact.manifest import SavedFunction
-from bucketjit._artifact.saved_executables import SavedBodies
+from bucketjit._artifact.manifest import Bucket, SavedFunction
+from bucketjit._artifact.saved_executables import SavedBodies, environment_digest
 from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_program, shape_at
+from bucketjit._compile.argument_types import device_of
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Fallback, Out
 from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import STATIC, Tokens
 from bucketjit._ir.fit import smallest_holding
 from bucketjit._ir.interface import Interface
+from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.engine import Engine
@@ -36,6 +39,7 @@ from bucketjit._tracing.made_for import MadeFor, fixed_signature
 from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
+from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
 
@@ -176,6 +180,49 @@ class LoadedFunction:
         )
         return Engine(Config(**{**of_file, **changes}), shared, parts)
 
+    def with_executables(self, place: str, add: Callable[[str, bytes], str]) -> SavedFunction:
+        """Compile every bucket, and add the executables for this machine to a file being written.
+
+        They are compiled from the modules as a process compiles them that loads the file.
+        """
+        engine = self.engine()
+        programs = []
+        for number, program in enumerate(self.programs):
+            compiled = functools.partial(self._compiled, engine, program, f"{place}-{number}", add)
+            buckets = tuple(map(compiled, program.record.buckets))
+            programs.append(dataclasses.replace(program.record, buckets=buckets))
+        return dataclasses.replace(self.record, programs=tuple(programs))
+
+    def _compiled(
+        self,
+        engine: Engine,
+        program: LoadedProgram,
+        place: str,
+        add: Callable[[str, bytes], str],
+        bucket: Bucket,
+    ) -> Bucket:
+        """A bucket with its executable."""
+        args, kwargs = self.like(bucket.sizes)
+        call = sign_like(engine.signer, args, kwargs)
+        sizes = {v: n for v, n in bucket.sizes.items() if v not in program.unfitted}
+        constants = program.size_constants(sizes)
+        if constants is None:  # a guard keeps these sizes from the program
+            return bucket
+        tokens = self.tokens_of(program)
+        call = call.resolved(Resolution(tokens, sizes, program, size_constants=constants))
+        entry = engine.requests.masked(call, bucket.sizes).build()
+        device = device_of(call.leaves)
+        try:
+            raw, kept = serialized(entry.compiled, Placement.on(device))
+        except NotPlain as error:
+            raise ArtifactError(
+                f"the executable of {shown(bucket.sizes)} cannot be saved: {error}; save without "
+                "executables=True"
+            ) from error
+        digest = environment_digest(device)
+        name = f"{place}/{','.join(f'{v}={n}' for v, n in bucket.sizes.items())}-{digest[:8]}.bin"
+        return dataclasses.replace(bucket, executables={digest: (add(name, raw), kept)})
+
 
 class _Text(str):
     """The text of a static argument; its ``repr`` is the text itself."""
@@ -197,25 +244,25 @@ def _no_program(
             f"program that was not saved: the file has programs for {told}. If the function "
             "does not raise there, call the bucketed function so before the function is saved"
         )
-    unsaved = f"shapes {[tuple(s) for s in shapes]} take a program that was not saved"
     empty = [v for v in every if v not in variables_in(tokens)]
-    if len(empty) == len(every):
-        raise ArtifactError(
-            f"shapes {[tuple(s) for s in shapes]}: a saved function takes no call in which all "
-            "open axes are of size 0; call it with at least one element"
-        )
-    if empty:
-        raise ArtifactError(
-            f"{unsaved}, as {' and '.join(f'{v} is 0' for v in empty)}: save the function with "
-            f"such sizes, as in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
-        )
     zeros = [[f"{v} == 0" for v in every if v not in p.record.variables] for p in programs]
     held = "; ".join(
         ", ".join([*map(str, p.guards), *more]) or "sizes whose constants were tabulated"
         for p, more in zip(programs, zeros, strict=True)
     )
+    why = f"the file has programs for {held}; save the function with such sizes"
+    if empty:
+        why = (
+            f"as {' and '.join(f'{v} is 0' for v in empty)}: save the function with such sizes, as "
+            f"in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
+        )
+    if len(empty) == len(every):
+        why = (
+            "a saved function takes no call in which all open axes are of size 0; call it with at "
+            "least one element"
+        )
     raise ArtifactError(
-        f"{unsaved}: the file has programs for {held}; save the function with such sizes"
+        f"shapes {[tuple(s) for s in shapes]} take a program that was not saved: {why}"
     )
 
 
@@ -250,13 +297,14 @@ def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, 
 def _overflow(program: LoadedProgram, sizes: Mapping[str, int]) -> BucketOverflowError:
     saved = [bucket.sizes for bucket in program.record.buckets]
     largest = {v: max(bucket[v] for bucket in saved) for v in sizes}
-    beyond = next((v for v, n in sizes.items() if n > largest[v]), None)
-    variable = beyond or next(iter(sizes))
+    variable = next((v for v, n in sizes.items() if n > largest[v]), None)
+    told = f"no saved bucket holds {shown(sizes)}, there are {'; '.join(map(shown, saved[-8:]))}"
+    if variable is not None:
+        told = (
+            f"dimension {variable!r} has size {sizes[variable]}, beyond the largest saved bucket "
+            f"{largest[variable]}"
+        )
+    variable = variable or next(iter(sizes))
     error = BucketOverflowError(sizes[variable], largest[variable], variable)
-    listed = "; ".join(shown(bucket) for bucket in saved[-8:])
-    told = f"no saved bucket holds {shown(sizes)}, there are {listed}"
-    if beyond is not None:
-        told = f"dimension {beyond!r} has size {sizes[beyond]}, beyond the largest saved bucket "
-        told += str(largest[beyond])
     error.args = (f"{told}; save the function with larger sizes, or with dynamic=True",)
     return error

@@ -24,7 +24,6 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.transformations import eval_context
-from bucketjit._stages.explain import MaskedEquation
 from bucketjit.errors import ArtifactError
 
 
@@ -90,14 +89,6 @@ class LoadedProgram(Interface):
     def workarounds(self) -> Workarounds:
         """What XLA needs to compute its modules correctly."""
         return Workarounds(self.record.avoids_reductions)
-
-    @property
-    def masked(self) -> tuple[MaskedEquation, ...]:
-        """The equations that are masked."""
-        return tuple(
-            MaskedEquation(e.primitive, e.sizes, e.how, e.fills, e.where)
-            for e in self.record.masked
-        )
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,15 @@ A program in another language needs nothing else; docs/saved_functions.md descri
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.export  # an attribute of jax only after this import
 
 from bucketjit._artifact import manifest as manifests
 from bucketjit._artifact import modules
@@ -30,7 +27,7 @@ from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram, Si
 from bucketjit._jax import stablehlo
 from bucketjit._jax.custom_calls import custom_call_targets
 from bucketjit._jax.sharding_free import without_sharding
-from bucketjit._jax.stablehlo import BadModule, Module, Tensor, element_of
+from bucketjit._jax.stablehlo import BadModule, Module, Tensor
 from bucketjit._stages.refine import refine
 from bucketjit.errors import ArtifactError, ExportError
 
@@ -63,8 +60,8 @@ def unpack(
 ) -> Written:
     """Write what a file holds into a directory, for programs without Python.
 
-    A failure leaves the directory as it was. Where ``force`` writes into one that has files, they
-    are replaced after all new ones are complete, and ``layout.json`` comes last.
+    A failure leaves the directory as it was: files are replaced after all new ones are complete,
+    and ``layout.json`` comes last.
     """
     known = archive.manifest.platforms
     if platform is not None and platform not in known:
@@ -72,84 +69,62 @@ def unpack(
             f"{archive.path} has modules for {', '.join(known)}, not for {platform!r}; save it "
             f"with platforms=[..., {platform!r}]"
         )
-    _check_target(directory, force)
-    with _staged(directory) as stage:
-        files = _Writer(archive, stage, known if platform is None else (platform,), text).write()
-        nbytes = sum((stage / name).stat().st_size for name in files)
-        _publish(stage, directory, files)
-    return Written(tuple(files), nbytes)
-
-
-def _check_target(directory: Path, force: bool) -> None:
-    if not directory.is_dir():
-        if directory.exists() or directory.is_symlink():
+    if directory.is_symlink() or directory.exists():
+        if not directory.is_dir():
             raise ArtifactError(f"{directory} is no directory; name another one")
-    elif not force and any(directory.iterdir()):
-        raise ArtifactError(
-            f"{directory} is not empty; name another directory, or write into it with --force"
-        )
-
-
-@contextlib.contextmanager
-def _staged(directory: Path) -> Iterator[Path]:
-    """A directory beside another one; it is removed afterwards, with what is left in it."""
+        if not force and any(directory.iterdir()):
+            raise ArtifactError(
+                f"{directory} is not empty; name another directory, or write into it with --force"
+            )
+    files = _Unpacked(archive, known if platform is None else (platform,), text).files
     directory.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=directory.parent))
-    try:
-        yield stage
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=directory.parent) as stage:
+        for name, data in files.items():
+            (Path(stage) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(stage) / name).write_bytes(data)
+        directory.mkdir(exist_ok=True)
+        (directory / LAYOUT).unlink(missing_ok=True)  # it would describe a mixture
+        for name in files:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(stage) / name, directory / name)
+    return Written(tuple(files), sum(map(len, files.values())))
 
 
-def _publish(stage: Path, directory: Path, files: Sequence[str]) -> None:
-    """Move complete files to where they belong."""
-    directory.mkdir(exist_ok=True)
-    (directory / LAYOUT).unlink(missing_ok=True)  # it would describe a mixture
-    for name in files:  # the layout is the last
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        os.replace(stage / name, directory / name)
+class _Unpacked:
+    """The files of one archive.
 
+    Attributes:
+        files: The bytes of each file; the layout is the last.
+    """
 
-class _Writer:
-    """Writes the files of one unpacked archive into an empty directory."""
-
-    def __init__(self, archive: Archive, stage: Path, platforms: Sequence[str], text: bool) -> None:
-        self._archive, self._stage = archive, stage
-        self._platforms, self._text = platforms, text
-        self._files: list[str] = []
-
-    def write(self) -> list[str]:
-        """Write all files."""
-        manifest = self._archive.manifest
-        constants = [
-            {
-                "file": self._add(f"constants/{i}.bin", self._archive.view(constant.member)),
-                **_kind(constant.dtype),
-                "shape": list(constant.shape),
-            }
-            for i, constant in enumerate(manifest.constants)
-        ]
+    def __init__(self, archive: Archive, platforms: Sequence[str], text: bool) -> None:
+        self._archive, self._platforms, self._text = archive, platforms, text
+        self.files: dict[str, bytes | memoryview] = {}
+        manifest = archive.manifest
         layout = {
             "format": "bucketjit-unpacked",
             "version": 3,
             "made_by": dict(manifest.versions),
-            "platforms": list(self._platforms),
+            "platforms": list(platforms),
             "padding": 0,
-            "constants": constants,
+            "constants": [
+                self._array(f"constants/{i}.bin", one.member, one.dtype, one.shape)
+                for i, one in enumerate(manifest.constants)
+            ],
             "functions": [
-                self._function(function, "function" if order == 0 else f"derivative{order}")
+                self._function(function, f"derivative{order}" if order else "function")
                 for order, function in enumerate(manifest.functions)
             ],
         }
         self._add(LAYOUT, (json.dumps(layout, indent=1) + "\n").encode())
-        return self._files
 
     def _add(self, name: str, data: bytes | memoryview) -> str:
-        path = self._stage / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        self._files.append(name)
+        self.files[name] = data
         return name
+
+    def _array(self, name: str, member: str, dtype: str, shape: Sequence[int | str]) -> Json:
+        file = self._add(name, self._archive.view(member))
+        return {"file": file, **_kind(dtype), "shape": list(shape)}
 
     def _function(self, function: SavedFunction, folder: str) -> Json:
         several = len(function.programs) > 1
@@ -157,11 +132,8 @@ class _Writer:
         return {
             "name": function.name,
             "arguments": [
-                {
-                    "name": leaf.path,
-                    **({"is_size": True} if leaf.dtype is None else _kind(leaf.dtype)),
-                }
-                for leaf in function.leaves
+                {"name": x.path, **({"is_size": True} if x.dtype is None else _kind(x.dtype))}
+                for x in function.leaves
             ],
             "results": [
                 {"name": name, **_kind(out.dtype)}
@@ -188,7 +160,7 @@ class _Writer:
     def _program(self, function: SavedFunction, program: SavedProgram, folder: str) -> Json:
         lower = [f"{v} >= {program.lower.get(v, 1)}" for v in program.variables]
         reshapes = [f"{_product(a)} == {_product(b)}" for a, b in program.reshapes]
-        bounds = {made.variable: made for made in program.computed}
+        made = {one.variable: one for one in program.computed}
         ordered = sorted(program.buckets, key=lambda b: math.prod(b.sizes.values()))
         buckets = [
             self._bucket(function, program, bucket, f"{folder}/{_name(bucket, i)}")
@@ -196,7 +168,8 @@ class _Writer:
         ]
         # The words of random keys stand behind the sizes, in the modules alone.
         given = {x["argument"]: x["shape"] for x in buckets[0]["inputs"] if "argument" in x}
-        results = buckets[0]["outputs"]
+        pairs = zip(program.outputs, buckets[0]["outputs"], strict=False)
+        table = program.table
         return {
             "variables": list(program.variables),
             "guards": list(dict.fromkeys((*lower, *program.guards, *reshapes))),
@@ -204,17 +177,14 @@ class _Writer:
                 [*leaf.axes, *given.get(i, ())[len(leaf.axes) :]]
                 for i, leaf in enumerate(function.leaves)
             ],
-            "results": [
-                [*out.axes, *made["shape"][len(out.axes) :]]
-                for out, made in zip(program.outputs, results, strict=False)
-            ],
-            "size_constants": None if program.table is None else self._table(program.table, folder),
+            "results": [[*out.axes, *one["shape"][len(out.axes) :]] for out, one in pairs],
+            "size_constants": None if table is None else self._table(table, folder),
             "computed_sizes": [
                 {
                     "variable": variable,
                     "output": len(program.outputs) + number,
-                    "bound": str(bounds[variable].bound[0]),
-                    "is_checked": bounds[variable].is_checked,
+                    "bound": str(made[variable].bound[0]),
+                    "is_checked": made[variable].is_checked,
                 }
                 for number, variable in enumerate(program.counts)
             ],
@@ -223,24 +193,15 @@ class _Writer:
         }
 
     def _table(self, table: SizeTable, folder: str) -> Json:
+        columns = zip(table.members, table.dtypes, table.axes, strict=True)
+        rows = zip(table.rows, table.extra, strict=True)
         return {
             "arrays": [
-                {
-                    "file": self._add(
-                        f"size_constants/{folder}/{i}.bin", self._archive.read(member)
-                    ),
-                    **_kind(dtype),
-                    "shape": list(axes),
-                }
-                for i, (member, dtype, axes) in enumerate(
-                    zip(table.members, table.dtypes, table.axes, strict=True)
-                )
+                self._array(f"size_constants/{folder}/{i}.bin", *column)
+                for i, column in enumerate(columns)
             ],
             "more_variables": list(table.unfitted),
-            "rows": [
-                {"sizes": list(row), "more_sizes": list(extra)}
-                for row, extra in zip(table.rows, table.extra, strict=True)
-            ],
+            "rows": [{"sizes": list(row), "more_sizes": list(extra)} for row, extra in rows],
         }
 
     def _bucket(
@@ -259,18 +220,19 @@ class _Writer:
             if self._text:
                 self._add(f"{at}/{name}.mlir", stablehlo.text_of(module).encode())
         constants = self._archive.manifest.constants
-        kinds: list[tuple[str, int | None, str]]
-        kinds = [("constant", i, constants[i].dtype) for i in program.constants]
-        kinds.append(("sizes", None, "int32"))
         dtypes = () if program.table is None else program.table.dtypes
-        kinds += [("size_constant", i, dtype) for i, dtype in enumerate(dtypes)]
-        kinds += [
-            ("argument", i, leaf.dtype)
-            for i, leaf in enumerate(function.leaves)
-            if leaf.dtype is not None
+        kinds: list[tuple[Mapping[str, int], str, str]] = [
+            *(({"constant": i}, "constant", constants[i].dtype) for i in program.constants),
+            ({}, "sizes", "int32"),
+            *(({"size_constant": i}, "size_constant", d) for i, d in enumerate(dtypes)),
+            *(
+                ({"argument": i}, "argument", leaf.dtype)
+                for i, leaf in enumerate(function.leaves)
+                if leaf.dtype is not None
+            ),
         ]
-        taken = stablehlo.arguments_of(module)
         outputs = [*(out.dtype for out in program.outputs), *("int32" for _ in program.counts)]
+        taken, returned = stablehlo.arguments_of(module), stablehlo.results_of(module)
         try:
             for tensor, shape in zip(reversed(taken), reversed(bucket.arguments), strict=False):
                 if tuple(tensor.shape[: len(shape)]) != tuple(shape):
@@ -280,13 +242,10 @@ class _Writer:
                 "modules": files,
                 "custom_calls": calls,
                 "inputs": [
-                    {"kind": kind, **({} if i is None else {kind: i}), **_typed(tensor, dtype)}
-                    for (kind, i, dtype), tensor in zip(kinds, taken, strict=True)
+                    {"kind": kind, **which, **_typed(tensor, dtype)}
+                    for (which, kind, dtype), tensor in zip(kinds, taken, strict=True)
                 ],
-                "outputs": [
-                    _typed(tensor, dtype)
-                    for tensor, dtype in zip(stablehlo.results_of(module), outputs, strict=True)
-                ],
+                "outputs": [_typed(*pair) for pair in zip(returned, outputs, strict=True)],
             }
         except ValueError as error:
             raise ArtifactError(
@@ -306,18 +265,17 @@ def _kind(dtype: str) -> Json:
 def _typed(tensor: Tensor, dtype: str) -> Json:
     """The type of an argument or result of a module, which the manifest gives this dtype."""
     plain = _kind(dtype)["dtype"]
-    if tensor.element != element_of(dtype_of(plain, manifests.NAME)) or not tensor.is_static:
+    element = stablehlo.element_of(dtype_of(plain, manifests.NAME))
+    if tensor.element != element or not tensor.is_static:
         raise ValueError(f"{tensor} where the type is {dtype}")
-    return {"dtype": plain, "element": tensor.element, "shape": list(tensor.shape)}
+    return {"dtype": plain, "shape": list(tensor.shape)}
 
 
 def _product(axes: Sequence[int | str]) -> str:
     return " * ".join(f"({axis})" for axis in axes) or "1"
 
 
-def _plain(
-    raw: bytes, exported: jax.export.Exported, platform: str, place: str
-) -> tuple[bytes, Module]:
+def _plain(raw: bytes, exported: Any, platform: str, place: str) -> tuple[bytes, Module]:
     """An exported module for one platform, as a portable artifact of StableHLO alone."""
     artifact = bytes(exported.mlir_module_serialized)
     try:

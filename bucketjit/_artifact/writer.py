@@ -16,6 +16,7 @@ import numpy as np
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import (
     CONSTANTS,
+    EXECUTABLES,
     Archive,
     checked_key,
     member_of,
@@ -24,7 +25,6 @@ from bucketjit._artifact.archive import (
 )
 from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, unmasked
 from bucketjit._artifact.dtypes import as_bytes, name_of
-from bucketjit._artifact.executables import with_executables
 from bucketjit._artifact.manifest import (
     FORMAT,
     Axes,
@@ -32,17 +32,17 @@ from bucketjit._artifact.manifest import (
     ComputedSize,
     Constant,
     Manifest,
-    MaskedRow,
     Member,
     Output,
     SavedFunction,
     SavedLeaf,
     SavedProgram,
 )
+from bucketjit._artifact.saved_engine import LoadedFunction
+from bucketjit._artifact.saved_program import Source
 from bucketjit._artifact.size_tables import table_of
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.files.environment import versions
-from bucketjit._config import Config
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.expressions import Shape, evaluate, is_symbolic
 from bucketjit._ir.program import Program
@@ -163,7 +163,6 @@ def save(
         calling_convention=module.calling_convention_version,
         platforms=tuple(module.platforms),
         out=engine.config.out.value,
-        strategy=_strategies(engine.config),
         config={name: str(jax_config.get(name)) for name in _OPTIONS_OF_JAX},
         constants=tuple(members.constants.values()),
         functions=functions,
@@ -172,8 +171,12 @@ def save(
     if options.executables:
         file = io.BytesIO()
         pack(file, manifest, members.contents)
-        manifest = with_executables(Archive(path, data=file.getvalue()), members.add)
-        manifest = replace(manifest, members=members.known)
+        source = Source(Archive(path, data=file.getvalue()), trusted=True)
+        functions = tuple(
+            LoadedFunction(source, record).with_executables(f"{EXECUTABLES}{order}", members.add)
+            for order, record in enumerate(functions)
+        )
+        manifest = replace(manifest, functions=functions, members=members.known)
     write_archive(path, manifest, members.contents, key)
 
 
@@ -263,7 +266,7 @@ class _FunctionWriter:
             table=table,
             samples=() if pairing is None else tuple(dict(s) for s in pairing.samples),
             why="" if pairing is None else pairing.why,
-            masked=tuple(MaskedRow(e.primitive, e.sizes, e.how, e.fills, e.where) for e in masked),
+            masked=masked,
             dynamic=self._dynamic(where, program, calls[0][1]) if self._options.dynamic else None,
             computed=tuple(
                 ComputedSize(v, (made.bound,), made.line, made.is_checked)
@@ -377,10 +380,3 @@ def _is_float(value: Any) -> bool:
 
 def _cotangent(value: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(value.shape, value.dtype)
-
-
-def _strategies(config: Config) -> str:
-    if config.plan is not None:
-        return repr(config.plan)
-    own = [f"{dim}: {strategy!r}" for dim, strategy in config.per_dim.items()]
-    return ", ".join([*own, repr(config.default)])

@@ -14,11 +14,12 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
+from bucketjit._events import shown
 from bucketjit._ir.bucket_sizes import is_wide
 from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.expressions import (
@@ -28,7 +29,7 @@ from bucketjit._ir.expressions import (
     variables_in,
     variables_of,
 )
-from bucketjit._ir.guards import parse_constraint
+from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
 from bucketjit._jax.module_building import (
     Building,
@@ -39,6 +40,7 @@ from bucketjit._jax.module_building import (
     new_main,
 )
 from bucketjit._jax.stablehlo import BadModule, Module, copy_of
+from bucketjit._stages.dynamic import refuse_what_python_computes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
 
@@ -65,7 +67,7 @@ def bounded_module(
         raise ExportError("the call is not masked, so its module has no bucket")
     if (why := program.why_not_apart()) is not None:
         raise ExportError(f"cannot export: {why}")
-    _check_program(program)
+    refuse_what_python_computes(program)
     _check_sizes(program, bucket, constraints)
     try:
         kept = kept_arguments(lowered)
@@ -81,30 +83,13 @@ def bounded_module(
 # --- which programs -------------------------------------------------------------------------
 
 
-def _check_program(program: Program) -> None:
-    """Refuse a program that needs more than sizes."""
-    pairing = program.pairing
-    if pairing is None:
-        return
-    why = f"; {pairing.why}" if pairing.why else ""
-    if pairing.num_size_constants or program.unfitted or pairing.nests_by_size:
-        what = "constants" if pairing.num_size_constants else "sizes"
-        what = "the tree of its results" if pairing.nests_by_size else what
-        raise ExportError(
-            f"the program takes {what} that Python computes from the sizes of each call, which a "
-            f"module cannot{why} (compute on the size with jax.numpy)"
-        )
-
-
 def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Sequence[str]) -> None:
     """Refuse a program that does not serve all sizes of its bucket: bounds have no lower end."""
     promised = [parse_constraint(text) for text in constraints]
     guards = [guard for guard in program.guards if guard not in promised]
     needed = {v for guard in guards for v in guard.variables}
     needed |= variables_in(d for pair in program.reshapes for shape in pair for d in shape)
-    if program.pairing is not None:
-        needed = set(bucket)
-    names = [v for v in bucket if v in needed]
+    names = [v for v in bucket if v in needed or program.pairing is not None]
     promised = [guard for guard in promised if guard.variables <= set(names)]
     most = _MOST_SIZES if program.pairing is None else _MOST_TRACES
     if math.prod(bucket[v] for v in names) > most:
@@ -113,31 +98,28 @@ def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Seque
             f"the bucket has more than {most} combinations of sizes to check them at; choose a "
             "smaller bucket"
         )
-    for sizes in itertools.product(*(range(1, bucket[v] + 1) for v in names)):
-        at = dict(zip(names, sizes, strict=True))
-        if all(guard.holds(at) for guard in promised):
-            _check_at(program, guards, at, {**dict.fromkeys(bucket, 1), **at})
+    for row in itertools.product(*(range(1, bucket[v] + 1) for v in names)):
+        at = dict(zip(names, row, strict=True))
+        every = {**dict.fromkeys(bucket, 1), **at}
+        if all(guard.holds(at) for guard in promised) and (why := _not_at(program, guards, every)):
+            raise ExportError(
+                f"at {shown(at)} {why}, and a module with bounds takes every size up to the "
+                "bucket; promise others by constraints=[...], or decide by no size"
+            )
 
 
-def _check_at(program: Program, guards: Any, at: Mapping[str, int], every: Any) -> None:
-    broken = next((guard for guard in guards if not guard.holds(at)), None)
-    told = ", ".join(f"{v}={n}" for v, n in at.items())
+def _not_at(program: Program, guards: Sequence[Guard], sizes: Mapping[str, int]) -> str:
+    """Why a program does not hold at some sizes; empty if it does."""
+    broken = next((guard for guard in guards if not guard.holds(sizes)), None)
     if broken is not None:
-        raise ExportError(
-            f"the program holds for {broken} only, and a module with bounds takes every size up to "
-            f"the bucket, {told} too; promise it by constraints=[...], or decide by no size"
-        )
+        return f"the program fails: it holds for {broken} only"
     try:
-        program.check_reshapes(every)
+        program.check_reshapes(sizes)
     except ShapeCheckError as error:
-        raise ExportError(
-            f"at {told}: {error}; and a module with bounds takes every size up to the bucket"
-        ) from error
-    if program.pairing is not None and program.size_constants(every) is None:
-        raise ExportError(
-            f"at {told} the function does something else than its program, and a module with "
-            "bounds takes every size up to the bucket; decide by no size"
-        )
+        return f"a reshape fails: {error}"
+    if program.pairing is not None and program.size_constants(sizes) is None:
+        return "the function does something else than its program"
+    return ""
 
 
 # --- the new function -----------------------------------------------------------------------
@@ -147,16 +129,18 @@ class _Argument(NamedTuple):
     """An argument of the new ``main``.
 
     Attributes:
-        leaf: Position of the leaf.
+        place: Its position in the masked module; None if that does not read it.
         type: Its type in the masked module, without open sizes.
         tokens: The expression of each open axis.
         is_size: Whether it is itself a size.
+        own: The size of each open axis, once the function is begun.
     """
 
-    leaf: int
+    place: int | None
     type: Any
     tokens: Mapping[int, str]
     is_size: bool
+    own: dict[int, Value]
 
 
 class _Main:
@@ -172,25 +156,19 @@ class _Main:
         kept: Sequence[int],
     ) -> None:
         self._build, self._program, self._call = build, program, call
-        self._bucket, self._kept = bucket, list(kept)
-        self._own: dict[tuple[int, int], Value] = {}  # the size of each open axis
+        self._bucket, self._kept = bucket, kept
         opened: dict[int, dict[int, str]] = {}
         for place in places_of(call.tokens).opened:
             if not place.token.isdigit():
                 opened.setdefault(place.leaf, {})[place.axis] = place.token
-        self._arguments = [
-            self._argument(leaf, aval, opened.get(leaf, {})) for leaf, aval in enumerate(avals[1:])
-        ]
-
-    def _argument(self, leaf: int, aval: Any, tokens: dict[int, str]) -> _Argument:
-        if tokens and not aval.shape:
-            return _Argument(leaf, self._build.scalar_type(), tokens, True)
-        position = leaf + 1
-        if position in self._kept:
-            type = self._build.old.inputs[self._kept.index(position)]
-        else:
-            type = self._build.type_of(aval)
-        return _Argument(leaf, type, tokens, False)
+        self._arguments = []
+        for leaf, aval in enumerate(avals[1:]):
+            tokens, is_size = opened.get(leaf, {}), leaf in opened and not aval.shape
+            at = kept.index(leaf + 1) if leaf + 1 in kept else None
+            type = build.scalar_type() if is_size else build.type_of(aval)
+            if at is not None and not is_size:
+                type = build.old.inputs[at]
+            self._arguments.append(_Argument(at, type, tokens, is_size, {}))
 
     def add(self) -> None:
         """Add the function."""
@@ -206,11 +184,13 @@ class _Main:
         results = [build.bounded(type, opened) for type, opened in pairs]
         with build.main(inputs, results, *self._attributes(inputs, results)):
             sizes = self._sizes()
-            whole = {0: build.vector([sizes[v] for v in self._call.variables])}
+            whole: dict[int, Value] = {}
+            if 0 in self._kept:
+                whole[0] = build.vector([sizes[v] for v in self._call.variables])
             for x, value in zip(self._arguments, build.arguments, strict=True):
-                if x.leaf + 1 in self._kept:
-                    whole[x.leaf + 1] = value if x.is_size else self._whole(x, value, sizes)
-            outs = build.call([whole[i] for i in self._kept])
+                if x.place is not None:
+                    whole[x.place] = value if x.is_size else self._whole(x, value, sizes)
+            outs = build.call([whole[i] for i in sorted(whole)])
             cut = [
                 self._cut(out, shape, type, sizes)
                 for out, shape, type in zip(outs, self._program.out_shapes, results, strict=True)
@@ -227,8 +207,8 @@ class _Main:
         of_args = []
         for x, type in zip(self._arguments, inputs, strict=True):
             own: dict[str, Any] = {}
-            if x.leaf + 1 in self._kept and old.arg_attributes:
-                own = attributes_in(old.arg_attributes[self._kept.index(x.leaf + 1)])
+            if x.place is not None and old.arg_attributes:
+                own = attributes_in(old.arg_attributes[x.place])
             result = aliased_result(own)
             if result is not None and results[result] != type:
                 del own["tf.aliasing_output"]
@@ -258,7 +238,7 @@ class _Main:
             type = self._build.bounded(x.type, left)
             value = self._build.with_size(value, self._build.constant(shape[axis]), axis, type)
         for axis, token in x.tokens.items():
-            own = size = self._own[x.leaf, axis]
+            own = size = x.own[axis]
             if sizes.get(token) is not own:  # another argument has decided
                 size = self._build.binary("minimum", own, self._expression(token, sizes))
             value = self._build.with_zeros(value, size, axis)
@@ -278,21 +258,16 @@ class _Main:
 
     # --- sizes ---
 
-    def _places(self) -> Iterator[tuple[str, Value]]:
-        """Each expression in the shapes of the arguments, and its value."""
-        for x, value in zip(self._arguments, self._build.arguments, strict=True):
-            for axis, token in x.tokens.items():
-                own = value if x.is_size else self._build.size_of(value, axis)
-                self._own[x.leaf, axis] = own
-                yield token, own
-
     def _sizes(self) -> dict[str, Value]:
         """The size of each variable, from the first argument that has it."""
         sizes: dict[str, Value] = {}
-        places = list(self._places())
-        for token, value in places:
-            if token.isidentifier():
-                sizes.setdefault(token, value)
+        places: list[tuple[str, Value]] = []
+        for x, value in zip(self._arguments, self._build.arguments, strict=True):
+            for axis, token in x.tokens.items():
+                x.own[axis] = value if x.is_size else self._build.size_of(value, axis)
+                places.append((token, x.own[axis]))
+                if token.isidentifier():
+                    sizes.setdefault(token, x.own[axis])
         while missing := [v for v in self._call.variables if v not in sizes]:
             solved = self._solved(places, sizes)
             if solved is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -118,7 +118,9 @@ class Compiled(CallPath[..., Any], Stage):
         call = self._engine.signer.sign(args, kwargs)
         is_known = all(type(n) is int for shape in call.shapes for n in shape)
         if not self.exact and is_known:  # `jax.export` has symbolic sizes
-            self._one.check(call.signature.open_axes(self._subject.call, call.shapes)[1])
+            sizes = call.signature.open_axes(self._subject.call, call.shapes)[1]
+            call.signature.check_constraints(sizes)
+            self._one.check(sizes)
         statics, rest = self._subject.call.statics, iter(args)
         count = len(args) + len(statics.positional)
         merged = tuple(
@@ -234,13 +236,6 @@ class OneBucket:
         call, name = subject.call, subject.engine.signer.name
         self.subject = subject
         self._context = _context()
-        # An axis of size 0 is no variable of the program, so nothing is asked of its size.
-        variables = subject.call.sizes.keys()
-        self._guards = {
-            text: guard
-            for text in call.signature.constraints
-            if (guard := parse_constraint(text)).variables <= variables
-        }
         tokens: Tokens = subject.call.tokens
         if subject.exact:
             tokens = tuple(("_",) * len(shape) for shape in call.shapes)
@@ -258,14 +253,14 @@ class OneBucket:
     def signature(self) -> Signature:
         """A signature of its calls. The bucket does not hold it, as it holds the bucket."""
         subject, signature = self.subject, self.subject.call.signature
-        return fixed_signature(
-            signature.fn,
-            self.arguments,
-            signature.paths,
-            () if subject.exact else tuple(self._guards),
-            [] if subject.exact else [(subject.program, frozenset())],
-            self._no_program,
-        )
+        given = signature.fn, self.arguments, signature.paths
+        if subject.exact:
+            return fixed_signature(*given, (), [], self._no_program)
+        # An axis of size 0 is no variable of the program, so nothing is asked of its size.
+        known = subject.call.sizes.keys()
+        constraints = [c for c in signature.constraints if parse_constraint(c).variables <= known]
+        programs = [(subject.program, frozenset[str]())]
+        return fixed_signature(*given, constraints, programs, self._no_program)
 
     def check_configuration(self) -> None:
         """Raise an error if JAX is configured in another way."""
@@ -296,17 +291,14 @@ class OneBucket:
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Raise an error if the executable does not serve these sizes."""
-        beyond = {v: n for v, n in sizes.items() if n > self.subject.bucket[v]}
+        beyond = [v for v, n in sizes.items() if n > self.subject.bucket[v]]
         if beyond:
-            raise ArgumentError(in_words(list(self._beyond(sizes, beyond))))
+            raise ArgumentError(in_words([self._beyond(v, sizes) for v in beyond]))
         if min(sizes.values()) < 1:
             raise ArgumentError(
                 f"a size below 1 has no bucket ({shown(sizes)}); call the bucketed function, or "
                 "lower it with such arguments"
             )
-        for text, guard in self._guards.items():
-            if not guard.holds(sizes):
-                raise ArgumentError(f"sizes {dict(sizes)} break the constraint {text!r}")
         program = self.subject.program
         if not program.admits(sizes):
             broken = [str(g) for g in program.guards if not g.holds(sizes)]
@@ -317,22 +309,19 @@ class OneBucket:
                 "again with arguments of these sizes"
             )
 
-    def _beyond(self, sizes: Mapping[str, int], beyond: Mapping[str, int]) -> Iterator[str]:
-        """A line for each size that is beyond its bucket, at the first argument that has it."""
-        for variable, size in beyond.items():
-            for made in self.arguments.facts.leaves:
-                texts = [axis for axis in made.shape if isinstance(axis, str)]
-                if any(variable in variables_of(text) for text in texts):
-                    shape = tuple(
-                        evaluate_text(n, sizes) if isinstance(n, str) else n for n in made.shape
-                    )
-                    called = shape[0] if made.dtype is None else made._replace(shape=shape)
-                    yield (
-                        f"{made.path}: compiled for {made} with {variable} at most "
-                        f"{self.subject.bucket[variable]}, called with {called}, where "
-                        f"{variable} is {size}"
-                    )
-                    break
+    def _beyond(self, variable: str, sizes: Mapping[str, int]) -> str:
+        """Say at which argument a size is beyond its bucket."""
+        for made in self.arguments.facts.leaves:
+            texts = [axis for axis in made.shape if isinstance(axis, str)]
+            if any(variable in variables_of(text) for text in texts):
+                break
+        shape = tuple(evaluate_text(n, sizes) if isinstance(n, str) else n for n in made.shape)
+        called = shape[0] if made.dtype is None else made._replace(shape=shape)
+        return (
+            f"{made.path}: compiled for {made} with {variable} at most "
+            f"{self.subject.bucket[variable]}, called with {called}, where {variable} is "
+            f"{sizes[variable]}"
+        )
 
     def _no_program(
         self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]

@@ -65,29 +65,20 @@ def _last(program: Program, sizes: Mapping[str, int], variable: str, tried: Sequ
     last = sizes[variable]
     for size in tried:
         if not _is_right(program, {**sizes, variable: size}):
-            return _boundary(program, sizes, variable, last, size)
+            while abs(last - size) > 1:  # to the boundary
+                middle = (last + size) // 2
+                right = _is_right(program, {**sizes, variable: middle})
+                last, size = (middle, size) if right else (last, middle)
+            return last
         last = size
     return last
 
 
-def _boundary(
-    program: Program, sizes: Mapping[str, int], variable: str, good: int, bad: int
-) -> int:
-    """The last good size before a bad one, by halving."""
-    while abs(good - bad) > 1:
-        middle = (good + bad) // 2
-        if _is_right(program, {**sizes, variable: middle}):
-            good = middle
-        else:
-            bad = middle
-    return good
-
-
 def _is_right(program: Program, at: Mapping[str, int]) -> bool:
     """Whether the trace at these sizes is that of the program, or a guard excludes them."""
-    if not program.admits(at):
-        return True
-    return at_other_sizes(lambda: program.size_constants(at)) is not None
+    return not program.admits(at) or (
+        at_other_sizes(lambda: program.size_constants(at)) is not None
+    )
 
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
@@ -203,7 +194,7 @@ def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[
     # user's constraints only.
     guards = [g for g in program.guards if g.op == "!=" or program.pairing is not None]
     if program.pairing is not None:
-        _refuse_size_constants(program)
+        refuse_what_python_computes(program)
         guards += checked_sizes(program, sizes)
 
     def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
@@ -242,46 +233,39 @@ def _assert_guard(guard: Guard, variables: Mapping[str, Any]) -> None:
     )
 
 
-def _text(shape: Shape) -> str:
-    return str(tuple(shape))
-
-
 # --- programs of concrete traces ------------------------------------------------------------
 
 
-def _refuse_size_constants(program: Program) -> None:
+def refuse_what_python_computes(program: Program) -> None:
     """Refuse a program that needs, at each size, what only Python can compute."""
     pairing = program.pairing
-    assert pairing is not None
-    why = f"; {pairing.why}" if pairing.why else ""
-    remedy = "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)"
+    if pairing is None:
+        return
+    told, remedy = (
+        "",
+        "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)",
+    )
     if pairing.num_size_constants:
-        raise ExportError(
-            f"a constant of shape {_text(program.size_constant_shapes[0])} is computed by Python "
-            f"from a size, or decided by one{_line_of_use(program.jaxpr)}{why} ({remedy})"
+        told = (
+            f"a constant of shape {program.size_constant_shapes[0]} is computed by Python from a "
+            f"size, or decided by one{_line_of_use(program.jaxpr)}"
         )
-    if program.unfitted:
-        raise ExportError(
-            f"a size in the program is computed by Python in a way that no expression of the "
-            f"variables fits{why} ({remedy})"
+    elif program.unfitted:
+        told = (
+            "a size in the program is computed by Python in a way that no expression of the "
+            "variables fits"
         )
-    if pairing.nests_by_size:
-        raise ExportError(
-            f"the tree of the results depends on a size{why} (return the same tree at all sizes)"
-        )
+    elif pairing.nests_by_size:
+        told = "the tree of the results depends on a size"
+        remedy = "return the same tree at all sizes"
+    if told:
+        raise ExportError(f"{told}{f'; {pairing.why}' if pairing.why else ''} ({remedy})")
 
 
 def _line_of_use(jaxpr: Jaxpr) -> str:
     """The line of the first equation that reads a size constant, in brackets."""
-    made = {v for eqn in all_equations(jaxpr) for v in eqn.outvars if _is_size_constant(eqn)}
-    readers = (eqn for eqn in all_equations(jaxpr) if made.intersection(_variables_in(eqn)))
+    equations = list(all_equations(jaxpr))
+    made = {v for eqn in equations if eqn.primitive is size_constant_p for v in eqn.outvars}
+    readers = (eqn for eqn in equations if any(not is_literal(x) and x in made for x in eqn.invars))
     lines = (_place(eqn, equations_around(jaxpr, eqn)) for eqn in readers)
     return next(filter(None, lines), "")
-
-
-def _is_size_constant(eqn: JaxprEqn) -> bool:
-    return eqn.primitive is size_constant_p
-
-
-def _variables_in(eqn: JaxprEqn) -> list[Any]:
-    return [atom for atom in eqn.invars if not is_literal(atom)]

@@ -8,7 +8,7 @@ notes whether the rule did anything else than bind the equation unchanged.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -35,41 +35,13 @@ from bucketjit.errors import MaskingError
 
 
 def how(rule: Callable[..., Any]) -> str:
-    """What a rule does, in words."""
-    text = first_paragraph(rule.__doc__) or first_paragraph(maker_of(rule).__doc__)
-    made_with = [first_paragraph(f.__doc__) for f in functions_in(closure_of(rule).values())]
-    return " ".join(dict.fromkeys([text, *filter(None, made_with)]))
-
-
-def closure_of(rule: object) -> dict[str, Any]:
-    """The values that a rule was made with, by name: keywords of a partial, and closure cells."""
-    if isinstance(rule, functools.partial):
-        return {**closure_of(rule.func), **rule.keywords}
-    if not isinstance(rule, FunctionType):
-        return {}
-    names = rule.__code__.co_freevars
-    cells = [c.cell_contents for c in rule.__closure__ or ()]
-    return dict(zip(names, cells, strict=True))
-
-
-def first_paragraph(text: str | None) -> str:
-    """The first paragraph of a docstring, as one line."""
-    return " ".join((text or "").strip().split("\n\n")[0].split())
-
-
-def functions_in(values: Any) -> Iterator[FunctionType]:
-    """The functions of bucketjit among some values, and in tuples and lists among them."""
-    for value in values:
-        if isinstance(value, tuple | list):
-            yield from functions_in(value)
-        elif isinstance(value, FunctionType) and value.__module__.startswith("bucketjit."):
-            yield value
+    """What a rule does, in words: the first paragraph of its docstring, or of its maker's."""
+    text = rule.__doc__ or getattr(maker_of(rule), "__doc__", None) or ""
+    return " ".join(text.strip().split("\n\n")[0].split())
 
 
 def maker_of(rule: object) -> Any:
     """The function at the top level of a module that made a rule; the rule itself if it is one."""
-    if isinstance(rule, functools.partial):
-        return maker_of(rule.func)
     if not isinstance(rule, FunctionType):
         return rule
     return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
@@ -265,26 +237,16 @@ def explain(
         call = call.resolved(call.signature.declared(call.shapes))
         return _explained_exact(engine, call, unpadded or NO_STRATEGY)
     call, decision = engine.chosen(call, learns=False)
-
-    def interpreted(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
-        assert isinstance(program, Program)
-        with bound_axis(engine.config.sharded):
-            return masked_equations(program, bucket, engine.requests.rules())
-
-    if isinstance(decision, Masked):
-        return _explained_masked(engine, call, decision, equations or interpreted)
-    return _explained_exact(engine, call, decision.why)
-
-
-def _explained_masked(
-    engine: Engine,
-    call: Call,
-    decision: Masked,
-    equations: Equations,
-) -> Explanation:
+    if not isinstance(decision, Masked):
+        return _explained_exact(engine, call, decision.why)
     program = decision.program
     try:
-        masked = equations(program, decision.bucket)
+        if equations is not None:
+            masked = equations(program, decision.bucket)
+        else:
+            assert isinstance(program, Program)
+            with bound_axis(engine.config.sharded):
+                masked = masked_equations(program, decision.bucket, engine.requests.rules())
     except MaskingError as error:
         return _explained_exact(engine, call, error)
     return Explanation(

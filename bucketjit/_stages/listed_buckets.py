@@ -28,7 +28,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.config import ThreadConfig
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.engine import Engine
-from bucketjit._stages.requests import requests_for
+from bucketjit._stages.requests import Unmasked, requests_of
 from bucketjit._tracing.call import Call
 from bucketjit.errors import CompileBudgetError, MaskingError
 
@@ -38,15 +38,15 @@ def compile_all(
     requests: Sequence[CompileRequest],
     workers: int | None,
     epoch: object,
+    deadline: float = math.inf,
     *,
-    deadline: float | None = None,
     first_run: bool,
     is_asked_for: bool = True,
 ) -> Generator[tuple[CompileRequest, Source | Exception]]:
     """Compile several executables in parallel. XLA compiles without holding Python's lock.
 
-    A request is handed to the thread pool only when a thread is free, so that an interrupt, the
-    deadline or a `ExecutableProvider.clear` stops all later ones.
+    What cannot be masked is noted. A request is handed to the pool only when a thread is free, so
+    that an interrupt, the deadline or a `ExecutableProvider.clear` stops all later ones.
     """
     prepare = functools.partial(
         engine.provider.prepare, first_run=first_run, is_asked_for=is_asked_for, epoch=epoch
@@ -57,7 +57,7 @@ def compile_all(
     config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
-            late = deadline is not None and time.monotonic() >= deadline
+            late = time.monotonic() >= deadline
             while not late and len(running) < count:
                 request = next(waiting, None)
                 if request is None:
@@ -79,6 +79,8 @@ def compile_all(
                     return
                 if error is not None and not isinstance(error, Exception):
                     raise error
+                if isinstance(error, MaskingError) and not error.is_defect:
+                    engine.refuse(request, error)
                 yield request, error or future.result()
 
 
@@ -143,20 +145,18 @@ class Ahead:
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         epoch = engine.provider.epoch
         sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
-        asked = requests_for(engine, call, call.tokens, call.sizes, sizes)
-        todo = [request for request in asked.requests if request.key not in engine.cache]
+        todo, problems = _missing(engine, call, sizes)
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
         # The bucket of the call first, because it waits for it; then the largest.
         todo.sort(key=lambda request: (request.key != key, -volume(request.sizes)))
         before = engine.cache.evictions
-        problems = [why for _, why in asked.failed]
         in_files = engine.requests.files.store() is not None
         compiling = compile_all(
             engine, todo, self._workers, epoch, first_run=True, is_asked_for=False
         )
         with contextlib.closing(compiling):
-            for request, outcome in compiling:
+            for _, outcome in compiling:
                 if isinstance(outcome, CompileBudgetError):
                     problems.append("the rest is beyond what may be compiled")
                     if in_files:  # a file may have one of the others
@@ -165,13 +165,29 @@ class Ahead:
                 if engine.cache.evictions != before:
                     problems.append("the rest would drive executables out of the cache")
                     break
-                if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                    engine.refuse(request, outcome)
-                elif isinstance(outcome, Exception):
+                refused = isinstance(outcome, MaskingError) and not outcome.is_defect
+                if isinstance(outcome, Exception) and not refused:
                     problems.append(in_one_line(outcome))
         if not problems:
             return ""
         return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
+
+
+def _missing(
+    engine: Engine, call: Call, every: Sequence[Mapping[str, int]]
+) -> tuple[list[CompileRequest], list[str]]:
+    """The requests for calls of these sizes that are not in the cache, and what went wrong."""
+    found: dict[Hashable, CompileRequest] = {}
+    problems = []
+    for sizes in every:
+        try:
+            requests = requests_of(engine, call, call.tokens, {**call.sizes, **sizes})
+        except Exception as error:  # often of the function, which does not take these sizes
+            problems.append(in_one_line(error))
+            continue
+        if not isinstance(requests, Unmasked):
+            found.update((one.key, one) for one in requests if one.key not in engine.cache)
+    return list(found.values()), problems
 
 
 def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:

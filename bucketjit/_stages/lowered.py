@@ -10,16 +10,14 @@ from jax.extend.core import ClosedJaxpr
 
 from bucketjit._compile.bodies import exact_body
 from bucketjit._compile.kernel import Kernel
-from bucketjit._config import Check, checked_options
+from bucketjit._config import checked_options
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
-from bucketjit._jax.stablehlo import text_of
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._stages.bounded import bounded_module
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, Subject, exact_types, symbolic_types
-from bucketjit.errors import ExportError, MaskingError, SpecError
+from bucketjit.errors import MaskingError, SpecError
 
 
 class Lowered(Stage):
@@ -79,9 +77,7 @@ class Lowered(Stage):
         """The module as text, to read.
 
         Args:
-            dialect: ``"stablehlo"``, the default; ``"hlo"``; or ``"stablehlo-bounded"``, where
-                arguments and results with open axes have bounds and the module finds the sizes, see
-                `BucketedExec.export_bounded`.
+            dialect: ``"stablehlo"``, the default, or ``"hlo"``.
             debug_info: Whether to show lines of source code.
 
         Returns:
@@ -89,7 +85,6 @@ class Lowered(Stage):
 
         Raises:
             SpecError: There is no such dialect.
-            ExportError: The module cannot have bounds.
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
@@ -101,24 +96,7 @@ class Lowered(Stage):
             >>> "%arg0: tensor<1xi32>" in lowered.as_text()
             True
         """
-        match dialect:
-            case None | "stablehlo" | "hlo":
-                return self._lowered.as_text(dialect, debug_info=debug_info)
-            case "stablehlo-bounded":
-                return text_of(self._bounded())
-        raise _no_dialect(dialect)
-
-    def _bounded(self) -> Any:
-        subject = self._subject
-        if self.exact:
-            raise ExportError("the call runs at its exact shape, so its module has no bucket")
-        if subject.engine.config.check is Check.POISON:
-            raise ExportError(
-                "the module of a function with check='poison' also overwrites padding; call "
-                "export_bounded, or lower without check"
-            )
-        constraints = subject.call.signature.constraints
-        return bounded_module(self._lowered, subject.call, subject.bucket, constraints)
+        return self._lowered.as_text(_checked_dialect(dialect), debug_info=debug_info)
 
     def compiler_ir(self, dialect: str | None = None) -> Any:
         """The module as an object of the compiler, for debugging.
@@ -132,9 +110,7 @@ class Lowered(Stage):
         Raises:
             SpecError: There is no such dialect.
         """
-        if dialect not in (None, "stablehlo", "hlo"):
-            raise _no_dialect(dialect)
-        return self._lowered.compiler_ir(dialect)
+        return self._lowered.compiler_ir(_checked_dialect(dialect))
 
     def cost_analysis(self) -> Any:
         """An estimate of what a call costs, such as ``"flops"``, padding included, uncompiled.
@@ -145,8 +121,13 @@ class Lowered(Stage):
         return self._lowered.cost_analysis()
 
 
-def _no_dialect(dialect: object) -> SpecError:
-    return SpecError(f"dialect must be 'stablehlo', 'hlo' or 'stablehlo-bounded', got {dialect!r}")
+def _checked_dialect(dialect: str | None) -> str | None:
+    if dialect in (None, "stablehlo", "hlo"):
+        return dialect
+    raise SpecError(
+        f"dialect must be 'stablehlo' or 'hlo', got {dialect!r}; export_bounded makes a module "
+        "with bounds"
+    )
 
 
 def lower(subject: Subject) -> Lowered:

@@ -38,10 +38,11 @@ def refine(artifact: object, sizes: Sizes, platform: str | None = None) -> bytes
     raw = bytes(artifact)
     if raw.startswith(stablehlo.MAGIC):
         return _refine_portable(raw, sizes, platform)
-    return _refine_exported(_exported(raw), sizes, platform)
+    return _refine_exported(exported_from(raw, "artifact"), sizes, platform)
 
 
-def _exported(raw: bytes) -> Any:
+def exported_from(raw: bytes, place: str) -> Any:
+    """The module in the bytes of ``jax.export.Exported.serialize()``."""
     with Extra("exported functions", "flatbuffers", "export"):
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
     try:
@@ -50,11 +51,12 @@ def _exported(raw: bytes) -> Any:
     except Exception as error:
         if isinstance(error, ImportError) or "register_pytree_node_serialization" in str(error):
             raise ExportError(
-                "artifact: its arguments or results are of a class that this process does not "
-                f"know: {first_line(error)}"
+                f"{place}: its arguments or results are of a class that this process does not "
+                f"know: {first_line(error)} (register it by "
+                "jax.export.register_pytree_node_serialization)"
             ) from error
         raise ExportError(
-            "artifact: expected the bytes of jax.export.Exported.serialize(), or a StableHLO "
+            f"{place}: expected the bytes of jax.export.Exported.serialize(), or a StableHLO "
             f"portable artifact; got {len(raw)} bytes that are neither "
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
@@ -64,7 +66,7 @@ def _exported(raw: bytes) -> Any:
     )
     if version > newest:
         raise ExportError(
-            f"artifact: it has version {version} of jax.export's calling convention, and jax "
+            f"{place}: it has version {version} of jax.export's calling convention, and jax "
             f"{jax.__version__} knows those up to {newest}; upgrade jax"
         )
     return exported

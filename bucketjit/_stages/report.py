@@ -1,23 +1,137 @@
-"""Shows a snapshot of the counters as tables in terminals, files and notebooks.
+"""A snapshot of the counters as tables: in terminals, files and notebooks.
 
-`bucketjit._stages.tables` makes the tables. Here they become HTML, and renderables of rich where
-that is installed; elsewhere `bucketjit._stages.report` writes them.
+The tables are made from the fields as they are in JSON. So a snapshot that another version saved is
+shown too: unknown fields become rows and columns like the others.
 """
 
 from __future__ import annotations
 
+import datetime
 import html
-import io
+import json
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, NamedTuple
 
 from bucketjit._events import printable
 from bucketjit._runtime.summary import summary_of
-from bucketjit._stages.tables import Table, tables_of
+
+_TIMES = ("last_used", "since")  # fields in seconds since 1970
+_LISTS = {"buckets": "Executables", "programs": "Programs"}  # lists that become tables, with titles
+_COMPUTED = "computed"  # the field of programs that becomes a table of its own
+
+
+class Table(NamedTuple):
+    """Rows of text.
+
+    Attributes:
+        title: The text above the rows.
+        columns: The headings.
+        rows: The cells.
+        numeric: Headings of the columns to align to the right.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numeric: Sequence[str] = ()
+
+
+def tables_of(stats: Mapping[str, Any]) -> list[Table]:
+    """The tables of a snapshot."""
+    counters = [
+        (_words(name), shown(name, value))
+        for name, value in stats.items()
+        if not isinstance(value, Mapping | list | tuple)
+    ]
+    tables = [Table("Counters", ("counter", "value"), counters, ("value",))]
+    for name, value in stats.items():
+        if isinstance(value, Mapping) and value:
+            title = _words(name)
+            tables.append(Table(title.capitalize(), (title, "value"), _pairs(name, value), ()))
+    for name, title in _LISTS.items():
+        records = stats.get(name)
+        if records:
+            plain = [{k: v for k, v in one.items() if k != _COMPUTED} for one in records]
+            tables.append(_records(title, plain))
+            computed = [
+                {"program": number, **size}
+                for number, one in enumerate(records, 1)
+                for size in one.get(_COMPUTED, ())
+            ]
+            if computed:
+                tables.append(_records("Computed sizes", computed))
+    return tables
+
+
+def _words(name: str) -> str:
+    return {"nbytes": "bytes"}.get(name, name.replace("_", " "))
+
+
+def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    are_counts = all(isinstance(v, Mapping) and v for v in values.values())
+    if name != "size_counts" or not are_counts:
+        return [(str(key), shown(name, value)) for key, value in values.items()]
+    pairs = []
+    for key, counts in values.items():  # `size_counts` has too many sizes to list each
+        sizes = list(map(int, counts))
+        calls = sum(counts.values())
+        told = f"{min(sizes)} to {max(sizes)}, {len(sizes)} different in {calls:,} calls"
+        pairs.append((str(key), told))
+    return pairs
+
+
+def _records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
+    """A table with a row for each record. Each dimension variable is a column of sizes."""
+    dims = list(dict.fromkeys(dim for r in records for dim in r.get("sizes", {})))
+    fields = list(dict.fromkeys(f for r in records for f in r if f != "sizes"))
+    rows = [
+        [
+            *(shown("", record.get("sizes", {}).get(dim)) for dim in dims),
+            *(shown(field, record.get(field)) for field in fields),
+        ]
+        for record in records
+    ]
+    columns = [*dims, *map(_words, fields)]
+    texts = [any(isinstance(r.get(f), str | list | tuple) for r in records) for f in fields]
+    numeric = [*dims, *(_words(f) for f, text in zip(fields, texts, strict=True) if not text)]
+    return Table(title, columns, rows, numeric)
+
+
+def shown(name: str, value: object) -> str:
+    """A value as text."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if name in _TIMES:
+            moment = datetime.datetime.fromtimestamp(value)
+            return moment.isoformat(sep=" ", timespec="seconds")
+        if name.endswith("seconds"):
+            return f"{value:.2f} s"
+        if name.endswith("waste"):
+            return f"{value:.1%}"
+        if name.endswith("bytes"):
+            return shown_bytes(value)
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    if isinstance(value, list | tuple) and all(isinstance(x, str) for x in value):
+        return "\n".join(value) or "-"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def shown_bytes(count: float) -> str:
+    """A number of bytes as text, such as ``1.5 MiB``."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if count < 1024:
+            break
+        count, unit = count / 1024, larger
+    return f"{count:,.0f} B" if unit == "B" else f"{count:,.1f} {unit}"
+
 
 _GAP = "  "  # between two columns
 
@@ -77,18 +191,14 @@ def _row(
         yield _GAP.join(parts).rstrip()
 
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType
-
-WIDTH_OF_A_FILE = 120  # characters of a line in output that is no terminal
-_NARROWEST = 40  # characters; below that, rich leaves out columns of a table
+_WIDTH_OF_A_FILE = 120  # characters of a line in output that is no terminal
+_NARROWEST = 40
 
 
 class Report:
     """The counters of a bucketed function, as tables; the first line says what was saved.
 
-    ``print`` it: as wide as the terminal, and in colour if rich is installed, or plain text if the
-    output is a file. It is a rich renderable too, and HTML in a notebook.
+    ``print`` it, as wide as the terminal. In a notebook it is HTML.
 
     Args:
         title: The text above the tables.
@@ -109,21 +219,8 @@ class Report:
     def _heads(self) -> list[str]:
         return [printable(text) for text in (self.summary, self.title) if text]
 
-    def __rich_console__(
-        self, console: Console, options: ConsoleOptions
-    ) -> Iterator[RenderableType]:
-        from rich.text import Text
-
-        yield from map(Text, self._heads)
-        for table in self.tables:
-            yield from rendered(table)
-
     def __str__(self) -> str:
-        console = console_for(sys.stdout, buffer := io.StringIO())
-        if console is None:
-            return "\n".join([*self._heads, *plain_text(self.tables, sys.stdout)])
-        console.print(self)
-        return buffer.getvalue().rstrip("\n")
+        return "\n".join([*self._heads, *text_of(self.tables)])
 
     def __repr__(self) -> str:
         return f"<Report of {printable(self.title) or 'a snapshot'}>"
@@ -132,52 +229,14 @@ class Report:
         return as_html(self._heads, self.tables)
 
 
-def width_for(stream: TextIO) -> int:
-    """How many characters a line may have that is written to a stream."""
-    if stream.isatty() or "COLUMNS" in os.environ:
-        return max(shutil.get_terminal_size().columns, _NARROWEST)
-    return WIDTH_OF_A_FILE
-
-
-def console_for(stream: TextIO, file: TextIO | None = None) -> Console | None:
-    """A rich console whose width and colours suit a stream."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return None
-    is_terminal = stream.isatty()
-    if is_terminal or "COLUMNS" in os.environ:
-        width = max(Console(file=stream).width, _NARROWEST)
-    else:
-        width = WIDTH_OF_A_FILE
-    return Console(file=file or stream, width=width, force_terminal=is_terminal)
-
-
-def plain_text(tables: Sequence[Table], stream: TextIO) -> Iterator[str]:
-    """The lines of tables without rich, as wide as a stream, each table after an empty line."""
-    width = width_for(stream)
+def text_of(tables: Sequence[Table]) -> Iterator[str]:
+    """The lines of tables, as wide as standard output, each table after an empty line."""
+    width = _WIDTH_OF_A_FILE
+    if "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty()):
+        width = max(shutil.get_terminal_size().columns, _NARROWEST)
     for table in tables:
         yield ""
         yield from plain_lines(table, width)
-
-
-def rendered(table: Table) -> Iterator[RenderableType]:
-    """A table as rich renderables: its title, then its rows."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    grid = RichTable(box=box.SIMPLE, pad_edge=False)
-    for column in table.columns:
-        grid.add_column(
-            Text(printable(column)),
-            justify="right" if column in table.numeric else "left",
-            overflow="fold",  # wrap long cells; an ellipsis would hide their end
-        )
-    for row in table.rows:
-        grid.add_row(*(Text(printable(cell)) for cell in row))
-    yield Text(printable(table.title), style="bold")
-    yield grid
 
 
 def as_html(heads: Sequence[str], tables: Sequence[Table]) -> str:

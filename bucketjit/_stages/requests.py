@@ -1,4 +1,4 @@
-"""What to compile for calls of some sizes: `requests_for` asks the engine what such calls do."""
+"""Which sizes a warm-up is for, and what to compile for calls of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import functools
 import itertools
 import math
 import reprlib
-import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,11 +17,9 @@ from bucketjit._compile.requests import CompileRequest
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback, is_int_from
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import why_not_batched
-from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import FallbackError, SpecError
@@ -76,18 +72,14 @@ def combinations(
         if not isinstance(one, Mapping):
             raise SpecError(f"sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
         check_names(one, variables)
-        chosen = {v: _size_of(v, n) for v, n in one.items()}
+        if several := [v for v, n in one.items() if not isinstance(n, int | np.integer)]:
+            raise SpecError(
+                f"sizes: each dict of a list has one size of {several[0]!r}, an int, got "
+                f"{one[several[0]]!r}; a dict of all sizes stands by itself"
+            )
+        chosen = {v: _sizes_of(v, n)[0] for v, n in one.items()}
         found.setdefault(frozenset(chosen.items()), chosen)
     return list(found.values())
-
-
-def _size_of(variable: str, given: object) -> int:
-    if not isinstance(given, int | np.integer):
-        raise SpecError(
-            f"sizes: each dict of a list has one size of {variable!r}, an int, got {given!r}; a "
-            "dict of all sizes stands by itself"
-        )
-    return _sizes_of(variable, given)[0]
 
 
 def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
@@ -159,68 +151,20 @@ class Unmasked(NamedTuple):
     call: Call
 
 
-class Asked(NamedTuple):
-    """The compile requests for calls of some sizes.
-
-    Attributes:
-        requests: The requests for calls that are masked, and for those that the user wants exact.
-        exact: The calls that cannot be masked, by their sizes.
-        failed: Sizes for which no request could be made, and why.
-        left: Sizes that were not looked at, because the time was up.
-    """
-
-    requests: list[CompileRequest]
-    exact: dict[FrozenDict[str, int], Unmasked]
-    failed: list[tuple[Mapping[str, int], str]]
-    left: list[Mapping[str, int]]
-
-    @property
-    def every_request(self) -> list[CompileRequest]:
-        """All requests, those for calls that cannot be masked included."""
-        return [*self.requests, *(one.request for one in self.exact.values())]
-
-
-def requests_for(
+def requests_of(
     engine: Engine,
     call: Call,
     tokens: Tokens,
-    own: Mapping[str, int],
-    wanted: Iterable[Mapping[str, int]],
-    until: float | None = None,
+    sizes: dict[str, int],
     rows: Sequence[Rows] = (),
-) -> Asked:
-    """The compile requests for calls of some sizes."""
-    found: dict[Hashable, CompileRequest] = {}
-    exact: dict[FrozenDict[str, int], Unmasked] = {}
-    failed: list[tuple[Mapping[str, int], str]] = []
-    waiting = deque(wanted)
-    is_first = True
-    while waiting and (is_first or until is None or time.monotonic() < until):
-        is_first = False
-        chosen = waiting.popleft()
-        all_sizes = {**own, **chosen}
-        try:
-            at = at_sizes(call, tokens, all_sizes)
-            asked: list[CompileRequest] | Unmasked
-            if engine.config.always_exact:
-                exact_call = at.resolved(Resolution(tokens, all_sizes, None))
-                asked = [engine.requests.exact(exact_call)]
-            else:
-                asked = _requests_of(engine, at, rows)
-            if isinstance(asked, Unmasked):
-                exact[FrozenDict(chosen or asked.request.sizes)] = asked
-            else:
-                for one in asked:
-                    found.setdefault(one.key, one)
-        except Exception as error:  # often of the function, which does not take these sizes
-            failed.append((FrozenDict(chosen), in_one_line(error)))
-    return Asked(list(found.values()), exact, failed, list(waiting))
-
-
-def _requests_of(
-    engine: Engine, call: Call, rows: Sequence[Rows]
 ) -> list[CompileRequest] | Unmasked:
-    """The compile requests for a call: one for its bucket, or one for each of ``rows``."""
+    """What to compile for a call of some sizes: its bucket, or one executable for each of ``rows``.
+
+    It raises what the function raises if it does not take these sizes.
+    """
+    call = at_sizes(call, tokens, sizes)
+    if engine.config.always_exact:
+        return [engine.requests.exact(call.resolved(Resolution(tokens, sizes, None)))]
     call, decision = engine.chosen(call)
     match decision:
         case Masked(program, bucket, None) if rows and not why_not_batched(

@@ -34,8 +34,7 @@ class Subject:
     Attributes:
         engine: The engine of the bucketed function.
         inside: Makes a call inside a transformation, as the bucketed function does.
-        call: The call, with types in the place of its arrays.
-        call: The same call, resolved.
+        call: The call, resolved, with types in the place of its arrays.
         bucket: Padded size of each variable; the logical sizes if it is exact.
         exact: Whether it is lowered at its exact shape.
         epoch: The epoch of the provider when it was resolved.

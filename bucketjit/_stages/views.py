@@ -129,8 +129,7 @@ class Views:
         The first line says what bucketing has saved, as `Stats.summary` does.
 
         Returns:
-            A `Report`: plain text, in colour on a terminal if rich is installed (the extra
-            ``cli``); HTML in a notebook; and a rich renderable.
+            A `Report`: text where it is printed, HTML in a notebook.
 
         Examples:
             >>> import numpy as np

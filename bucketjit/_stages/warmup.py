@@ -1,8 +1,7 @@
 """Compiles buckets before calls need them: `BucketedExec.warmup`.
 
-A warm-up turns sizes into compile requests (`requests_for`) and has several threads carry them out
-(`compile_all`). `bucketjit._stages.requests` reads the sizes that users ask for,
-`bucketjit._stages.warmup` reports.
+A warm-up turns sizes into compile requests (`requests_of`) and has several threads carry them out
+(`compile_all`), until nothing is left or the time is up.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import sys
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes, device_of
 from bucketjit._compile.bodies import result_types
@@ -26,13 +26,12 @@ from bucketjit._events import one_line, printable, shown
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.program import Program
 from bucketjit._jax.serialization import NotPlain
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._stages.listed_buckets import compile_all, volume
-from bucketjit._stages.progress import Unbreakable, bar
-from bucketjit._stages.requests import Asked, check_names, combinations, requests_for
+from bucketjit._stages.requests import Unmasked, combinations, requests_of
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import variables_in
@@ -84,52 +83,8 @@ class WarmupReport:
         return printable("\n".join([head, *lines]))
 
 
-class Warmed(NamedTuple):
-    """The outcome of the warm-up of one signature.
-
-    Attributes:
-        report: The report, without ``evicted`` and ``cleared``.
-        requests: The requests whose executables were compiled or found.
-    """
-
-    report: WarmupReport
-    requests: tuple[CompileRequest, ...] = ()
-
-
-def report_of(warmed: Warmed, engine: Engine, epoch: object) -> WarmupReport:
-    """The report of a warm-up, with what has left the cache since."""
-    requests = {o.key: o for o in warmed.requests}
-    # Read before the epoch: a clear between the two would otherwise be reported as a full cache.
-    evicted = tuple(FrozenDict(o.sizes) for key, o in requests.items() if key not in engine.cache)
-    cleared = engine.provider.epoch is not epoch
-    return dataclasses.replace(warmed.report, evicted=evicted, cleared=cleared)
-
-
-@contextlib.contextmanager
-def progress_of(name: str, total: int, wanted: bool) -> Iterator[Any]:
-    """Show on standard error how far a warm-up is: a bar in a terminal, lines elsewhere."""
-    stream = sys.stderr
-    if not wanted or not total or stream is None:  # pythonw and daemons have no standard error
-        yield lambda request, outcome: None
-        return
-    done, told, name = itertools.count(1), Unbreakable(stream), one_line(name)
-
-    def line(request: CompileRequest, outcome: Source | Exception) -> None:
-        what = "compiled"
-        if isinstance(outcome, Exception):
-            refused = isinstance(outcome, MaskingError) and not outcome.is_defect
-            what = "cannot be masked, and runs exact:" if refused else "failed"
-        print(
-            f"{name}: {what} {printable(shown(request.sizes)) or 'exact'} ({next(done)}/{total})",
-            file=told,
-        )
-
-    with bar(told, f"{name}: warm-up", total) as step:
-        if step is None:
-            yield line
-        else:
-            yield lambda request, outcome: step(shown(request.sizes) or "exact")
-
+Sizes = Mapping[str, int]
+Needed = dict[Hashable, CompileRequest]  # requests by key
 
 _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time budget is smaller
 
@@ -158,142 +113,159 @@ def warm_up(
     workers: int | None,
     time_budget: float | None,
     progress: bool,
-    first_run: bool,
-    epoch: object,
+    first_run: bool = False,
     rows: Sequence[Rows] = (),
-) -> Warmed:
+) -> WarmupReport:
     """Warm up the calls of one signature; see `BucketedExec.warmup`."""
-    began = time.monotonic()
+    began, epoch = time.monotonic(), engine.provider.epoch
     tokens, own, wanted = asked(engine, call, sizes)
-    deadline = None if time_budget is None else began + time_budget
-    how = workers, progress, first_run, deadline, epoch, rows
-    under_way = _WarmUp(engine, call, tokens, own, *how)
-    parts: list[Asked] = []
-    waiting: Sequence[Mapping[str, int]] = wanted
-    while waiting and not (parts and under_way.is_late):
-        parts.append(under_way.some(waiting))
-        waiting = parts[-1].left
-    tried = under_way.tried
-    every = {o.key: o for part in parts for o in part.every_request}
-    present = [o for key, o in every.items() if tried.get(key) == "cache"]
-    outcomes = [
-        (o, tried.get(o.key)) for o in sorted(every.values(), key=lambda o: -volume(o.sizes))
-    ]
-    compiled = [o for o, outcome in outcomes if outcome in ("compile", "file")]
-    if rows:
-        _note_asked(engine, (*compiled, *present))
-    report = WarmupReport(
-        compiled=tuple(FrozenDict(o.sizes) for o in compiled),
-        present=tuple(FrozenDict(o.sizes) for o in present),
-        failed=(
-            *dict.fromkeys(failure for part in parts for failure in part.failed),
-            *(
-                (FrozenDict(o.sizes), f"{type(why).__name__}: {why}")
-                for o, why in outcomes
-                if isinstance(why, Exception)
-            ),
-        ),
-        exact=tuple({n: one.why for part in parts for n, one in part.exact.items()}.items()),
-        left=(
-            *(FrozenDict(o.sizes) for o, outcome in outcomes if outcome is None),
-            *map(FrozenDict, waiting),
-        ),
-        seconds=time.monotonic() - began,
-        loaded=sum(outcome == "file" for _, outcome in outcomes),
-    )
-    return Warmed(report, (*compiled, *present))
+    deadline = math.inf if time_budget is None else began + time_budget
+    how = workers, epoch, deadline, progress, first_run
+    under_way = _WarmUp(engine, call, tokens, own, rows, *how)
+    waiting: Sequence[Sizes] = wanted
+    while waiting and (waiting is wanted or under_way.may_begin()):
+        waiting = under_way.some(waiting)
+    under_way.remember()
+    return under_way.report(waiting, began)
 
 
-def _note_asked(engine: Engine, requests: Iterable[CompileRequest]) -> None:
-    """Make `map` take the row counts of these executables, and no others, from now on."""
-    for request in requests:
-        slot = engine.cache.slot(request.key)
-        if slot is not None and slot.entry is not None:
-            slot.entry.asked = True
-
-
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _WarmUp:
     """A running warm-up.
 
     Attributes:
-        engine, call, workers, progress, first_run: See `warm_up`.
-        tokens, own: See `requests_for`.
-        deadline: The time (``time.monotonic``) after which nothing is begun, or None.
-        epoch: See `compile_all`.
-        rows: See `requests_for`.
+        engine, call, rows, workers, progress, first_run: See `warm_up`.
+        tokens, own: The open axes and the logical sizes of the call.
+        epoch: The epoch of the provider when it began.
+        deadline: The time (``time.monotonic``) after which nothing is begun.
+        requests: What calls of the sizes so far need.
+        exact: The calls that cannot be masked, by their sizes.
+        failed: Sizes for which no request could be made, and why; each once.
         tried: The outcome of each request so far, by key.
     """
 
     engine: Engine
     call: Call
     tokens: Tokens
-    own: Mapping[str, int]
+    own: Sizes
+    rows: Sequence[Rows]
     workers: int | None
+    epoch: object
+    deadline: float
     progress: bool
     first_run: bool
-    deadline: float | None
-    epoch: object
-    rows: Sequence[Rows] = ()
+    requests: Needed = dataclasses.field(default_factory=dict)
+    exact: dict[FrozenDict[str, int], Unmasked] = dataclasses.field(default_factory=dict)
+    failed: dict[tuple[Sizes, str], None] = dataclasses.field(default_factory=dict)
     tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
 
-    @property
-    def is_late(self) -> bool:
-        """Whether nothing more may begin: the deadline has passed, or the cache was cleared."""
-        if self.engine.provider.epoch is not self.epoch:
-            return True
-        return self.deadline is not None and time.monotonic() >= self.deadline
+    def may_begin(self) -> bool:
+        """Whether a further compile may begin: there is time, and the cache was not cleared."""
+        return self.engine.provider.epoch is self.epoch and time.monotonic() < self.deadline
 
-    def some(self, wanted: Sequence[Mapping[str, int]]) -> Asked:
-        """Look up buckets for half of the time that is left, and compile what was found.
+    def some(self, waiting: Sequence[Sizes]) -> Sequence[Sizes]:
+        """Look up buckets for half of the time that is left, and compile them.
 
-        A look-up may trace the function. If calls run exact, it does so once for each size.
+        Returns the sizes that there was no time to look up.
         """
-        now, until = time.monotonic(), None
-        if self.deadline is not None:
-            until = now + max((self.deadline - now) / 2, _LOOKED_UP_AT_LEAST)
-        asked = self._look_up(wanted, until)
-        not_yet = set(map(id, asked.left))
-        looked_up = [sizes for sizes in wanted if id(sizes) not in not_yet]
-        left = asked.left
-        # A build may find that a program cannot be masked. The same sizes are then looked up again,
-        # which yields requests for their exact shapes.
-        while self._compile(asked):
-            asked = self._look_up(looked_up, None)
+        now = time.monotonic()
+        until = now + max((self.deadline - now) / 2, _LOOKED_UP_AT_LEAST)
+        needed, looked_up = self._look_up(waiting, until)
+        while self._compile(needed):  # the same sizes are then served at their exact shapes
+            needed, _ = self._look_up(looked_up, math.inf)
+        self.requests |= needed
+        return waiting[len(looked_up) :]
+
+    def _look_up(self, every: Sequence[Sizes], until: float) -> tuple[Needed, Sequence[Sizes]]:
+        """The requests of the sizes that there is time for, and these. A look-up may trace."""
+        needed: Needed = {}
+        for number, chosen in enumerate(every):
+            if number and time.monotonic() >= until:
+                return needed, every[:number]
+            sizes = {**self.own, **chosen}
+            try:
+                found = requests_of(self.engine, self.call, self.tokens, sizes, self.rows)
+            except Exception as error:  # often of the function, which does not take these sizes
+                self.failed[FrozenDict(chosen), in_one_line(error)] = None
+                continue
+            if isinstance(found, Unmasked):
+                self.exact[FrozenDict(chosen or found.request.sizes)] = found
+                found = [found.request]
+            needed |= {one.key: one for one in found if one.key not in needed}
+        return needed, every
+
+    def _compile(self, needed: Needed) -> bool:
+        """Compile what is missing, the largest first: it can stand in for all others.
+
+        Returns whether a program turned out not to be maskable.
+        """
+        engine, tried, refused = self.engine, self.tried, False
+        tried.update((k, "cache") for k in needed if k not in tried and k in engine.cache)
+        todo = sorted((o for k, o in needed.items() if k not in tried), key=_largest_first)
+        tell = _teller(engine.name, len(todo)) if self.progress else None
+        given = engine, todo, self.workers, self.epoch, self.deadline
+        for request, outcome in compile_all(*given, first_run=self.first_run):
+            tried[request.key] = outcome
+            if tell is not None:
+                tell(request, outcome)
+            refused |= isinstance(outcome, MaskingError) and not outcome.is_defect
+        return refused
+
+    def remember(self) -> None:
+        """Make the next warm-up trace nothing again, and `map` take these row counts alone."""
         with self.engine.lock:
-            for one in asked.exact.values():  # so that the next warm-up does not trace it again
+            for one in self.exact.values():
                 if isinstance(self.tried.get(one.request.key), str):
                     self.call.signature.remember_refusal(one.call, one.call.shapes)
-        return asked._replace(left=left)
+        for key in self.requests if self.rows else ():
+            slot = self.engine.cache.slot(key)
+            if slot is not None and slot.entry is not None:
+                slot.entry.asked = True
 
-    def _look_up(self, wanted: Sequence[Mapping[str, int]], until: float | None) -> Asked:
-        given = self.engine, self.call, self.tokens, self.own, wanted, until
-        return requests_for(*given, self.rows)
-
-    def _compile(self, asked: Asked) -> bool:
-        """Compile what is missing. Returns whether a program turned out not to be maskable."""
-        engine, tried = self.engine, self.tried
-        every = {o.key: o for o in asked.every_request}
-        tried.update((key, "cache") for key in every if key not in tried and key in engine.cache)
-        todo = [o for key, o in every.items() if key not in tried]
-        todo.sort(key=lambda o: -volume(o.sizes))  # the largest can stand in for all others
-        refused = False
-        compiling = compile_all(
-            engine,
-            todo,
-            self.workers,
-            self.epoch,
-            deadline=self.deadline,
-            first_run=self.first_run,
+    def report(self, waiting: Sequence[Sizes], began: float) -> WarmupReport:
+        """What was done."""
+        tried, cache = self.tried, self.engine.cache
+        present = [o for key, o in self.requests.items() if tried.get(key) == "cache"]
+        ordered = sorted(self.requests.values(), key=_largest_first)
+        compiled = [o for o in ordered if tried.get(o.key) in ("compile", "file")]
+        for o in ordered:
+            if isinstance(error := tried.get(o.key), Exception):
+                self.failed[FrozenDict(o.sizes), f"{type(error).__name__}: {error}"] = None
+        # Read before the epoch: a clear between the two would otherwise be told as a full cache.
+        evicted = [o for o in (*compiled, *present) if o.key not in cache]
+        left = (*(o.sizes for o in ordered if o.key not in tried), *waiting)
+        return WarmupReport(
+            compiled=tuple(FrozenDict(o.sizes) for o in compiled),
+            present=tuple(FrozenDict(o.sizes) for o in present),
+            failed=tuple(self.failed),
+            exact=tuple((sizes, one.why) for sizes, one in self.exact.items()),
+            left=tuple(map(FrozenDict, left)),
+            seconds=time.monotonic() - began,
+            evicted=tuple(FrozenDict(o.sizes) for o in evicted),
+            loaded=sum(tried[o.key] == "file" for o in compiled),
+            cleared=self.engine.provider.epoch is not self.epoch,
         )
-        with progress_of(engine.name, len(todo), self.progress) as step:
-            for request, outcome in compiling:
-                tried[request.key] = outcome
-                if isinstance(outcome, MaskingError) and not outcome.is_defect:
-                    engine.refuse(request, outcome)
-                    refused = True
-                step(request, outcome)
-        return refused
+
+
+def _largest_first(request: CompileRequest) -> int:
+    return -volume(request.sizes)
+
+
+def _teller(name: str, total: int) -> Callable[[CompileRequest, Source | Exception], None]:
+    """What tells on standard error, in a line for each executable, how far a warm-up is."""
+    done, stream = itertools.count(1), sys.stderr
+
+    def tell(request: CompileRequest, outcome: Source | Exception) -> None:
+        what = "compiled"
+        if isinstance(outcome, Exception):
+            refused = isinstance(outcome, MaskingError) and not outcome.is_defect
+            what = "cannot be masked, and runs exact:" if refused else "failed"
+        sizes = printable(shown(request.sizes)) or "exact"
+        if stream is not None:  # pythonw and daemons have no standard error
+            with contextlib.suppress(OSError, ValueError):  # a full disk must not end the warm-up
+                print(f"{one_line(name)}: {what} {sizes} ({next(done)}/{total})", file=stream)
+
+    return tell
 
 
 def asked(
@@ -301,31 +273,22 @@ def asked(
 ) -> tuple[Tokens, Mapping[str, int], list[dict[str, int]]]:
     """The tokens and logical sizes of a call, and the sizes to warm up."""
     signature, shapes = call.signature, call.shapes
-    wanted: list[dict[str, int]] | None = None
+    is_named = sizes is None or bool(signature.declared(shapes).sizes)
+    tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)
+    own = bind_sizes(tokens, shapes, signature.paths)
+    # Guessed axes may be wrong, as of weights that happen to have the size of the batch.
+    if not engine.config.always_exact or not (is_named or _is_longer(call, tokens, own)):
+        call = engine.resolve(call)
+        resolved, opened = signature.open_axes(call, shapes)
+        if opened or sizes is None:  # else all sizes run exact
+            tokens, own = resolved, opened
+        else:
+            tokens = signature.guessed_tokens(shapes)
+            own = bind_sizes(tokens, shapes, signature.paths)
     bucket_of = functools.partial(bucket_or_size, engine.config)
-    # Without strategies calls are not resolved: open axes are those declared, or else guessed.
-    if engine.config.always_exact:
-        is_named = bool(signature.declared(shapes).sizes) or sizes is None
-        tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)
-        own = bind_sizes(tokens, shapes, signature.paths)
-        wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
-        others = (one for one in wanted if any(own[v] != n for v, n in one.items()))
-        other = next(others, None)
-        if is_named or other is None or _takes(call, tokens, own, other):
-            return tokens, own, wanted
-    # Without a strategy, guessed axes may be wrong (weights that happen to have the size of the
-    # batch, say), and the function fails at other sizes. Resolving the call finds the right ones.
-    call = engine.resolve(call)
-    tokens, own = signature.open_axes(call, shapes)
-    if not own and sizes is not None:  # all sizes run exact
-        tokens = signature.guessed_tokens(shapes)
-        own = bind_sizes(tokens, shapes, signature.paths)
-    if wanted is None:
-        wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
+    wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
     if sizes is None and own:
         wanted += _in_files(engine, call)
-    for one in wanted:
-        check_names(one, tuple(variables_in(tokens)))
     return tokens, own, wanted
 
 
@@ -348,10 +311,10 @@ def _in_files(engine: Engine, call: Call) -> list[dict[str, int]]:
     ]
 
 
-def _takes(call: Call, tokens: Tokens, own: Mapping[str, int], other: Mapping[str, int]) -> bool:
-    """Whether the function can be traced at other sizes."""
+def _is_longer(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> bool:
+    """Whether the function can be traced where all open axes are longer by one."""
     try:
-        result_types(at_sizes(call, tokens, {**own, **other}))
+        result_types(at_sizes(call, tokens, {v: n + 1 for v, n in sizes.items()}))
     except Exception as error:
         if is_of_machine(error):
             raise

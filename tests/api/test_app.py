@@ -181,7 +181,7 @@ def test_the_script_names_itself(capsys, monkeypatch):
         assert one_line(capsys.readouterr().err).startswith("bucketjit plan: cannot open nowhere")
 
 
-def test_tables_without_rich(without_rich, tmp_path, capsys):
+def test_tables(tmp_path, capsys):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("3\n17\n")
     assert app.main(["plan", str(lengths), "--k", "2"]) == 0

@@ -54,7 +54,6 @@ def break_one(directory):
     ],
 )
 def test_one_file_hides_no_other_and_commands_no_terminal(directory, run, odd):
-    pytest.importorskip("rich")
     latest = max(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime)
     found, raw = record.unpack(latest.read_bytes())
     found = found._replace(call="0" * 64, **odd)
@@ -71,7 +70,6 @@ def test_one_file_hides_no_other_and_commands_no_terminal(directory, run, odd):
 
 
 def test_list(directory, run):
-    pytest.importorskip("rich")
     code, out, error = run("list", directory)
     assert (code, error) == (0, "") and run(directory) == (code, out, error)
     rows = [line.split() for line in out.splitlines()]

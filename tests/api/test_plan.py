@@ -42,7 +42,6 @@ def test_a_mark_of_the_encoding_is_no_size(lengths, capsys):
 
 
 def test_table(lengths, capsys):
-    pytest.importorskip("rich")
     assert main(["plan", str(lengths), "--k", "5"]) == 0
     out, error = capsys.readouterr()
     assert error == ""

@@ -34,7 +34,6 @@ def rows(out):
 
 
 def test_tells_a_terminal_nothing(stats, tmp_path, capsys):
-    pytest.importorskip("rich")
     stats = json.loads(json.dumps(stats))
     stats["programs"][0]["inputs"] = ["\x1b[31mred\x1b]0;title\x07", "next"]
     code, out, _ = report(stats, tmp_path, capsys)
@@ -44,7 +43,6 @@ def test_tells_a_terminal_nothing(stats, tmp_path, capsys):
 
 
 def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
-    pytest.importorskip("rich")
     code, out, error = report(stats, tmp_path, capsys)
     assert (code, error) == (0, "")
     assert out.startswith("3 shapes, 2 executables: 1 compile, about ")
@@ -55,7 +53,6 @@ def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
 
 
 def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
-    pytest.importorskip("rich")
     _, out, _ = report(stats, tmp_path, capsys)
     records = {*stats["buckets"][0], *stats["programs"][0]}
     empty = {"fallback_reasons", "computed", "rows_alone"}
@@ -66,7 +63,6 @@ def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
 
 
 def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):
-    pytest.importorskip("rich")
     more = {
         **stats,
         "live_bytes": 3 * 2**20,
@@ -87,7 +83,6 @@ def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):
 
 @pytest.mark.parametrize("words", [["-"], []])
 def test_from_standard_input(words, stats, monkeypatch, capsys):
-    pytest.importorskip("rich")
     monkeypatch.setattr(sys, "stdin", piped(stats))
     assert main(["report", *words]) == 0
     assert "calls" in capsys.readouterr().out

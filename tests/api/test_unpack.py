@@ -74,10 +74,11 @@ def test_a_failure_leaves_nothing(saved, tmp_path, run, monkeypatch, force):
         (folder / "layout.json").write_text("old")
     before = {p: p.read_bytes() for p in files(tmp_path)}
 
-    def full(*args):
+    def full(path, data):
+        path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(unpacking, "_publish", full)  # all is written by then, beside the folder
+    monkeypatch.setattr(unpacking.Path, "write_bytes", full)
     code, _, error = run(saved, folder, *(["--force"] * force))
     assert code == 1 and "No space left on device" in error
     assert {p: p.read_bytes() for p in files(tmp_path)} == before

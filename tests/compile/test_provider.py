@@ -10,7 +10,6 @@ import itertools
 import logging
 import math
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -441,33 +440,6 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}, progress=False)
     assert capsys.readouterr().err == ""
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("has_rich", [True, False])
-def test_progress_in_a_terminal(
-    has_rich: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    pytest.importorskip("rich")
-    if not has_rich:
-        request.getfixturevalue("without_rich")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    executor = BucketedExec(jnp.cos).with_pow2()
-    executor.warmup(ramp(1), sizes={"batch": [1, 2]}, workers=1)
-    if has_rich:
-        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
-        assert re.search(r"cos: warm-up .* 2/2 .* batch=1", plain)
-    else:
-        assert stream.getvalue() == "cos: compiled batch=2 (1/2)\ncos: compiled batch=1 (2/2)\n"
-    monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    monkeypatch.setenv("TERM", "dumb")
-    executor.warmup(ramp(1), sizes={"batch": [4]})
-    assert stream.getvalue() == "cos: compiled batch=4 (1/1)\n"
 
 
 class FullDisk(io.StringIO):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from html.parser import HTMLParser
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
-from bucketjit._stages.report import plain_lines
-from bucketjit._stages.tables import Table
+from bucketjit._stages.report import Table, plain_lines
 from bucketjit.errors import FallbackWarning
 
 
@@ -25,13 +23,7 @@ def used(fn: Any = lambda x: x.sum(axis=1)) -> BucketedExec:
     return executor
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_plain_where_the_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
     monkeypatch.delenv("COLUMNS", raising=False)
     file = io.StringIO()
     print(used().report(), file=file)
@@ -42,34 +34,18 @@ def test_plain_where_the_output_is_piped(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_sizes_have_no_unit() -> None:
     """Whatever their variables are called."""
-    pytest.importorskip("rich")
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="seconds, n_bytes, since").with_pow2()
     executor(np.ones((3, 1500, 5), np.float32))
     lines = [line.split()[:3] for line in str(executor.report()).splitlines()]
     assert ["4", "2,048", "8"] in lines
 
 
-def test_in_colour_and_no_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    for name, value in {"TERM": "xterm-256color", "COLUMNS": "60"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    text = str(used().report())
-    assert "\x1b[1m" in text
-    plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in text.splitlines()]
-    assert max(map(len, plain)) <= 60
-
-
-def test_it_is_a_rich_renderable() -> None:
-    console = pytest.importorskip("rich.console")
-    file = io.StringIO()
-    console.Console(file=file, width=100).print(used().report())
-    assert "Counters" in file.getvalue()
+def test_no_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert max(map(len, str(used().report()).splitlines()[2:])) <= 60
 
 
 def test_the_command_line_shows_the_same(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("rich")
     executor = used()
     (tmp_path / "stats.json").write_text(executor.stats().to_json())
     assert main(["report", str(tmp_path / "stats.json")]) == 0
@@ -77,20 +53,6 @@ def test_the_command_line_shows_the_same(tmp_path: Any, capsys: pytest.CaptureFi
     assert (summary, head) == (executor.stats().summary, repr(executor))
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert shown == [summary, *(line.rstrip() for line in tables.splitlines())]
-
-
-def test_without_rich(
-    without_rich: None, tmp_path: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    executor = used()
-    lines = str(executor.report()).splitlines()
-    assert lines[:4] == [executor.stats().summary, repr(executor), "", "Counters"]
-    assert ["calls", "3"] in [line.split() for line in lines]
-    assert ["4", "0"] in [line.split()[:2] for line in lines]
-    assert "<table>" in executor._repr_html_()
-    (tmp_path / "stats.json").write_text(executor.stats().to_json())
-    assert main(["report", str(tmp_path / "stats.json")]) == 0
-    assert capsys.readouterr().out.splitlines() == [lines[0], *lines[2:]]
 
 
 @pytest.mark.parametrize("columns", [10, 40, 64])
@@ -158,7 +120,6 @@ def test_repr_is_one_line() -> None:
 
 
 def test_of_an_executor_that_has_done_nothing() -> None:
-    pytest.importorskip("rich")
     executor = BucketedExec(lambda x: x)
     assert "calls" in str(executor.report()) and "Executables" not in str(executor.report())
     assert "calls" in executor._repr_html_()

@@ -23,7 +23,7 @@ from bucketjit._compile.files.directory import Entry
 from bucketjit._compile.files.record import Damaged
 from bucketjit._events import LONGEST, counted, one_line, shown
 from bucketjit._raised import in_one_line
-from bucketjit._stages.tables import shown_bytes
+from bucketjit._stages.report import shown_bytes
 
 _DESCRIPTION = """\
 Look after a directory of executables, as with_persistence(DIR) keeps them:

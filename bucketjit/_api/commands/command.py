@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from bucketjit._artifact.archive import Archive
 from bucketjit._events import printable
-from bucketjit._stages.report import console_for, plain_text, rendered
-from bucketjit._stages.tables import Table
+from bucketjit._stages.report import Table, text_of
 
 
 class CommandError(Exception):
@@ -97,14 +96,5 @@ def print_table(
 
 def print_tables(tables: Iterable[Table], head: str = "") -> None:
     """Print tables, as wide as the terminal."""
-    tables, console = list(tables), console_for(sys.stdout)
-    if head:
-        print(printable(head))
-    if console is None:
-        lines = list(plain_text(tables, sys.stdout))
-        print("\n".join(lines if head else lines[1:]))
-        return
-    for table in tables:
-        title, grid = rendered(table)
-        console.print(title, soft_wrap=True)
-        console.print(grid)
+    lines = list(text_of(list(tables)))
+    print("\n".join([printable(head), *lines] if head else lines[1:]))

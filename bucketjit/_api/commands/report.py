@@ -17,7 +17,7 @@ from bucketjit._api.commands.command import (
 )
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.summary import summary_of
-from bucketjit._stages.tables import tables_of
+from bucketjit._stages.report import tables_of
 
 _DESCRIPTION = """\
 Show a snapshot of a bucketed function's counters. Save one with

@@ -8,7 +8,7 @@ from pathlib import Path
 from bucketjit._api.commands.command import PLATFORM, Command, argument, named, opened
 from bucketjit._artifact.unpack import LAYOUT, unpack
 from bucketjit._events import LONGEST, counted, one_line
-from bucketjit._stages.tables import shown_bytes
+from bucketjit._stages.report import shown_bytes
 
 _DESCRIPTION = """\
 Write a function that BucketedExec.save has saved as plain files: a StableHLO module for each
