@@ -273,11 +273,6 @@ def test_a_timeout_that_is_no_number_is_refused(timeout: Any) -> None:
         total().with_agreement(timeout=timeout)
 
 
-def test_other_ways_to_agree_are_refused() -> None:
-    with pytest.raises(SpecError, match="by must be 'kv' or a function"):
-        total().with_agreement(by="mpi")  # type: ignore[arg-type]
-
-
 def test_one_process_takes_the_fast_path() -> None:
     used = total()
     used(ones(3, 2))

@@ -11,7 +11,6 @@ import functools
 import gc
 import math
 import time
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -24,7 +23,6 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Fallback, metrics, strategies
-from bucketjit.errors import BucketOverflowError, FallbackError
 from tests.comparison import ramp
 
 Method = Callable[[Any], Any]
@@ -182,37 +180,6 @@ REFUSED = {
         lambda x: jnp.linalg.eigh(x @ x.T)[1].sum(), lambda e, x: jax.grad(e)(x), Fallback.ERROR
     ),
 }
-
-
-@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_lets_go_of_its_arguments(name: str) -> None:
-    refused = REFUSED[name]
-    executor = BucketedExec(refused.fn, fallback=refused.fallback)
-    executor = executor.with_pow2(max=4 if name.startswith("beyond") else None)
-    given = []
-    for n in (5, 6, 7, 5, 6):
-        x = jnp.asarray(ramp(n, 3))
-        given.append(weakref.ref(x))
-        with contextlib.suppress(BucketOverflowError, FallbackError):
-            refused.ask(executor, x)
-        del x
-    gc.collect()
-    assert not [ref for ref in given if ref() is not None]
-
-
-def test_no_refusal_is_slower_than_the_one_before() -> None:
-    executor = BucketedExec(jnp.mean).with_pow2(max=4)
-    lengths = []
-    for _ in range(3):
-        with pytest.raises(BucketOverflowError) as raised:
-            executor(ramp(5))
-        error: BaseException | None = raised.value
-        lengths.append(0)
-        while error is not None:
-            lengths[-1] += len(list(traceback.walk_tb(error.__traceback__)))
-            error = error.__cause__ or error.__context__
-    assert lengths[1] == lengths[2]
 
 
 def _guarded(w: Any) -> Method:

@@ -63,24 +63,6 @@ def test_the_exact_run_agrees() -> None:
     close(executor.with_pow2(min=4).map(WEIGHTS, examples([3, 4]), reduce="sum").shape, ())
 
 
-def test_temporary_memory() -> None:
-    d = 256
-
-    def of_weights(w: Any, x: Any) -> Any:
-        return jnp.mean(jnp.tanh(x @ w) ** 2)
-
-    executor = BucketedExec(jax.value_and_grad(of_weights), dynamic_axes=(None, "n, _"))
-    executor = executor.with_pow2(min=8)
-    given = [RANDOM.standard_normal((n, d)).astype(np.float32) for n in range(1, 33)]
-    weights = jnp.ones((d, d)) / d
-    executor.map(weights, given, reduce="mean")
-    entries = [entry for _, entry in executor._engine.cache.items()]
-    assert len(entries) >= 3 and any(entry.rows > 4 for entry in entries)
-    for entry in entries:
-        memory = entry.compiled.memory_analysis()
-        assert memory.temp_size_in_bytes <= 3 * weights.nbytes
-
-
 def test_other_dtypes() -> None:
     def fn(x: Any) -> Any:
         return {

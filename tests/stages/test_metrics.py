@@ -113,60 +113,6 @@ def test_programs_that_share_a_bucket_are_one_sample(registry: Any) -> None:
     assert found["total", "bucketjit_programs"] == 2
 
 
-def test_hits_of_a_bucket_do_not_fall(registry: Any) -> None:
-    """Where one of two programs that share it is evicted, and comes back."""
-    executor = BucketedExec(total).with_pow2().with_maxsize(2)
-    metrics.prometheus(executor, registry=registry)
-    label = "total", "bucketjit_bucket_hits_total", "batch=4", "false"
-
-    def served(*calls: Any) -> float | None:
-        for x in calls:
-            executor(x)
-        return samples(registry).get(label)
-
-    floats, ints = ones(3), ones(3).astype(np.int32)
-    assert served(*[floats] * 4, *[ints] * 3) == 5
-    assert served(ones(9)) == 5  # the floats' is gone
-    assert served(ints) == 6
-    assert served(ones(17), ones(33)) is None
-    assert served(ints, ints) == 7
-    executor.reset_stats()
-    assert served(ints) == 1
-
-
-@pytest.mark.parametrize("again", [BucketedExec.reset_stats, BucketedExec.cache_clear])
-def test_hits_begin_again_with_all_others(registry: Any, again: Any) -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2()
-    metrics.prometheus(executor, name="f", registry=registry)
-
-    def hits(bucket: str) -> float | None:
-        labels = {"function": "f", "bucket": bucket, "exact": "false"}
-        return registry.get_sample_value("bucketjit_bucket_hits_total", labels)
-
-    for _ in range(5):
-        executor(np.ones(4, np.float32))
-    assert hits("batch=4") == 4
-    again(executor)
-    for n in (8,) * 6 + (4, 4):  # more calls than before
-        executor(np.ones(n, np.float32))
-    told = {f"batch={b.sizes['batch']}": b.hits for b in executor.stats().buckets}
-    assert told.keys() == {"batch=4", "batch=8"}
-    assert {bucket: hits(bucket) for bucket in told} == told
-
-
-def test_unregistering(registry: Any) -> None:
-    executor = BucketedExec(total).with_pow2()
-    registration = metrics.prometheus(executor, registry=registry)
-    assert registration.name == "total"
-    assert samples(registry)
-    registration.unregister()
-    registration.unregister()
-    assert samples(registry) == {} and list(registry.collect()) == []
-    again = metrics.prometheus(executor, registry=registry)
-    registration.unregister()  # the same executor under the same name: it is the same
-    assert samples(registry) == {} and again == registration
-
-
 def test_executors_are_not_kept_alive(registry: Any) -> None:
     executor = BucketedExec(total).with_pow2()
     executor(ones(3))
@@ -178,17 +124,6 @@ def test_executors_are_not_kept_alive(registry: Any) -> None:
     assert gone() is None
     assert samples(registry) == {}
     metrics.prometheus(BucketedExec(total), registry=registry)  # the name is free again
-
-
-def test_registries_are_not_kept_alive() -> None:
-    client = pytest.importorskip("prometheus_client")
-    registry = client.CollectorRegistry()
-    executor = BucketedExec(total)
-    metrics.prometheus(executor, registry=registry)
-    gone = weakref.ref(registry)
-    del registry
-    gc.collect()
-    assert gone() is None
 
 
 def test_names_are_taken_once(registry: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from html.parser import HTMLParser
 from typing import Any
 
@@ -13,8 +12,6 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
-from bucketjit._stages.report import plain_lines
-from bucketjit._stages.tables import Table
 from bucketjit.errors import FallbackWarning
 
 
@@ -49,18 +46,6 @@ def test_sizes_have_no_unit() -> None:
     assert ["4", "2,048", "8"] in lines
 
 
-def test_in_colour_and_no_wider_than_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("rich")
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    for name, value in {"TERM": "xterm-256color", "COLUMNS": "60"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    text = str(used().report())
-    assert "\x1b[1m" in text
-    plain = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in text.splitlines()]
-    assert max(map(len, plain)) <= 60
-
-
 def test_it_is_a_rich_renderable() -> None:
     console = pytest.importorskip("rich.console")
     file = io.StringIO()
@@ -91,20 +76,6 @@ def test_without_rich(
     (tmp_path / "stats.json").write_text(executor.stats().to_json())
     assert main(["report", str(tmp_path / "stats.json")]) == 0
     assert capsys.readouterr().out.splitlines() == [lines[0], *lines[2:]]
-
-
-@pytest.mark.parametrize("columns", [10, 40, 64])
-def test_plain_tables_wrap_and_lose_nothing(columns: int) -> None:
-    words = [f"word{i}" for i in range(30)]
-    rows = [("a", " ".join(words), "1"), ("b", "y" * 90, "1,000"), ("c", "one\ntwo\x1b[2J", "3")]
-    lines = list(plain_lines(Table("Rows", ("name", "text", "n"), rows, ("n",)), columns))
-    assert lines[0] == "Rows" and max(map(len, lines)) <= columns
-    text = " ".join(lines)
-    assert text.count("y") == 90 and "\x1b" not in text
-    if columns > 10:
-        assert [word for word in words if word not in text.split()] == []
-        numbers = [line[-5:] for line in lines if line.endswith("000") or line.endswith(" 3")]
-        assert numbers == ["1,000", "    3"]
 
 
 class Texts(HTMLParser):
