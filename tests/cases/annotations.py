@@ -17,6 +17,11 @@ _SHARDING = NamedSharding(Mesh(jax.devices()[:1], ("i",)), PartitionSpec("i"))
 _ON_EACH = NamedSharding(_SHARDING.mesh, PartitionSpec())
 
 
+def _on_scope(x):
+    with set_xla_metadata(key="value"), jax.named_scope("scope"):
+        return x - x.mean()
+
+
 CASES = [
     Case("checkpoint_name", lambda x: checkpoint_name(x, "x").sum(0), ("b, s",), ("name",)),
     Case(
@@ -58,4 +63,5 @@ CASES = [
         grad=True,
         domains=MIXED,
     ),
+    Case("metadata_of_a_scope", _on_scope, ("b, s",), grad=True, domains=MIXED),
 ]

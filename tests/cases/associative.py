@@ -25,6 +25,12 @@ def recurrence(left: Any, right: Any) -> Any:
     return a * c, b * c + d
 
 
+def state_space(a: Any, x: Any, w: Any) -> Any:
+    """A gated linear layer with its parameters outside of the scan."""
+    gate = jax.nn.sigmoid(a @ w)
+    return lax.associative_scan(recurrence, (gate, x), axis=-2)[1]
+
+
 def closed_over(x: Any, w: Any) -> Any:
     """A function that closes over what is differentiated too."""
 
@@ -83,17 +89,33 @@ def near_one(x: Any, rng: np.random.Generator) -> Any:
 
 
 CASES = [
+    _case("sum", scan(lax.add), "s", grad=True),
+    _case("sum_rows", scan(lax.add, axis=1), "b, s", grad=True),
+    _case("sum_reverse", scan(lax.add, axis=1, reverse=True), "b, s", grad=True),
     _case("sum_int", scan(lax.add), Arg("s, b", "int32")),
     _case("sum_seven", scan(lax.add), "s", buckets={"s": 7}, grad=True, sizes=({"s": 2}, {"s": 7})),
+    _case("max_special", scan(jnp.maximum), "s, 2", domains=("mixed", "special")),
+    _case("product", scan(lax.mul), Arg("s, 2", make=near_one), grad=True),
+    _case("matrices", scan(jnp.matmul), Arg("s, 3, 3", make=scaled), grad=True),
     _case(
         "matrices_of_open_size",
         scan(lambda a, b: jnp.einsum("nij,njk->nik", b, a), reverse=True),
         Arg("s, f, f", make=scaled),
         grad=True,
     ),
+    _case(
+        "recurrence",
+        scan(recurrence, axis=1),
+        Arg("b, s", make=near_one),
+        "b, s",
+        grad=True,
+    ),
+    _case("state_space", state_space, "b, s, 2", "b, s, 3", "2, 3", grad=True),
     _case("closed_over", closed_over, Arg("s, 2", make=scaled), "2", grad=True),
+    _case("closed_over_open", closed_over, Arg("s, b", make=scaled), "b", grad=True),
     _case("resetting_vmap", jax.vmap(resetting), "b, s", Arg("b, s", "bool"), grad=True),
     _case("resetting", resetting, "s", Arg("s", "bool"), grad=True),
+    _case("vmap", jax.vmap(scan(recurrence)), Arg("b, s", make=near_one), "b, s", grad=True),
     _case(
         "vmap_closed",
         jax.vmap(closed_over, in_axes=(None, 0)),
@@ -115,6 +137,13 @@ CASES = [
         Arg("s", make=near_one),
         "s",
         grad=True,
+    ),
+    _case(
+        "hessian",
+        jax.hessian(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
+        Arg("s", make=near_one),
+        buckets={"s": 4},
+        sizes=FEW,
     ),
     _case(
         "linear_transpose",
@@ -139,6 +168,7 @@ CASES = [
         "b, s",
         grad=True,
     ),
+    _case("remat", jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one), grad=True),
     # gathers and scatters that have the scanned axis for a batch axis; in steps of 0 elements too
     *(
         _case(name, fn, Arg("s, 3, 3", make=invertible), buckets={"s": 4}, sizes=FEW, grad=grad)
@@ -160,5 +190,17 @@ CASES = [
             ("set", jax.vmap(lambda a, b: b.at[place(a)].set(a[0] / 9)), False),
             ("added_to", jax.vmap(lambda a, b: b.at[place(jnp.stack([a, b]))].add(a[:2])), True),
         )
+    ),
+    # what JAX builds on it
+    _case(
+        "cumprod_gradient",
+        jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
+        Arg("s", make=near_one),
+    ),
+    _case("cummax_gradient", jax.grad(lambda x: jnp.sum(jnp.sin(lax.cummax(x)))), "s"),
+    _case(
+        "cumlogsumexp_gradient",
+        jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))),
+        "b, s",
     ),
 ]

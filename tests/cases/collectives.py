@@ -16,6 +16,15 @@ def _over(fold, axis=0):
     return lambda x: jax.vmap(lambda row: row - fold(row, "i"), in_axes=axis, axis_name="i")(x)
 
 
+def _normalised(x):
+    def row(r):
+        mean = lax.pmean(r, "i")
+        spread = lax.pmean(jnp.square(r - mean), "i")
+        return (r - mean) * lax.rsqrt(spread + 1e-3)
+
+    return jax.vmap(row, axis_name="i")(x)
+
+
 def _on_a_mesh(body, out=None):
     """A ``shard_map`` over one device; tests/masking/test_shard_map.py has several."""
 
@@ -33,6 +42,7 @@ CASES = [
     Case("psum_inner", _over(lax.psum, 1), (BOTH,), ("psum",), grad=True),
     Case("psum_int", _over(lax.psum), (Arg(BATCH, "int32"),), ("psum",)),
     Case("psum_of_two", lambda x: _over(lambda r, i: sum(lax.psum((r, r * r), i)))(x), (BOTH,)),
+    Case("pmean", _over(lax.pmean), (BOTH,), ("psum",), grad=True),
     Case("pmax", _over(lax.pmax), (BOTH,), ("pmax",), domains=("mixed", "negative", "special")),
     Case("pmin", _over(lax.pmin), (BOTH,), ("pmin",), domains=("mixed", "positive", "special")),
     Case("pmax_int", _over(lax.pmax), (Arg(BOTH, "int8"),), ("pmax",)),
@@ -50,4 +60,5 @@ CASES = [
         ("shard_map", "psum_invariant", "pvary"),
         grad=True,
     ),
+    Case("batch_norm_by_name", _normalised, (BATCH,), ("psum",), grad=True, rtol=1e-4, atol=1e-4),
 ]

@@ -49,6 +49,26 @@ def _some_groups(x: Any, rng: np.random.Generator) -> Any:
 
 
 CASES = [
+    Case("dot_contract_open", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), grad=True),
+    Case("dot_contract_static", lambda x, y: x @ y, ("b, 3", "3, s"), ("dot_general",), grad=True),
+    Case("dot_vectors", jnp.dot, ("s", "s"), ("dot_general",), grad=True),
+    Case(
+        "dot_special", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), domains=("special",)
+    ),
+    Case(
+        "dot_batched",
+        lambda x, y: jnp.einsum("bsd,bsf->bdf", x, y),
+        ("b, s, 2", "b, s, 3"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case(
+        "dot_two_contracted",
+        lambda x, y: lax.dot_general(x, y, (((0, 2), (1, 0)), ((), ()))),
+        ("b, 3, s", "s, b, 2"),
+        ("dot_general",),
+        grad=True,
+    ),
     *(
         Case(
             f"dot_side_by_side_{name}",
@@ -107,6 +127,20 @@ CASES = [
             ),
         ]
     ),
+    Case(
+        "dot_dense_layer",
+        lambda w, x: jnp.tanh(x @ w),
+        ("3, 2", "b, s, 3"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case(
+        "dot_size_expression",
+        lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]),
+        ("s", "s, 2"),
+        ("dot_general",),
+        grad=True,
+    ),
     *(
         Case(
             f"dot_{dtype}",
@@ -125,6 +159,15 @@ CASES = [
         ]
     ),
     Case(
+        "dot_preferred_type",
+        lambda x, y: [
+            lax.dot(x, y, preferred_element_type=jnp.int32),
+            jnp.matmul(x, y, preferred_element_type=jnp.float32),
+        ],
+        (Arg("b, s", "int8", -100, 100), Arg("s, 3", "int8", -100, 100)),
+        ("dot_general",),
+    ),
+    Case(
         "dot_float8",
         lambda x, y: lax.dot(
             x.astype(jnp.float8_e4m3fn),
@@ -134,7 +177,83 @@ CASES = [
         ("b, s", "s, 3"),
         ("dot_general",),
     ),
+    Case(
+        "dot_highest_precision",
+        lambda x, y: jnp.matmul(x, y, precision="highest"),
+        ("b, s", "s, 3"),
+        ("dot_general",),
+    ),
+    Case("matmul_batched", jnp.matmul, ("b, 2, s", "b, s, 3"), ("dot_general",), grad=True),
+    Case(
+        "matmul_vector", lambda x, y: [x @ y, y @ x.T], ("b, s", "s"), ("dot_general",), grad=True
+    ),
+    Case("gram", lambda x: [x @ x.T, x.T @ x], ("b, s",), ("dot_general",), grad=True),
     Case("vdot", jnp.vdot, (Arg("s", "complex64"), Arg("s", "complex64")), ("dot_general",)),
+    Case("vdot_matrices", jnp.vdot, ("b, s", "b, s"), ("dot_general",), grad=True),
+    Case("inner", jnp.inner, ("b, s", "3, s"), ("dot_general",), grad=True),
+    Case(
+        "tensordot",
+        lambda x, y: [jnp.tensordot(x, y, 2), jnp.tensordot(x, y, ((1,), (0,)))],
+        ("3, b, s", "b, s, 2"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case("outer_product", jnp.outer, ("b", "s"), grad=True),
+    Case("kron_product", jnp.kron, ("b, 2", "2, 2"), grad=True),
+    Case("kron_open", jnp.kron, ("b", "s")),
+    Case("cross", jnp.cross, ("b, 3", "b, 3"), grad=True),
+    Case("trace_of_product", lambda x: jnp.einsum("ij,ji->", x, x.T), ("b, s",), grad=True),
+    Case(
+        "einsum_three",
+        lambda a, b, c: jnp.einsum("bi,ij,bj->b", a, b, c),
+        ("b, s", "s, 4", "b, 4"),
+        ("dot_general",),
+        grad=True,
+    ),
+    Case(
+        "einsum_reduces",
+        lambda x, y: [jnp.einsum("bsd,sd->b", x, y), jnp.einsum("bsd->sd", x)],
+        ("b, s, 2", "s, 2"),
+        grad=True,
+    ),
+    Case(
+        "attention", _attention, ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"), grad=True, sizes=SHORT
+    ),
+    Case(
+        "attention_of_two_lengths",
+        _attention,
+        ("b, t, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
+        grad=True,
+        sizes=({"b": 2, "s": 5, "t": 3}, {"b": 4, "s": 8, "t": 1}),
+    ),
+    Case(
+        "jax_nn_attention",
+        lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
+        ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
+        sizes=SHORT,
+    ),
+    Case(
+        "cov",
+        lambda x: [jnp.cov(x), jnp.corrcoef(x), jnp.cov(x, bias=True)],
+        ("3, s",),
+        sizes=({"s": 2}, {"s": 5}, {"s": 8}),
+        constraints=("s >= 2",),
+        rtol=1e-3,
+        atol=1e-4,
+    ),
+    Case(
+        "cov_of_columns",
+        lambda x: jnp.cov(x, rowvar=False, ddof=0),
+        ("s, 3",),
+        rtol=1e-3,
+        atol=1e-4,
+    ),
+    Case(
+        "pairwise_distances",
+        lambda x, y: jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1) + 1e-3),
+        ("b, 3", "s, 3"),
+        grad=True,
+    ),
     Case(
         "ragged_dot_rows",
         lax.ragged_dot,
@@ -160,6 +279,12 @@ CASES = [
         "ragged_dot_batched",
         _ragged(([2], [2]), ([0], [0]), [1], [1]),
         ("b, s, 3", "b, 2, 3, 4", Arg("b, 2", "int32", make=_some_groups)),
+        ("ragged_dot_general",),
+    ),
+    Case(
+        "ragged_dot_ragged_batch",
+        _ragged(([2], [1]), ([0], [0]), [0], []),
+        ("b, 3, s", "b, s, 2", Arg("3", "int32", make=_some_groups)),
         ("ragged_dot_general",),
     ),
     Case(

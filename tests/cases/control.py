@@ -104,8 +104,22 @@ class _Tripled(getattr(hijax, "HiPrim", hijax.__dict__.get("VJPHiPrimitive"))):
 
 
 CALLS = [
+    Case("jit", lambda x: jax.jit(lambda y: y - y.mean())(x), (BATCH,), ("jit",), grad=True),
+    Case("jit_twice", lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), (BATCH,), ("jit",)),
+    Case("jit_no_arguments", lambda x: jax.jit(lambda: x.sum())() + 1, (BATCH,), ("jit",)),
+    Case("jit_grad", lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), (BATCH,), ("jit",)),
+    Case("named_call", lambda x: jax.named_call(jnp.sum, name="total")(x), (BATCH,)),
+    Case("named_scope", jax.named_scope("scope")(lambda x: x.mean()), (BATCH,)),
+    Case("custom_jvp", softplus, (BATCH,), ("custom_jvp_call",), grad=True),
     Case("custom_vjp", scaled, (BATCH,), ("custom_vjp_call",), grad=True, rtol=1e-4),
+    Case(
+        "custom_jvp_forward",
+        lambda x: jax.jvp(softplus, (x,), (x,)),
+        (BATCH,),
+    ),
     Case("custom_vmap", lambda x: _row_mean(x), ("s",), ("custom_vmap_call",)),
+    Case("custom_vmap_batched", lambda x: jax.vmap(_row_mean)(x), (BATCH,)),
+    Case("custom_vmap_rows", jax.custom_batching.sequential_vmap(lambda x: x.sum()), (BATCH,)),
     Case(
         "sequential_vmap",
         jax.vmap(jax.custom_batching.sequential_vmap(lambda x: x / x.sum())),
@@ -161,6 +175,10 @@ CALLS = [
 # --- branches -----------------------------------------------------------------------------
 
 
+def _by_sign(x, y):
+    return lax.cond(x.sum() > 0, lambda a: a - a.mean(), lambda a: a * 2, y)
+
+
 def _platform(x):
     return lax.platform_dependent(
         x, cpu=lambda y: y.mean(0), tpu=lambda y: y.max(0), default=lambda y: y.mean(0)
@@ -168,11 +186,26 @@ def _platform(x):
 
 
 BRANCHES = [
+    Case("cond", _by_sign, (BATCH, BATCH), ("cond",), grad=True),
+    Case(
+        "cond_of_sizes",
+        lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x),
+        (BATCH,),
+        ("cond",),
+        grad=True,
+    ),
     Case(
         "cond_weak",
         lambda x, p: lax.cond(p > 0, lambda y: (y, 1.0), lambda y: (y + y.sum(), y[0, 0]), x),
         (BATCH, INT),
         ("cond",),
+    ),
+    Case(
+        "cond_closure",
+        lambda x, p: lax.cond(p > 0, lambda: x.sum(1), lambda: x.max(1)),
+        (BATCH, INT),
+        ("cond",),
+        grad=True,
     ),
     Case(
         "switch",
@@ -251,7 +284,17 @@ def _collatz_step(total, n):
 _collatz = jax.vmap(lambda n: _collatz_step(0, n)[1])
 
 
+def _power(x):
+    def body(c):
+        i, v = c
+        v = x @ v
+        return i + 1, v / jnp.linalg.norm(v)
+
+    return lax.while_loop(lambda c: c[0] < 5, body, (0, jnp.ones(x.shape[0])))[1]
+
+
 LOOPS = [
+    Case("while", _halve, (BATCH,), ("while",)),
     Case(
         "while_consts",
         lambda x, y: lax.while_loop(
@@ -262,8 +305,15 @@ LOOPS = [
         (BATCH, "s"),
         ("while",),
     ),
+    Case("while_power_iteration", _power, ("s, s",), ("while",), domains=("positive",)),
     Case("while_vmapped", _newton, (BATCH,), ("while",), domains=MIXED),
     Case("while_vmapped_ints", _collatz, (Arg("b", "int32", low=1, high=30),), ("while",)),
+    Case(
+        "while_vmapped_twice",
+        jax.vmap(_collatz),
+        (Arg("b, s", "int32", low=1, high=30),),
+        ("while",),
+    ),
     Case(
         "while_vmapped_shared_carry",
         lambda x: jax.vmap(
@@ -292,9 +342,23 @@ LOOPS = [
         grad=True,
     ),
     Case(
+        "fori_symbolic",
+        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i] * i, jnp.zeros(x.shape[1])),
+        (BATCH,),
+        ("while",),
+    ),
+    Case(
         "fori_update",
         lambda x: lax.fori_loop(1, x.shape[0], lambda i, c: c.at[i].set(c[i - 1] * 0.5 + x[i]), x),
         ("s, 3",),
+        ("while",),
+    ),
+    Case(
+        "fori_backwards",
+        lambda x: lax.fori_loop(
+            0, x.shape[0], lambda i, c: c * 0.5 + x[x.shape[0] - 1 - i], jnp.float32(0)
+        ),
+        ("s",),
         ("while",),
     ),
     Case(

@@ -14,7 +14,9 @@ from tests.harness import Arg, Case
 
 CONV = ("conv_general_dilated",)
 NLC = ("NHC", "HIO", "NHC")
+NCL = ("NCH", "OIH", "NCH")
 NHWC = ("NHWC", "HWIO", "NHWC")
+NDHWC = ("NDHWC", "DHWIO", "NDHWC")
 
 
 def conv(
@@ -63,13 +65,29 @@ def hole_at_the_end(data: Any, rng: np.random.Generator) -> Any:
     return data
 
 
+def per_example(x: Any, w: Any) -> Any:
+    """Gradients by the kernel, one for each example."""
+    return jax.vmap(
+        jax.grad(lambda w, x: jnp.sum(jnp.sin(conv("SAME", 2)(x[None], w)))), in_axes=(None, 0)
+    )(w, x)
+
+
 def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
     options.setdefault("rtol", 1e-4)
     options.setdefault("atol", 1e-4)
     return Case(f"conv_{name}", fn, args, CONV, **options)
 
 
+ODD_SIZES = ({"s": 3}, {"s": 5}, {"s": 7}, {"s": 8}, {"s": 4})
+
 CASES = [
+    # 1-D
+    _case("batch", conv("SAME"), "b, 6, 2", "3, 2, 3", grad=True),
+    _case("valid_1d", conv("VALID"), "b, s, 2", "1, 2, 3", grad=True),
+    _case("valid_1d_k3", conv("VALID"), "2, s, 2", "3, 2, 3", grad=True, sizes=ODD_SIZES),
+    _case("same_1d", conv("SAME"), "b, s, 2", "3, 2, 3", grad=True),
+    _case("same_1d_even_kernel", conv("SAME"), "2, s, 2", "4, 2, 3", grad=True),
+    _case("same_lower_1d", conv("SAME_LOWER", 2), "2, s, 2", "4, 2, 3", grad=True),
     _case("same_1d_stride2", conv("SAME", 2), "b, s, 2", "3, 2, 3", grad=True),
     _case("same_1d_stride3", conv("SAME", 3), "2, s, 2", "5, 2, 3", grad=True),
     _case("same_1d_dilated", conv("SAME", 1, dilation=2), "2, s, 2", "3, 2, 3", grad=True),
@@ -81,6 +99,7 @@ CASES = [
         grad=True,
         sizes=({"b": 1, "s": 5}, {"b": 3, "s": 6}, {"b": 4, "s": 8}, {"b": 2, "s": 7}),
     ),
+    _case("causal", conv([(4, 0)], dilation=2), "b, s, 2", "3, 2, 3", grad=True),
     _case("wide_padding", conv([(5, 3)], 2), "2, s, 2", "3, 2, 3", grad=True),
     _case(
         "negative_padding",
@@ -101,6 +120,22 @@ CASES = [
         "3, 2, 3",
         grad=True,
     ),
+    _case("grouped", conv("SAME", 2, groups=2), "b, s, 4", "3, 2, 6", grad=True),
+    _case("channels_first", conv("SAME", 2, NCL), "b, 2, s", "3, 2, 3", grad=True),
+    # features
+    _case("features", conv("SAME"), "2, 5, f", "3, f, g", grad=True),
+    _case("features_and_space", conv("SAME", 2), "b, s, f", "3, f, 2", grad=True),
+    _case("features_grouped_outputs", conv("SAME"), "2, 5, 2", "3, 2, g", grad=True),
+    # symbolic kernels
+    _case("kernel_valid", conv("VALID"), "2, 9, 2", "s, 2, 3", grad=True),
+    _case("kernel_same", conv("SAME"), "2, t, 2", "s, 2, 3", buckets={"t": 8}),
+    _case(
+        "kernel_not_finite",
+        conv("SAME"),
+        Arg("2, t, 2", make=hole_at_the_end),
+        "s, 2, 3",
+        buckets={"t": 8},
+    ),
     _case(
         "gradient_by_kernel_not_finite",
         lambda x, w, g: jax.vjp(conv("SAME", 1, NHWC), x, w)[1](g)[1],
@@ -108,6 +143,9 @@ CASES = [
         "3, 3, 2, 3",
         "b, s, 6, 3",
     ),
+    # 2-D and 3-D
+    _case("same_2d", conv("SAME", 2, NHWC), "b, s, 5, 2", "3, 3, 2, 2", grad=True),
+    _case("same_2d_both", conv("SAME", (2, 1), NHWC), "1, s, t, 2", "3, 2, 2, 2", grad=True),
     _case("valid_2d_1x1_stride2", conv("VALID", 2, NHWC), "b, s, t, 2", "1, 1, 2, 3", grad=True),
     _case(
         "nchw",
@@ -117,6 +155,9 @@ CASES = [
         grad=True,
     ),
     _case("separable", separable, "b, s, 4, 3", "3, 3, 1, 3", "1, 1, 3, 2", grad=True),
+    _case("same_3d", conv("SAME", 2, NDHWC), "1, s, 3, t, 1", "3, 2, 2, 1, 2", grad=True),
+    # vmap
+    _case("vmap_batch", jax.vmap(conv("SAME", 2), (0, None)), "b, 2, s, 2", "3, 2, 3", grad=True),
     _case("vmap_kernels", jax.vmap(conv("SAME", 2)), "b, 2, s, 2", "b, 3, 2, 3"),
     *(
         _case(
@@ -134,6 +175,8 @@ CASES = [
             "feature": ("b, 2, 4, 9", "b, 6, 2, 4"),
         }.items()
     ),
+    _case("vmap_kernels_only", jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2", "b, 3, 2, 3"),
+    _case("per_example_gradients", per_example, "b, 5, 2", "3, 2, 3"),
     # dtypes
     _case(
         "bfloat16",
@@ -150,6 +193,26 @@ CASES = [
         Arg("3, 2, 3", "int8"),
     ),
     _case("complex64", conv("SAME", 2), Arg("b, s, 2", "complex64"), Arg("3, 2, 3", "complex64")),
+    _case("precision", conv("SAME", precision="highest"), "b, s, 2", "3, 2, 3"),
+    # jax.numpy
+    _case("convolve_full", jnp.convolve, "s", "3", sizes=ODD_SIZES, constraints=("s >= 3",)),
+    _case(
+        "convolve_same",
+        lambda x, y: jnp.convolve(x, y, mode="same"),
+        "s",
+        "3",
+        sizes=ODD_SIZES,
+        constraints=("s >= 3",),
+        grad=True,
+    ),
+    _case(
+        "correlate_valid",
+        lambda x, y: jnp.correlate(x, y, mode="valid"),
+        "s",
+        "3",
+        sizes=ODD_SIZES,
+        constraints=("s >= 3",),
+    ),
     _case(
         "convolve_both",
         jnp.convolve,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -41,6 +42,10 @@ CASES = [
             atol=rtol,
         )
         for name, dtype, low, high, rtol in [
+            ("cumsum", "int32", -5, 6, 0),
+            ("cumsum", "uint8", 0, 256, 0),
+            ("cumsum", "bfloat16", 0, 0, 5e-2),
+            ("cumsum", "complex64", 0, 0, 1e-4),
             ("cumprod", "int32", -3, 4, 0),
             ("cumprod", "bfloat16", 0, 0, 1e-1),
             ("cumprod", "complex64", 0, 0, 1e-4),
@@ -86,8 +91,30 @@ CASES = [
         for fn in (lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
     ),
     Case(
+        "jnp_cumulative",
+        lambda x: [
+            jnp.cumsum(x),
+            jnp.cumsum(x, axis=1, dtype=jnp.int32),
+            jnp.cumprod(x, axis=0),
+            jnp.nancumsum(x, axis=1),
+            jnp.nancumprod(x, axis=0),
+            jnp.cumulative_sum(x, axis=1),
+            jnp.cumulative_sum(x, axis=1, include_initial=True),
+        ],
+        ("b, s",),
+    ),
+    Case(
+        "cumsum_of_mask", lambda m: jnp.cumsum(m, axis=1) - 1, (Arg("b, s", "bool"),), ("cumsum",)
+    ),
+    Case(
         "diff_of_cumsum",
         lambda x: jnp.diff(jnp.cumsum(x, 1), axis=1, prepend=0),
+        ("b, s",),
+        grad=True,
+    ),
+    Case(
+        "discounted_sum",
+        lambda r: lax.cumsum(r * 0.9 ** jnp.arange(r.shape[1]), axis=1, reverse=True),
         ("b, s",),
         grad=True,
     ),
@@ -96,4 +123,5 @@ CASES = [
         lambda m: jnp.arange(m.shape[0]) - lax.cummax(jnp.where(m, jnp.arange(m.shape[0]), 0)),
         (Arg("s", "bool"),),
     ),
+    Case("vmapped_cumsum", jax.vmap(jnp.cumsum), ("b, s",), ("cumsum",)),
 ]

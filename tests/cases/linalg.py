@@ -67,6 +67,11 @@ def absolute_vectors(fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: jax.tree.map(jnp.abs, fn(x))
 
 
+def reconstruct(x: Any) -> Any:
+    q, r = jnp.linalg.qr(x)
+    return q @ r
+
+
 def reflect(a: Any) -> Any:
     """``q`` from its reflectors, and ``q`` applied without being formed."""
     packed, taus = primitive("geqrf").bind(a)
@@ -81,6 +86,25 @@ def apply_reflectors(a: Any, c: Any) -> Any:
 def spread(x: Any) -> Any:
     """Sorted real parts: the order of eigenvalues is the algorithm's own."""
     return jnp.sort(jnp.real(x), axis=-1)
+
+
+def gaussian(x: Any, mean: Any, root: Any) -> Any:
+    """The log density of a normal distribution."""
+    cholesky = jnp.linalg.cholesky(root)
+    y = jsl.solve_triangular(cholesky, x - mean, lower=True)
+    return -0.5 * jnp.sum(y**2) - jnp.sum(jnp.log(jnp.diagonal(cholesky)))
+
+
+def ridge(x: Any, y: Any) -> Any:
+    """A regression with as many rows as there are data."""
+    return jnp.linalg.solve(x.T @ x + jnp.eye(x.shape[1]), x.T @ y)
+
+
+def kernel_regression(x: Any, y: Any) -> Any:
+    """A Gaussian process: a matrix as large as the data."""
+    kernel = jnp.exp(-0.5 * (x[:, None] - x[None, :]) ** 2) + jnp.eye(x.shape[0])
+    factor = jsl.cho_factor(kernel)
+    return kernel @ jsl.cho_solve(factor, y), 2 * jnp.sum(jnp.log(jnp.diagonal(factor[0])))
 
 
 N = {"n": 6, "m": 5}
@@ -103,6 +127,9 @@ def _case(name: str, fn: Any, *args: Any, covers: tuple[str, ...], **options: An
 CHOL, SOLVE, LU, QR = ("cholesky",), ("triangular_solve",), ("lu",), ("qr",)
 
 CASES = [
+    # cholesky
+    _case("cholesky_batch", jnp.linalg.cholesky, spd("b, 3, 3"), covers=CHOL, grad=True),
+    _case("cholesky", jnp.linalg.cholesky, spd(), covers=CHOL, grad=True),
     _case("cholesky_complex", jnp.linalg.cholesky, spd("n, n", "complex64"), covers=CHOL),
     _case("cholesky_not_positive", jnp.linalg.cholesky, "b, n, n", covers=CHOL),
     _case("cholesky_raw", lambda x: la.cholesky(x, symmetrize_input=False), spd(), covers=CHOL),
@@ -113,6 +140,11 @@ CASES = [
         "n",
         covers=("cholesky_update",),
     ),
+    _case("gaussian", gaussian, "n", "n", spd("n, n"), covers=CHOL + SOLVE, grad=True),
+    _case("kernel_regression", kernel_regression, "n", "n", covers=CHOL, grad=True),
+    # triangular solves
+    _case("triangular", triangle(left_side=True), spd(), "b, n, m", covers=SOLVE, grad=True),
+    _case("triangular_right", triangle(lower=True), spd(), "b, m, n", covers=SOLVE, grad=True),
     _case(
         "triangular_transposed",
         triangle(left_side=True, lower=True, transpose_a=True, conjugate_a=True),
@@ -120,14 +152,33 @@ CASES = [
         Arg("b, n, 2", "complex64"),
         covers=SOLVE,
     ),
+    _case(
+        "triangular_unit",
+        triangle(left_side=True, unit_diagonal=True),
+        Arg("n, n", make=small),
+        "n, m",
+        covers=SOLVE,
+    ),
+    _case("triangular_batch", triangle(left_side=True), spd("b, 3, 3"), "b, 3, 2", covers=SOLVE),
+    # lu
+    _case("lu", la.lu, square(), covers=LU),
+    _case("lu_batch", la.lu, square("b, 3, 3"), covers=LU),
+    _case("lu_rows", la.lu, "b, n, 3", covers=LU),
     _case("lu_columns", la.lu, "b, 3, n", covers=LU),
     _case("lu_both", la.lu, "n, m", covers=LU),
+    _case("lu_singular", la.lu, Arg("b, n, n", make=singular), covers=LU),
     _case("lu_complex", la.lu, square("n, n", "complex64"), covers=LU),
     _case("lu_gradient", lambda x: la.lu(x)[0], square("b, n, n"), covers=LU, grad=True),
     _case(
         "lu_permutation",
         lambda x: la.lu_pivots_to_permutation(la.lu(x)[1], x.shape[-1]),
         square(),
+        covers=("lu_pivots_to_permutation",),
+    ),
+    _case(
+        "lu_permutation_of_static_size",
+        lambda x: la.lu_pivots_to_permutation(x, 9),
+        Arg("b, n", "int32", low=0, high=9),
         covers=("lu_pivots_to_permutation",),
     ),
     _case("lu_scipy", jsl.lu, square("n, n"), covers=LU),
@@ -138,6 +189,8 @@ CASES = [
         "n, m",
         covers=LU,
     ),
+    _case("solve", jnp.linalg.solve, square(), "b, n, m", sizes=FEW, covers=LU, grad=True),
+    _case("solve_vector", jnp.linalg.solve, square("n, n"), "n", covers=LU, grad=True),
     _case("solve_batch", jnp.linalg.solve, square("b, 3, 3"), "b, 3, 2", covers=LU, grad=True),
     _case(
         "solve_positive",
@@ -146,13 +199,32 @@ CASES = [
         "n",
         covers=CHOL,
     ),
+    _case("inv", jnp.linalg.inv, square(), sizes=FEW, covers=LU, grad=True),
     _case("det", jnp.linalg.det, square(), sizes=FEW, covers=LU, grad=True),
+    _case("det_batch_2", jnp.linalg.det, square("b, 2, 2"), covers=()),
     _case("slogdet", jnp.linalg.slogdet, square(), sizes=FEW, covers=LU, grad=True),
     _case("slogdet_singular", jnp.linalg.slogdet, Arg("b, n, n", make=singular), covers=LU),
+    _case("ridge", ridge, "n, 3", "n", covers=LU, grad=True),
     _case("expm", jsl.expm, "n, n", covers=LU, grad=True, sizes=({"n": 1}, {"n": 5})),
+    _case(
+        "matrix_power",
+        lambda x: jnp.linalg.matrix_power(x, 5),
+        Arg("b, n, n", make=small),
+        covers=(),
+    ),
+    _case(
+        "matrix_power_inverse", lambda x: jnp.linalg.matrix_power(x, -3), square("n, n"), covers=LU
+    ),
+    # qr
+    _case("qr_batch", jnp.linalg.qr, "b, 4, 3", covers=QR, grad=True),
+    _case("qr_rows", jnp.linalg.qr, "b, n, 3", covers=QR),
     _case("qr_columns", jnp.linalg.qr, "b, 3, n", covers=QR),
     _case("qr_both", jnp.linalg.qr, "n, m", covers=QR),
+    _case("qr_square", jnp.linalg.qr, "b, n, n", covers=QR, grad=True),
     _case("qr_complex", jnp.linalg.qr, Arg("n, 3", "complex64"), covers=QR),
+    _case("qr_full", lambda x: jnp.linalg.qr(x, mode="complete"), "n, 3", covers=QR),
+    _case("qr_full_columns", lambda x: jnp.linalg.qr(x, mode="complete"), "3, n", covers=QR),
+    _case("qr_r", lambda x: jnp.linalg.qr(x, mode="r"), "n, 3", covers=QR),
     _case(
         "qr_tall_gradient",
         jnp.linalg.qr,
@@ -161,6 +233,11 @@ CASES = [
         grad=True,
         sizes=({"n": 3}, {"n": 5}, {"n": 6}),
         constraints=("n >= 3",),
+    ),
+    _case("qr_reconstructed", reconstruct, "n, m", covers=QR),
+    _case("qr_pivoted", lambda x: jsl.qr(x, pivoting=True, mode="economic"), "n, 3", covers=QR),
+    _case(
+        "qr_pivoted_columns", lambda x: jsl.qr(x, pivoting=True, mode="economic"), "3, n", covers=QR
     ),
     _case(
         "reflectors",
@@ -185,9 +262,13 @@ CASES = [
         "n, m",
         covers=("geqp3",),
     ),
+    _case("reflectors_square", reflect, "n, n", covers=("geqrf", "householder_product")),
     _case("reflectors_batch", reflect, "b, 4, 3", covers=("geqrf", "householder_product")),
     # spectra
     _case("eigh_batch", absolute_vectors(jnp.linalg.eigh), spd("b, 3, 3"), covers=("eigh",)),
+    _case("eigvalsh", jnp.linalg.eigvalsh, "b, n, n", covers=("eigh",)),
+    _case("eigvalsh_negative", lambda x: jnp.linalg.eigvalsh(-x), spd(), covers=("eigh",)),
+    _case("eigvalsh_upper", lambda x: jnp.linalg.eigvalsh(x, UPLO="U"), "n, n", covers=("eigh",)),
     _case("eigvalsh_complex", jnp.linalg.eigvalsh, spd("n, n", "complex64"), covers=("eigh",)),
     _case(
         "eigvalsh_gradient",
@@ -203,7 +284,21 @@ CASES = [
         spd("b, 3, 3"),
         covers=("schur",),
     ),
+    _case(
+        "svd_batch",
+        absolute_vectors(lambda x: jnp.linalg.svd(x, full_matrices=False)),
+        "b, 3, 2",
+        covers=("svd",),
+    ),
     _case("svdvals", jnp.linalg.svdvals, "b, n, m", covers=("svd",)),
+    _case(
+        "svdvals_rows", lambda x: jnp.linalg.svd(x, compute_uv=False), "b, n, 3", covers=("svd",)
+    ),
+    _case("norm_2", lambda x: jnp.linalg.norm(x, 2), "n, 3", covers=("svd",)),
+    _case("norm_nuclear", lambda x: jnp.linalg.norm(x, "nuc"), "n, 3", covers=("svd",)),
+    _case("matrix_rank", lambda x: jnp.linalg.matrix_rank(x, rtol=1e-3), "n, 3", covers=("svd",)),
+    _case("cond", jnp.linalg.cond, square("n, n"), covers=("svd",)),
+    _case("pinv_batch", jnp.linalg.pinv, "b, 4, 2", covers=("svd",), grad=True),
     _case(
         "lstsq_batch",
         jax.vmap(lambda a, b: jnp.linalg.lstsq(a, b)[0]),
@@ -218,6 +313,15 @@ CASES = [
         lambda x: jnp.log(jnp.linalg.eigvalsh(x)),
         spd("n, n"),
         covers=("eigh",),
+        grad=True,
+    ),
+    _case(
+        "pinv_rows",
+        jnp.linalg.pinv,
+        "b, n, 2",
+        covers=("svd",),
+        sizes=({"b": 1, "n": 2}, {"b": 4, "n": 4}, {"b": 3, "n": 3}),
+        constraints=("n >= 2",),
         grad=True,
     ),
     _case(

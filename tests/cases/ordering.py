@@ -42,7 +42,22 @@ def _sort_rows(*operands: Any, num_keys: int = 1, dimension: int = -1) -> Any:
 
 
 CASES = [
+    Case(
+        "sort",
+        lambda x: [jnp.sort(x, axis=0), jnp.sort(x, axis=1), jnp.sort(x, axis=None)],
+        ("b, s",),
+        ("sort",),
+        domains=ALL,
+    ),
     Case("sort_gradient", lambda x: jnp.sort(x, axis=1), ("b, s",), ("sort",), grad=True),
+    Case("sort_unstable", lambda x: jnp.sort(x, stable=False), ("b, s",), ("sort",), domains=ALL),
+    Case(
+        "sort_descending",
+        lambda x: [jnp.sort(x, descending=True), jnp.argsort(x, descending=True)],
+        ("b, s",),
+        ("sort",),
+        domains=ALL,
+    ),
     *(
         Case(
             f"sort_{dtype}",
@@ -59,6 +74,12 @@ CASES = [
         ("b, s",),
         ("sort",),
         domains=("special",),
+    ),
+    Case(
+        "argsort_ties",
+        lambda x: [jnp.argsort(x, axis=0), jnp.argsort(x, axis=1)],
+        (Arg("b, s", make=_both_nans),),
+        ("sort",),
     ),
     Case(
         "sort_two_keys",
@@ -78,7 +99,24 @@ CASES = [
         (Arg("s", "int32", 0, 2), Arg("s", make=_both_nans)),
         ("sort",),
     ),
+    Case(
+        "sort_key_value_gradient",
+        lambda x, y: lax.sort_key_val(x, y)[1],
+        ("b, s", "b, s"),
+        ("sort",),
+        grad=True,
+    ),
     Case("sort_static_axis", lambda x: jnp.sort(x, axis=1), ("b, 5",), ("sort",), grad=True),
+    Case(
+        "sort_size_expression", lambda x: jnp.sort(jnp.concatenate([x, 2 * x])), ("s",), ("sort",)
+    ),
+    Case(
+        "lexsort",
+        lambda x, y: jnp.lexsort((x, y)),
+        (Arg("s", "int32", 0, 3), Arg("s", "int32", 0, 2)),
+        ("sort",),
+    ),
+    Case("ranks", lambda x: jnp.argsort(jnp.argsort(x, axis=1), axis=1), ("b, s",), domains=ALL),
     Case(
         "rank_average",
         lambda x: jax.scipy.stats.rankdata(x),
@@ -92,6 +130,37 @@ CASES = [
         domains=ALL,
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
+    ),
+    Case(
+        "top_k_gradient",
+        lambda x: lax.top_k(x, 3)[0],
+        ("b, s",),
+        ("top_k",),
+        grad=True,
+        sizes=AT_LEAST_3,
+        constraints=("s >= 3",),
+    ),
+    Case(
+        "top_k_ties",
+        lambda x: lax.top_k(x, 3),
+        (Arg("b, s", make=_both_nans),),
+        ("top_k",),
+        sizes=AT_LEAST_3,
+        constraints=("s >= 3",),
+    ),
+    Case(
+        "top_k_all",
+        lambda x: lax.top_k(x, x.shape[-1]),
+        (Arg("b, s", make=_both_nans),),
+        ("top_k",),
+    ),
+    Case(
+        "top_k_of_sizes",
+        lambda x: [lax.top_k(x, x.shape[1] // 2), lax.top_k(x.T, x.shape[0])],
+        ("b, s",),
+        ("top_k",),
+        sizes=({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}),
+        constraints=("s >= 2",),
     ),
     Case("top_k_static_axis", lambda x: lax.top_k(x, 2), ("b, 5",), ("top_k",), grad=True),
     *(
@@ -108,6 +177,14 @@ CASES = [
         if dtype != "complex64"
     ),
     Case(
+        "top_k_lowest_int",
+        lambda x: lax.top_k(x, 3),
+        (Arg("b, s", "int8", -128, -126),),
+        ("top_k",),
+        sizes=AT_LEAST_3,
+        constraints=("s >= 3",),
+    ),
+    Case(
         "approx_top_k",
         lambda x: [*lax.approx_max_k(x, 2), *lax.approx_min_k(x, 2, reduction_dimension=0)],
         ("b, s",),
@@ -121,6 +198,30 @@ CASES = [
         ("b, 5",),
         ("approx_top_k",),
     ),
+    Case(
+        "median",
+        lambda x: [jnp.median(x), jnp.median(x, 0), jnp.median(x, 1)],
+        ("b, s",),
+        domains=ALL,
+    ),
+    Case("nanmedian", lambda x: [jnp.nanmedian(x, 1), jnp.nanmedian(x)], ("b, s",), domains=ALL),
+    Case(
+        "quantile",
+        lambda x: [jnp.quantile(x, 0.3, axis=1), jnp.quantile(x, jnp.array([0.1, 0.9]), axis=0)],
+        ("b, s",),
+        domains=ALL,
+    ),
+    Case("quantile_gradient", lambda x: jnp.quantile(x, 0.3, axis=1), ("b, s",), grad=True),
+    Case(
+        "quantile_methods",
+        lambda x: [
+            jnp.quantile(x, 0.4, axis=1, method=m)
+            for m in ("lower", "higher", "nearest", "midpoint")
+        ],
+        ("b, s",),
+    ),
+    Case("percentile", lambda x: jnp.percentile(x, 75, axis=0), ("s, 2",)),
+    Case("nanquantile", lambda x: jnp.nanquantile(x, 0.6, axis=1), ("b, s",), domains=ALL),
     *(
         Case(
             f"searchsorted_{method}",
@@ -138,11 +239,23 @@ CASES = [
         ("b, s", Arg("5", make=_sorted_values), "5"),
     ),
     Case(
+        "partition",
+        lambda x: [jnp.sort(jnp.partition(x, 2)[..., :2]), jnp.partition(x, 2)[..., 2]],
+        ("b, s",),
+        sizes=AT_LEAST_3,
+        constraints=("s >= 3",),
+    ),
+    Case(
         "partition_whole",
         lambda x: [jnp.partition(x, 2), jnp.argpartition(x, 2)],
         ("b, s",),
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
+    ),
+    Case(
+        "unique",
+        lambda x: jnp.unique(x, size=4, fill_value=-1, return_counts=True, return_inverse=True),
+        (Arg("s", "int32", 0, 4),),
     ),
     Case(
         "unique_index",
@@ -160,6 +273,11 @@ CASES = [
         (Arg("b, s", "int32", -1, 3),),
     ),
     Case(
+        "bincount",
+        lambda x: [jnp.bincount(x, length=5), jnp.bincount(x, x * 0.5, length=5)],
+        (Arg("s", "int32", 0, 6),),
+    ),
+    Case(
         "histogram_counts",
         lambda x: [jnp.histogram(x, bins=4), jnp.histogram(x, bins=4, range=(-1.0, 1.0))],
         ("s",),
@@ -169,6 +287,7 @@ CASES = [
         lambda x, w: jnp.histogram(x, bins=jnp.array([-1.0, 0.0, 0.5, 2.0]), weights=w),
         ("s", "s"),
     ),
+    Case("isin", lambda x, y: jnp.isin(x, y), (Arg("s", "int32"), Arg("b", "int32"))),
     Case(
         "set_operations",
         lambda x, y: [
@@ -181,6 +300,12 @@ CASES = [
         "top_p_mask",
         lambda x: jnp.cumsum(jnp.sort(jax.nn.softmax(x), descending=True), -1) < 0.9,
         ("b, s",),
+    ),
+    Case(
+        "argmax_by_sort",
+        lambda x, i: jnp.take_along_axis(x, jnp.argsort(i, axis=1), axis=1),
+        ("b, s", "b, s"),
+        grad=True,
     ),
     *(
         Case(
@@ -206,4 +331,5 @@ CASES = [
         ("b", "s", "s"),
         grad=True,
     ),
+    Case("digitize_in_open", lambda x, a: jnp.digitize(x, jnp.sort(a)), ("b", "s")),
 ]

@@ -43,8 +43,16 @@ def by_total(fn):
     return wrapped
 
 
+_CONSTANT = random.key(11)
+
+
 def _bits(dtype):
     return lambda k, x: random.bits(k, x.shape, dtype)
+
+
+def _dropout(k, x):
+    keep = random.bernoulli(k, 0.7, x.shape)
+    return jnp.where(keep, x / 0.7, 0).mean(-1)
 
 
 def _layers(k, x):
@@ -54,14 +62,58 @@ def _layers(k, x):
     return x
 
 
+def _per_example(k, x):
+    return jax.vmap(lambda key, row: row + random.normal(key, row.shape))(
+        random.split(k, x.shape[0]), x
+    )
+
+
 def _positive(sample):
     return lambda k, x: sample(k, jnp.abs(x) + 0.5)
 
 
 BITS = [
+    draw("bits_lead", lambda k, x: random.bits(k, x.shape), (KEY, "b, 3")),
+    draw("bits_inner", lambda k, x: random.bits(k, (2, *x.shape, 3)), (KEY, "s")),
+    draw("bits_both", _bits(jnp.uint32), (KEY, "b, s")),
+    draw("bits_8", _bits(jnp.uint8), (KEY, "b, s")),
+    draw("bits_16", _bits(jnp.uint16), (KEY, "b, s")),
     draw("bits_raw_key", _bits(jnp.uint32), (RAW, "b, s"), ("random_bits", "random_wrap")),
+    draw("bits_constant_key", lambda x: random.bits(_CONSTANT, x.shape), ("b, s",)),
+    draw("bits_expression", lambda k, x: random.bits(k, (x.size, 2 * x.shape[1])), (KEY, "b, s")),
+    draw(
+        "bits_per_key",
+        lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k),
+        (KEYS, "s"),
+    ),
     draw("bits_key_batch", jax.vmap(lambda k: random.bits(k, (3,))), (KEYS,)),
+    draw(
+        "bits_key_square",
+        lambda k, x: jax.vmap(jax.vmap(lambda key: random.bits(key, x.shape)))(k),
+        (Arg("2, b", "key"), "s"),
+    ),
+    draw("split", lambda k, x: random.split(k, x.shape[0]), (KEY, "b"), ("random_split",)),
+    draw(
+        "split_raw",
+        lambda k, x: random.split(k, x.shape[0]),
+        (RAW, "s"),
+        ("random_split", "random_wrap", "random_unwrap"),
+    ),
+    draw("split_both", lambda k, x: random.split(k, x.shape), (KEY, "b, s"), ("random_split",)),
+    draw("split_keys", jax.vmap(random.split), (KEYS,), ("random_split",)),
+    draw(
+        "split_keys_many",
+        lambda k, x: jax.vmap(lambda key: random.split(key, x.shape[0]))(k),
+        (KEYS, "s"),
+        ("random_split",),
+    ),
     draw("fold_in", jax.vmap(random.fold_in), (KEYS, Arg("b", "uint32")), ("random_fold_in",)),
+    draw(
+        "fold_in_size",
+        lambda k, x: random.key_data(random.fold_in(k, x.shape[0])) + x[0].astype(jnp.uint32),
+        (KEY, "b"),
+        ("random_fold_in",),
+    ),
     draw("seed", jax.vmap(random.key), (Arg("b", "uint32", **WORDS),), ("random_seed",)),
     draw(
         "wrap",
@@ -69,6 +121,7 @@ BITS = [
         (Arg("b, 2", "uint32", **WORDS),),
         ("random_wrap",),
     ),
+    draw("unwrap", lambda k: random.key_data(k), (KEYS,), ("random_unwrap",)),
     draw("clone", lambda k: random.clone(k), (KEYS,), ("random_clone",)),
     draw(
         "threefry",
@@ -93,9 +146,11 @@ BITS = [
 ]
 
 BY_TOTAL = [
+    draw("total_bits_lead", by_total(_bits(jnp.uint32)), (KEY, "b, 3")),
     draw("total_bits_both", by_total(_bits(jnp.uint32)), (KEY, "b, s")),
     draw("total_bits_8", by_total(_bits(jnp.uint8)), (KEY, "b, s")),
     draw("total_bits_16", by_total(_bits(jnp.uint16)), (KEY, "b, s")),
+    draw("total_normal", by_total(lambda k, x: random.normal(k, x.shape)), (KEY, "b, s")),
     draw(
         "total_bits_per_key",
         by_total(lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k)),
@@ -122,12 +177,82 @@ BY_TOTAL = [
 ]
 
 SAMPLERS = [
+    sampler("uniform", random.uniform),
+    sampler("uniform_range", lambda k, shape: random.uniform(k, shape, minval=-3, maxval=5)),
     sampler("uniform_bfloat16", lambda k, shape: random.uniform(k, shape, jnp.bfloat16)),
+    sampler("normal", random.normal),
+    sampler("normal_complex", lambda k, shape: random.normal(k, shape, jnp.complex64)),
+    sampler("bernoulli", random.bernoulli, 0.3),
     sampler("randint", lambda k, shape: random.randint(k, shape, -4, 9)),
+    sampler("randint_uint8", lambda k, shape: random.randint(k, shape, 3, 200, jnp.uint8)),
+    sampler("gumbel", random.gumbel),
+    sampler("exponential", random.exponential),
+    sampler("laplace", random.laplace),
     sampler("cauchy", random.cauchy),
+    sampler("logistic", random.logistic),
+    sampler("rademacher", random.rademacher),
     sampler("truncated_normal", random.truncated_normal, -2.0, 1.5),
+    sampler("rayleigh", random.rayleigh, 1.5),
+    sampler("weibull_min", random.weibull_min, 1.5, 2.0),
+    sampler("maxwell", random.maxwell),
+    sampler("geometric", random.geometric, 0.3),
+    sampler("triangular", random.triangular, 0.0, 0.3, 1.0),
+    draw(
+        "uniform_limits",
+        lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x),
+        (KEY, "b, s"),
+    ),
+    draw("randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), (KEY, "s"), ()),
+    draw("categorical", lambda k, x: random.categorical(k, x), (KEY, "b, s")),
+    draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), (KEY, "b, s")),
+    draw("choice", lambda k, x: random.choice(k, x, (5,)), (KEY, "s"), ()),
+    draw("choice_of_a_count", lambda k, x: random.choice(k, x.shape[0], (5,)), (KEY, "s"), ()),
+    draw(
+        "choice_by_weight",
+        lambda k, x: [
+            random.choice(k, x, (5,), p=jax.nn.softmax(x)),
+            random.choice(k, x.shape[0], (5,), p=jax.nn.softmax(x)),
+        ],
+        (KEY, "s"),
+        (),
+    ),
+    draw(
+        "choice_without_replacement",
+        lambda k, x: [
+            random.choice(k, x, (1,), replace=False),
+            random.choice(k, x, (x.shape[0],), replace=False, p=jax.nn.softmax(x[:, 0])),
+        ],
+        (KEY, "s, 2"),
+        (),
+    ),
     draw("permutation", lambda k, x: random.permutation(k, x), (KEY, "s"), ("sort",)),
+    draw("permutation_of_rows", lambda k, x: random.permutation(k, x), (KEY, "b, s"), ("sort",)),
+    draw(
+        "permutation_of_columns",
+        lambda k, x: [
+            random.permutation(k, x, axis=1),
+            random.permutation(k, x, axis=1, independent=True),
+            random.permutation(k, x.shape[1]),
+        ],
+        (KEY, "b, s"),
+        ("sort",),
+    ),
     draw("choice_many", lambda k, x: random.choice(k, 7, x.shape), (KEY, "b, s")),
+    draw(
+        "multivariate_normal",
+        lambda k, m: random.multivariate_normal(k, m, jnp.eye(3)),
+        (KEY, "b, 3"),
+        rtol=1e-4,
+    ),
+    draw("dropout", _dropout, (KEY, "b, s"), grad=True),
+    draw("layers", _layers, (KEY, "b, s"), grad=True),
+    draw("per_example", _per_example, (KEY, "b, s"), ("random_bits", "random_split")),
+    draw(
+        "reparameterised",
+        lambda k, m, s: (m + jnp.exp(s) * random.normal(k, m.shape)).mean(),
+        (KEY, "b, s", "b, s"),
+        grad=True,
+    ),
 ]
 
 FEW = ({"b": 3, "s": 2},)
@@ -156,12 +281,30 @@ REJECTION = [
         ("random_gamma",),
         **SMALL,
     ),
+    draw("loggamma", _positive(random.loggamma), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
+    draw(
+        "beta",
+        lambda k, x: random.beta(k, jnp.abs(x) + 0.5, 2.0),
+        (KEY, "b"),
+        ("random_gamma",),
+        sizes=({"b": 3},),
+    ),
     draw(
         "dirichlet",
         _positive(random.dirichlet),
         (KEY, "b, s"),
         ("random_gamma",),
         **SMALL,
+    ),
+    draw(
+        "chisquare", _positive(random.chisquare), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)
+    ),
+    draw(
+        "t",
+        lambda k, x: random.t(k, 3.0, x.shape),
+        (KEY, "b"),
+        ("random_gamma",),
+        sizes=({"b": 3},),
     ),
     draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), (KEY, "b, s"), **SMALL),
     draw(
@@ -170,6 +313,19 @@ REJECTION = [
         (KEYS, "b, s"),
         ("while",),
         **SMALL,
+    ),
+    draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), (KEY, "b, s"), **SMALL),
+    draw(
+        "binomial",
+        lambda k, x: random.binomial(k, 10.0, jax.nn.sigmoid(x)),
+        (KEY, "b, s"),
+        **SMALL,
+    ),
+    draw(
+        "double_sided_maxwell",
+        lambda k, x: random.double_sided_maxwell(k, x, 2.0),
+        (KEY, "b"),
+        sizes=({"b": 3},),
     ),
 ]
 

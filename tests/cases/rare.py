@@ -21,6 +21,11 @@ CALL, PROGRAM = (
 )
 
 
+def _stack_pieces(x):
+    first, second = jnp.unstack(jnp.stack([x, -x], axis=1), axis=1)
+    return first + second.sum(0)
+
+
 def _inspected(x):
     jax.debug.inspect_array_sharding(x, callback=lambda sharding: None)
     return x.sum(1)
@@ -49,6 +54,14 @@ CASES = [
         ("stack",),
         grad=True,
     ),
+    Case(
+        "unstack_static",
+        lambda x: jnp.unstack(x, axis=1),
+        ("b, 3, s",),
+        ("unstack",),
+        grad=True,
+    ),
+    Case("stack_pieces", _stack_pieces, (BOTH,), grad=True),
     Case("inspect_sharding", _inspected, (BOTH,), ("inspect_sharding",)),
     Case("dce_sink", _sunk, (BOTH,), ("dce_sink",)),
     Case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), (BOTH,), ("tie",)),

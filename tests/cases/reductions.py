@@ -41,6 +41,16 @@ def _affine(a: Any, b: Any) -> Any:
 
 
 CASES = [
+    Case("reduce_sum", every_axis(jnp.sum), ("b, s",), ("reduce_sum",), grad=True),
+    Case(
+        "reduce_sum_inner_static", lambda x: x.sum((0, 2)), ("b, 3, s",), ("reduce_sum",), grad=True
+    ),
+    Case(
+        "reduce_sum_int",
+        every_axis(jnp.sum),
+        (Arg("b, s", "int32"),),
+        ("reduce_sum",),
+    ),
     Case("reduce_sum_uint8", every_axis(jnp.sum), (Arg("b, s", "uint8", 0, 256),), ("reduce_sum",)),
     Case(
         "reduce_sum_bfloat16",
@@ -51,6 +61,10 @@ CASES = [
         atol=3e-2,
     ),
     Case("reduce_sum_complex", every_axis(jnp.sum), (Arg("b, s", "complex64"),), ("reduce_sum",)),
+    Case("reduce_sum_bool", every_axis(jnp.sum), (Arg("b, s", "bool"),), ("reduce_sum",)),
+    Case(
+        "reduce_sum_special", every_axis(jnp.sum), ("b, s",), ("reduce_sum",), domains=("special",)
+    ),
     Case("reduce_prod", every_axis(jnp.prod), ("b, s",), ("reduce_prod",), rtol=1e-4),
     Case("reduce_prod_int", every_axis(jnp.prod), (Arg("b, s", "int32", 1, 4),), ("reduce_prod",)),
     Case("reduce_prod_complex", every_axis(jnp.prod), (Arg("b, s", "complex64"),), rtol=1e-4),
@@ -60,6 +74,13 @@ CASES = [
         ("b, s",),
         ("reduce_max", "reduce_min"),
         domains=ALL,
+    ),
+    Case(
+        "reduce_max_min_gradient",
+        lambda x: [every_axis(jnp.max)(x), every_axis(jnp.min)(x)],
+        ("b, s",),
+        ("reduce_max", "reduce_min"),
+        grad=True,
     ),
     *(
         Case(
@@ -95,6 +116,12 @@ CASES = [
         domains=("special",),
     ),
     Case(
+        "reduce_and_or_bool",
+        lambda x: [every_axis(jnp.all)(x), every_axis(jnp.any)(x)],
+        (Arg("b, s", "bool"),),
+        ("reduce_and", "reduce_or"),
+    ),
+    Case(
         "reduce_bitwise",
         lambda x: [
             lax.reduce_and(x, (0, 1)),
@@ -111,6 +138,13 @@ CASES = [
         ("reduce_and", "reduce_or", "reduce_xor"),
     ),
     Case("reduce_xor_bool", lambda x: lax.reduce_xor(x, (1,)), (Arg("b, s", "bool"),)),
+    Case(
+        "argmax_argmin",
+        lambda x: [every_axis(jnp.argmax)(x), every_axis(jnp.argmin)(x)],
+        ("b, s",),
+        ("argmax", "argmin"),
+        domains=ALL,
+    ),
     *(
         Case(
             f"argmax_argmin_{dtype}",
@@ -153,6 +187,12 @@ CASES = [
         rtol=1e-4,
     ),
     Case(
+        "reduce_own_function",
+        lambda x: [_fold(x, 0.0, _absolute_max, 0, 1), _fold(x, 7.0, _absolute_max, 1)],
+        ("b, s",),
+        ("reduce",),
+    ),
+    Case(
         "reduce_start_not_neutral",
         lambda x: _fold(x, 1, lambda a, b: a + b + 1, 0),
         (Arg("b, s", "int32"),),
@@ -172,6 +212,42 @@ CASES = [
         rtol=1e-4,
     ),
     Case("reduce_static_axis", lambda x: _fold(x, 0.0, _absolute_max, 1), ("b, 3",), ("reduce",)),
+    Case("mean", every_axis(jnp.mean), ("b, s",), ("reduce_sum", "dim_as_value"), grad=True),
+    Case("mean_int", every_axis(jnp.mean), (Arg("b, s", "int32"),)),
+    Case(
+        "mean_where",
+        lambda x, m: [
+            jnp.mean(x, where=m, axis=1),
+            jnp.sum(x, where=m),
+            jnp.max(x, initial=-9, where=m),
+        ],
+        ("b, s", Arg("b, s", "bool")),
+        grad=True,
+    ),
+    Case(
+        "var_std",
+        lambda x: [every_axis(jnp.var)(x), every_axis(jnp.std)(x), jnp.var(x, 1, ddof=0.5)],
+        ("b, s",),
+        rtol=1e-4,
+    ),
+    Case(
+        "var_gradient",
+        lambda x: [jnp.var(x, 1), jnp.var(x)],
+        ("b, s",),
+        grad=True,
+        sizes=({"b": 3, "s": 5}, {"b": 4, "s": 8}),
+        rtol=1e-4,
+    ),
+    Case(
+        "var_ddof",
+        lambda x: [jnp.var(x, 1, ddof=1), jnp.std(x, ddof=1)],
+        ("b, s",),
+        sizes=({"b": 3, "s": 5}, {"b": 4, "s": 8}),
+        constraints=("s >= 2",),
+        rtol=1e-4,
+    ),
+    Case("average", lambda x, w: jnp.average(x, 1, jnp.abs(w) + 1), ("b, s", "b, s"), grad=True),
+    Case("ptp", every_axis(jnp.ptp), ("b, s",), grad=True),
     Case(
         "nan_reductions",
         lambda x: [
@@ -188,6 +264,9 @@ CASES = [
         ("b, s",),
         domains=("mixed", "special"),
     ),
+    Case("count_nonzero", every_axis(jnp.count_nonzero), (Arg("b, s", "int32", -1, 2),)),
+    Case("logsumexp", every_axis(jax.nn.logsumexp), ("b, s",), domains=ALL),
+    Case("logsumexp_gradient", every_axis(jax.nn.logsumexp), ("b, s",), grad=True),
     Case(
         "softmax",
         lambda x: [jax.nn.softmax(x), jax.nn.log_softmax(x, 0), jax.nn.softmax(x, (0, 1))],
@@ -199,6 +278,26 @@ CASES = [
         lambda x: [jax.nn.softmax(x), jax.nn.log_softmax(x)],
         ("b, s",),
         domains=ALL,
+    ),
+    Case(
+        "softmax_where",
+        lambda x, m: jax.nn.softmax(x, where=m),
+        ("b, s", Arg("b, s", "bool")),
+    ),
+    Case(
+        "layer_norm",
+        lambda x, g: jax.nn.standardize(x, axis=-1) * g,
+        ("b, s, 4", "4"),
+        grad=True,
+        rtol=1e-4,
+        atol=1e-4,
+    ),
+    Case(
+        "standardize_over_open_axis",
+        lambda x: jax.nn.standardize(x, axis=0),
+        ("b, s",),
+        rtol=1e-3,
+        atol=1e-4,
     ),
     Case(
         "cross_entropy_of_one_hot",
@@ -221,6 +320,23 @@ CASES = [
         ],
         ("b, s",),
         rtol=1e-4,
+    ),
+    Case(
+        "norm_gradient",
+        lambda x: [jnp.linalg.norm(x, axis=1), jnp.linalg.norm(x)],
+        ("b, s",),
+        grad=True,
+    ),
+    Case("prod", lambda x: x.prod(1), ("b, s",), ("reduce_prod",), grad=True, rtol=1e-3),
+    Case("prod_closed", lambda x: x.prod((1, 2)), ("b, 3, 2",), ("reduce_prod",), grad=True),
+    Case("prod_of_two_axes", lambda x: x.prod((0, 2)), ("b, 2, s",), grad=True, rtol=1e-2),
+    Case("prod_hessian", lambda x: jax.hessian(jnp.prod)(x), ("s",), rtol=1e-3, atol=1e-3),
+    Case(
+        "reduce_closed_gradient",
+        lambda x: lax.reduce(x, np.float32(2), lambda a, b: a + jnp.sin(b), (1,)),
+        ("b, 3",),
+        ("reduce",),
+        grad=True,
     ),
     Case(
         "reduce_of_nothing",  # in a bucket of one element, at even sizes
@@ -249,8 +365,15 @@ CASES = [
         rtol=1e-4,
     ),
     Case(
+        "segment_sum_gradient",
+        lambda x, i: jax.ops.segment_sum(x, i, 4),
+        ("s, 2", Arg("s", "int32", 0, 4)),
+        grad=True,
+    ),
+    Case(
         "allclose",
         lambda x, y: [jnp.allclose(x, x), jnp.array_equal(x, y), jnp.array_equal(x, x)],
         ("b, s", "b, s"),
     ),
+    Case("vmapped", jax.vmap(lambda x: [jnp.sum(x), jnp.max(x), jnp.argmax(x)]), ("b, s, 2",)),
 ]

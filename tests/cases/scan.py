@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from tests.cases.control import scaled, softplus
 from tests.harness import Arg, Case
 
 BATCH = "b, s"
@@ -17,6 +20,21 @@ MIXED = ("mixed",)
 def _step(carry, row):
     carry = 0.5 * carry + row
     return carry, carry - carry.mean()
+
+
+def _scan(**options):
+    return lambda c, x: lax.scan(_step, c, x, **options)
+
+
+def _rnn(w, x):
+    """One sequence per row, time in the middle: (b, s, 3)."""
+
+    def step(h, x_t):
+        h = jnp.tanh(x_t @ w + h)
+        return h, h.sum(-1)
+
+    h, out = lax.scan(step, jnp.zeros((x.shape[0], 3)), jnp.swapaxes(x, 0, 1))
+    return h, out.T
 
 
 def _viterbi(x, step):
@@ -31,6 +49,28 @@ def _viterbi(x, step):
 
 
 SCANS = [
+    Case("scan_static_length", _scan(), ("s", "3, s"), ("scan",), grad=True),
+    Case("scan_static_reverse", _scan(reverse=True, unroll=2), ("s", "4, s"), ("scan",), grad=True),
+    Case("scan", _scan(), ("3", "s, 3"), ("scan",), grad=True),
+    Case("scan_both", _scan(), ("s", BATCH), ("scan",), grad=True),
+    Case("scan_reverse", _scan(reverse=True), ("s", BATCH), ("scan",), grad=True),
+    Case("scan_unroll", _scan(unroll=3), ("3", "s, 3"), ("scan",), grad=True),
+    Case(
+        "scan_of_a_length",
+        lambda x: lax.scan(
+            lambda c, _: (c * 0.5 + x.sum(0), c), x[0], None, length=x.shape[0], reverse=True
+        ),
+        (BATCH,),
+        ("scan",),
+        grad=True,
+    ),
+    Case(
+        "scan_of_an_array_and_its_length",
+        lambda x: lax.scan(lambda c, r: (c + r, c * r), x[0], x, x.shape[0]),
+        (BATCH,),
+        ("scan",),
+    ),
+    Case("scan_same_size", _scan(), ("s", "s, s"), ("scan",)),
     Case(
         "scan_bfloat16",
         lambda c, x: lax.scan(lambda c, r: (c + r, c * r), c, x),
@@ -49,6 +89,34 @@ SCANS = [
         domains=MIXED,
     ),
     Case(
+        "scan_special",
+        lambda x: lax.scan(lambda c, r: (jnp.maximum(c, r), c), jnp.float32(-jnp.inf), x),
+        ("s",),
+        ("scan",),
+        domains=("mixed", "special"),
+    ),
+    Case(
+        "scan_counter",
+        lambda x: lax.scan(
+            lambda c, i: (c * 0.5 + x.mean(), c[0] + i), x[0], jnp.arange(x.shape[0])
+        ),
+        (BATCH,),
+        ("scan",),
+        grad=True,
+    ),
+    Case(
+        "scan_length_expression",
+        lambda x: lax.scan(_step, x.sum(), jnp.concatenate([x, x[1:]]), reverse=True),
+        ("s",),
+        ("scan",),
+    ),
+    Case(
+        "scan_length_zero",
+        lambda x: lax.scan(lambda c, r: (c + r, r * 2), jnp.float32(1), x[1:]),
+        ("s",),
+        ("scan",),
+    ),
+    Case(
         "scan_keys",
         lambda k: lax.scan(lambda c, k: (c + jax.random.uniform(k), k), jnp.float32(0), k),
         (Arg("b", "key"),),
@@ -64,6 +132,7 @@ SCANS = [
         ("scan",),
         domains=MIXED,
     ),
+    Case("scan_rnn", _rnn, ("3, 3", "b, s, 3"), ("scan",), grad=True, rtol=1e-4, atol=1e-4),
     Case(
         "scan_viterbi",
         _viterbi,
@@ -71,6 +140,29 @@ SCANS = [
         ("scan",),
         sizes=tuple({"s": n} for n in (2, 3, 7, 8)),
         constraints=("s >= 2",),
+    ),
+    Case(
+        "scan_nested",
+        lambda x: lax.scan(
+            lambda c, r: (lax.scan(lambda d, v: (0.5 * d + v, d), c, r)[0], c), jnp.float32(0), x
+        ),
+        (BATCH,),
+        ("scan",),
+        grad=True,
+    ),
+    Case(
+        "scan_vmapped",
+        jax.vmap(lambda r: lax.scan(lambda c, v: (0.5 * c + v, c), jnp.float32(0), r)),
+        (BATCH,),
+        ("scan",),
+        grad=True,
+    ),
+    Case(
+        "scan_vmapped_init",
+        jax.vmap(lambda c, r: lax.scan(_step, c, r), in_axes=(0, None)),
+        ("b, 3", "s, 3"),
+        ("scan",),
+        grad=True,
     ),
     Case(
         "scan_cond",
@@ -83,12 +175,19 @@ SCANS = [
         ("scan", "cond"),
         grad=True,
     ),
+    Case("map", lambda x: lax.map(lambda r: r - r.mean(), x), (BATCH,), ("scan",), grad=True),
     Case(
         "map_batch_size",
         lambda x: lax.map(lambda r: r - r.mean(), x, batch_size=2),
         (BATCH,),
         ("scan",),
         buckets={"b": 7},
+    ),
+    Case(
+        "map_batch_size_over_bucket",
+        lambda x: lax.map(lambda r: r * 2, x, batch_size=3),
+        ("b",),
+        buckets={"b": 8},
     ),
 ]
 
@@ -100,4 +199,60 @@ def _loss(w, row):
     return jnp.mean(jnp.tanh(row * w) ** 2)
 
 
-CASES = SCANS
+DERIVATIVES = [
+    Case("jacfwd", jax.jacfwd(lambda x: jnp.sin(x) * x.mean()), ("s",)),
+    Case("jacrev", jax.jacrev(lambda x: jnp.sin(x) * x.mean()), ("s",)),
+    Case("hessian", jax.hessian(lambda x: jnp.mean(x**3) + x.max()), ("s",)),
+    Case(
+        "hvp",
+        lambda x, v: jax.jvp(jax.grad(lambda y: jnp.sum(jnp.sin(y) * y.mean())), (x,), (v,)),
+        (BATCH, BATCH),
+    ),
+    Case("linearize", lambda x, v: jax.linearize(softplus, x)[1](v), (BATCH, BATCH)),
+    Case("vjp", lambda x, t: jax.vjp(scaled, x)[1](t), (BATCH, BATCH)),
+    Case("per_example_gradients", jax.vmap(jax.grad(_loss), (None, 0)), ("s", BATCH)),
+    Case(
+        "clipped_gradients",
+        lambda w, x: jax.tree.map(
+            lambda g: (g / jnp.maximum(1.0, jnp.linalg.norm(g, axis=-1, keepdims=True))).mean(0),
+            jax.vmap(jax.grad(_loss), (None, 0))(w, x),
+        ),
+        ("s", BATCH),
+        domains=("mixed", "positive"),
+    ),
+    Case(
+        "grad_of_scan_in_vmap",
+        jax.vmap(jax.grad(lambda r: lax.scan(_step, r, jnp.outer(r, r))[1].sum())),
+        (BATCH,),
+        ("scan",),
+        rtol=1e-4,
+        atol=1e-4,
+    ),
+    Case(
+        "grad_of_fori",
+        jax.grad(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sin(c) - c.mean(), x).sum()),
+        (BATCH,),
+        ("scan",),
+    ),
+    Case(
+        "jacfwd_of_while",
+        jax.jacfwd(lambda x: lax.while_loop(lambda c: c.max() > 0.1, lambda c: c * 0.5, x)),
+        ("s",),
+        ("while",),
+    ),
+    Case(
+        "stop_gradient",
+        lambda x: x * lax.stop_gradient(x.mean()),
+        (BATCH,),
+        grad=True,
+    ),
+    Case(
+        "gradient_descent",
+        lambda w, x: lax.fori_loop(
+            0, 3, lambda i, w: w - 0.1 * jax.grad(functools.partial(_loss, row=x))(w), w
+        ),
+        ("s", BATCH),
+    ),
+]
+
+CASES = SCANS + DERIVATIVES

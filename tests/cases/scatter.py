@@ -16,6 +16,7 @@ moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
 
 WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
 VALID = Arg("t", "int32", "-b", "b")
+SORTED = Arg("t", "int32", 0, "b", make=lambda a, _: a * 0 + sorted(a))
 FLOATS = ("add", "mul", "min", "max", "set")
 
 
@@ -42,6 +43,10 @@ def _batched(op, mode):
     return lambda x, i, y: op(x, i[..., None], y, numbers, mode=mode)
 
 
+def _apply(x, i):
+    return x.at[i].apply(jnp.sin)
+
+
 def _sliced_writes(x, y):
     s = x.shape[1]
     return (
@@ -58,6 +63,22 @@ def _sliced_writes(x, y):
 
 def _segments(reduce, **options):
     return lambda x, i: reduce(x, i, num_segments=3, **options)
+
+
+def _graph(nodes, senders, receivers):
+    messages = nodes[senders]
+    total = jax.ops.segment_sum(messages, receivers, num_segments=nodes.shape[0])
+    count = jax.ops.segment_sum(jnp.ones(senders.shape), receivers, nodes.shape[0])
+    return total / jnp.maximum(count, 1)[:, None]
+
+
+def _histogram(i):
+    return jnp.zeros(5, jnp.int32).at[i].add(1), jnp.bincount(i, length=4)
+
+
+def _cache_rows(cache, new, at):
+    rows = jnp.arange(new.shape[0])
+    return cache.at[rows, at].set(new)
 
 
 ROWS = [
@@ -84,11 +105,22 @@ ROWS += [
         grad=True,
     ),
     moves("set_rows_scalar", _at("set", value=lambda y: 2.0), ("b, s", WILD, ""), grad=True),
+    moves("add_columns", lambda x, i, y: x.at[:, i].add(y), ("s, b", WILD, "s, t"), grad=True),
+    moves("add_pairs", lambda x, i, y: x.at[i, i].add(y), ("b, b", WILD, "t"), grad=True),
+    moves("add_int", _at("add"), (Arg("b", "int32"), WILD, Arg("t", "int32")), ("scatter-add",)),
     moves("max_uint", _at("max"), (Arg("b", "uint8"), WILD, Arg("t", "uint8", 0, 200))),
     moves("set_bool", _at("set", value=lambda y: True), (Arg("b", "bool"), WILD, "")),
     moves("add_complex", _at("add"), (Arg("b", "complex64"), WILD, Arg("t", "complex64"))),
     moves(
         "mul_bfloat16", _at("mul"), (Arg("b", "bfloat16"), VALID, Arg("t", "bfloat16")), rtol=0.05
+    ),
+    moves("max_special", _at("max"), ("b, s", WILD, "t, s"), domains=("special",)),
+    moves("apply", _apply, ("b, s", WILD), ("scatter",)),
+    moves(
+        "set_unique",
+        lambda x, y: x.at[jnp.arange(y.shape[0]) * 2].set(y, unique_indices=True, mode="drop"),
+        ("b, s", "b, s"),
+        grad=True,
     ),
     moves(
         "mul_unique",
@@ -132,6 +164,7 @@ WINDOWS += [
 ]
 WINDOWS += [
     moves("sliced_writes", _sliced_writes, ("b, s", "b, s"), grad=True, sizes=ATLEAST2),
+    moves("cache_rows", _cache_rows, ("b, 6, 2", "b, 2", Arg("b", "int32", 0, 6)), grad=True),
     moves(
         "set_block",
         lambda x, y: x.at[:2, :2].set(y),
@@ -142,7 +175,23 @@ WINDOWS += [
 ]
 
 SEGMENTS = [
+    moves(
+        "segment_sum", _segments(jax.ops.segment_sum), ("t, s", Arg("t", "int32", -1, 5)), grad=True
+    ),
+    moves(
+        "segment_sum_sorted",
+        lambda x, i: jax.ops.segment_sum(x, i, x.shape[1], indices_are_sorted=True),
+        ("t, b", SORTED),
+        grad=True,
+    ),
+    moves(
+        "segment_max", _segments(jax.ops.segment_max), ("t, s", Arg("t", "int32", 0, 3)), grad=True
+    ),
     moves("segment_min", _segments(jax.ops.segment_min), ("t", Arg("t", "int32", 0, 3))),
+    moves("segment_prod", _segments(jax.ops.segment_prod), ("t", Arg("t", "int32", 0, 3))),
+    moves("graph", _graph, ("b, s", VALID, VALID), grad=True),
+    moves("histogram", _histogram, (Arg("s", "int32", 0, 6),)),
+    moves("histogram_2d", lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), ("s",)),
 ]
 
 CASES = [*ROWS, *WINDOWS, *SEGMENTS]

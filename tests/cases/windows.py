@@ -40,6 +40,14 @@ def pool(
     return fn
 
 
+def average_without_padding(x: Any) -> Any:
+    """An average that counts what is real in each window, as Flax does it."""
+    window, strides = (1, 3, 1), (1, 2, 1)
+    total = lax.reduce_window(x, 0.0, lax.add, window, strides, "SAME")
+    count = lax.reduce_window(jnp.ones_like(x), 0.0, lax.add, window, strides, "SAME")
+    return total / count
+
+
 def global_pool(op: str) -> Callable[[Any], Any]:
     return lambda x: pool(op, (1, x.shape[1], 1), (1, x.shape[1], 1), "VALID")(x)
 
@@ -112,8 +120,26 @@ def _case(name: str, fn: Any, *args: Any, covers: tuple[str, ...], **options: An
 
 
 CASES = [
+    _case("max_batch", pool("max", W3, S2), "b, 6, 2", covers=MAX, grad=True),
     _case("max_same", pool("max", W3), "b, s, 2", covers=MAX, grad=True),
+    _case("max_special", pool("max", W3, S2), "b, s, 2", covers=MAX, domains=SPECIAL),
     _case("max_same_stride", pool("max", W3, S2), "b, s, f", covers=MAX, grad=True),
+    _case("max_same_even", pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2", covers=MAX, grad=True),
+    _case(
+        "max_same_lower",
+        pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"),
+        "2, s, 2",
+        covers=MAX,
+        grad=True,
+    ),
+    _case(
+        "max_valid",
+        pool("max", W3, S2, "VALID"),
+        "b, s, 2",
+        covers=MAX,
+        grad=True,
+        sizes=FROM_3,
+    ),
     _case(
         "max_explicit",
         pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))),
@@ -134,6 +160,7 @@ CASES = [
         covers=MAX,
         domains=SPECIAL,
     ),
+    _case("max_2d", pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2", covers=MAX, grad=True),
     _case("max_int8", pool("max", W3, S2), Arg("b, s, 2", "int8"), covers=MAX),
     _case("max_uint8", pool("max", W3, S2), Arg("b, s, 2", "uint8", low=0), covers=MAX),
     _case("max_bfloat16", pool("max", W3, S2), Arg("b, s, 2", "bfloat16"), covers=MAX),
@@ -141,6 +168,9 @@ CASES = [
     _case("min_special", pool("min", W3), "b, s, 2", covers=MIN, domains=SPECIAL),
     _case("min_uint8", pool("min", W3, S2), Arg("b, s, 2", "uint8", low=3), covers=MIN),
     _case("sum_same_stride", pool("sum", W3, S2), "b, s, f", covers=SUM, grad=True),
+    _case(
+        "sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", covers=SUM, grad=True, sizes=FROM_3
+    ),
     _case(
         "sum_dilated",
         pool("sum", W3, S2, base_dilation=(1, 2, 1), window_dilation=(1, 2, 1)),
@@ -151,6 +181,7 @@ CASES = [
     _case("sum_3d", pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", covers=SUM, grad=True),
     _case("sum_int32", pool("sum", W3, S2), Arg("b, s, 2", "int32"), covers=SUM),
     _case("sum_complex", pool("sum", W3, S2), Arg("b, s, 2", "complex64"), covers=SUM),
+    _case("average_counted", average_without_padding, "b, s, 2", covers=SUM, grad=True),
     # windows of symbolic size
     _case("global_max", global_pool("max"), "b, s, 2", covers=MAX, grad=True, domains=SPECIAL),
     _case("global_sum", global_pool("sum"), "b, s, 2", covers=SUM),
@@ -219,6 +250,12 @@ CASES = [
         Arg("b, s, 2", make=finite),
         covers=SCATTER,
         domains=SPECIAL,
+    ),
+    _case(
+        "max_grad_vmap",
+        jax.vmap(jax.grad(lambda x: jnp.sum(pool("max", (3,), (2,))(x) ** 2))),
+        "b, s",
+        covers=SCATTER,
     ),
     _case("scatter_own", select_and_scatter, "b, 4", "b, 2", covers=("select_and_scatter",)),
 ]

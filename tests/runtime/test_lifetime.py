@@ -209,15 +209,14 @@ def _total(fn: Method, x: Any) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
-@pytest.mark.parametrize("derive", [False, True])
 @pytest.mark.parametrize("name", CLOSED_OVER)
-def test_what_a_function_closes_over_goes_with_its_executor(name: str, derive: bool) -> None:
+def test_what_a_function_closes_over_goes_with_its_executor(name: str) -> None:
     """Traces that fail, as those that meet a guard, keep it in JAX itself."""
     w = jnp.asarray(ramp(3, 3))
     alive = weakref.ref(w)
     fn = CLOSED_OVER[name](w)
     executor = BucketedExec(fn).with_pow2()
-    use = jax.grad(functools.partial(_total, executor)) if derive else executor
+    use = jax.grad(functools.partial(_total, executor))
     for n in (3, 5, 9):
         with contextlib.suppress(TypeError):
             executor.explain(ramp(n, 3))

@@ -47,8 +47,7 @@ def loop(fn: Any, given: list[np.ndarray], mean: bool) -> Any:
     return jax.tree_util.tree_map(lambda x: x / len(given), total) if mean else total
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean"])
-@pytest.mark.parametrize("fn", [loss, recurrent])
+@pytest.mark.parametrize(("fn", "reduce"), [(loss, "mean"), (recurrent, "sum")])
 def test_gradients_equal_the_loop(fn: Any, reduce: str) -> None:
     step = jax.value_and_grad(fn)
     executor = BucketedExec(step, dynamic_axes=(None, "n, _"), check=Check.POISON).with_pow2(min=4)
