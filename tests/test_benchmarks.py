@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import computed, encoder, saving, sections, stalls, stream, table, training
+from benchmarks import encoder, saving, sections, stalls, stream, table, training
 from benchmarks.alone import run_alone
 from benchmarks.contenders import ENTRIES, Entry, cold, entry
 from benchmarks.sections import Column, Options, Section
@@ -54,15 +54,6 @@ def test_a_saved_function_has_a_row_for_each_way() -> None:
     assert rows[1]["beyond_mb"] <= 0.3
     for column in section.columns:
         assert any(column.cell(row) for row in rows), column
-
-
-def test_computed_sizes_take_an_executable_for_each_bucket() -> None:
-    (row,) = computed.compiles(Options(quick=True))
-    assert row["calls"] > row["buckets"] == row["compiles"] and row["eager"] == 0
-    rows = computed.cold(Options(quick=True))
-    assert [row["contender"] for row in rows] == [computed.EAGER, computed.BY_HAND, computed.OURS]
-    eager, by_hand, ours = (row["compiles"] for row in rows)
-    assert eager > by_hand == ours == 1
 
 
 # --- the stream ---------------------------------------------------------------------------------
@@ -139,18 +130,6 @@ def test_contenders_train_to_the_same_parameters(tmp_path: Path) -> None:
 
 
 # --- processes, results and the page --------------------------------------------------------------
-
-
-def test_what_becomes_of_a_run() -> None:
-    assert run_alone("json:loads", {"s": "[1]"}).value == [1]
-    assert run_alone("json:loads", {"s": ""}).reason.startswith("JSONDecodeError: Expecting value")
-    assert run_alone("builtins:print", {"end": "noise"}).status == "ok"
-    missing = run_alone("benchmarks.missing:make", {})
-    assert (missing.status, missing.reason) == ("skipped", "benchmarks.missing is not installed")
-    died = run_alone("os:abort", {})
-    assert died.status == "failed" and died.reason.startswith("SIGABRT")
-    slow = run_alone("signal:pause", {}, timeout=1)
-    assert (slow.status, slow.reason) == ("failed", "no result within 1 s")
 
 
 def _section(name: str, group: str | None = None) -> Section:

@@ -263,27 +263,6 @@ def test_unhashable_static_arguments(static: Any, how: str) -> None:
     np.testing.assert_array_equal(executor(ramp(3), "good"), 2 * ramp(3))
 
 
-def test_an_unhashable_field_of_a_tree_is_a_static_value_as_with_jit() -> None:
-    @jax.tree_util.register_pytree_node_class
-    class Node:
-        def __init__(self, x: Any, note: Any) -> None:
-            self.x, self.note = x, note
-
-        def tree_flatten(self) -> Any:
-            return (self.x,), self.note
-
-        @classmethod
-        def tree_unflatten(cls, note: Any, children: Any) -> Any:
-            return cls(children[0], note)
-
-    fn = lambda n, y: (n.x * len(n.note), y)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
-    for _ in range(2):
-        for n in (3, 4):
-            for note in ("a", ["a"], ["a", "b"], "ab"):
-                assert_like_jit(executor, fn, Node(2.0, note), ramp(n))
-
-
 # --- strategies --------------------------------------------------------------------------------
 
 
@@ -333,25 +312,6 @@ def test_what_a_strategy_raises_comes_through() -> None:
     executor = BucketedExec(double).with_strategy(_Answers(ZeroDivisionError("mine")))
     with nothing_lost(executor, double, ramp(3)), pytest.raises(ZeroDivisionError, match="mine"):
         executor(ramp(5))
-
-
-def test_a_strategy_that_changes_its_mind_is_asked_again() -> None:
-    """The contract is checked at run time, where no call tells the bucket of a size."""
-
-    class Moody:
-        answer = 8
-
-        def bucket(self, n: int) -> int:
-            return self.answer
-
-    strategy = Moody()
-    executor = BucketedExec(double).with_strategy(strategy)
-    assert_like_jit(executor, double, ramp(3))
-    strategy.answer = 1
-    with pytest.raises(StrategyContractError):
-        executor(ramp(2))
-    strategy.answer = 8
-    assert_like_jit(executor, double, ramp(2))
 
 
 @pytest.mark.parametrize(
@@ -417,31 +377,6 @@ def test_options(options: dict[str, Any], match: str) -> None:
 def test_what_cannot_be_called(fn: Any) -> None:
     with pytest.raises(TypeError, match="callable"):
         BucketedExec(fn)
-
-
-def test_builders() -> None:
-    executor = BucketedExec(double)
-    for build, error in (
-        (lambda e: e.with_strategy(strategies.Pow2), StrategyContractError),
-        (lambda e: e.with_strategy(None), StrategyContractError),
-        (lambda e: e.with_strategy(lambda n: n), StrategyContractError),
-        (lambda e: e.with_strategy(strategies.Pow2(), 3), SpecError),
-        (lambda e: e.with_pow2(8), SpecError),
-        (lambda e: e.with_maxsize(0), SpecError),
-        (lambda e: e.with_maxsize(-1), SpecError),
-        (lambda e: e.with_maxsize(2.0), SpecError),
-        (lambda e: e.with_maxsize(True), SpecError),
-        (lambda e: e.with_linear(0), ValueError),
-        (lambda e: e.with_linear(2.5), TypeError),
-        (lambda e: e.with_exponential(1.0), ValueError),
-        (lambda e: e.with_pow2(min=0), ValueError),
-        (lambda e: e.with_pow2(min=8, max=4), ValueError),
-        (lambda e: e.with_buckets([]), ValueError),
-        (lambda e: e.with_buckets([3, 0]), ValueError),
-    ):
-        with pytest.raises(error):
-            build(executor)
-    assert_like_jit(executor, double, ramp(3))
 
 
 def test_with_rules_wants_rules_by_primitive() -> None:

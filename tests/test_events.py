@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +91,6 @@ def test_another_type(argument: Any, reason: str) -> None:
     assert [n for n in news(told) if n.startswith(f"traced anew: {reason}")], news(told)
 
 
-def test_another_static_argument() -> None:
-    executor, told = watched(lambda x, how: x.sum() if how else x, static_argnames="how")
-    executor(ones(3), how=True)
-    executor(ones(3), how=False)
-    assert news(told)[1] == "traced anew: static how is False, not True"
-    executor, told = watched(lambda x, how: x.sum() if how else x, static_argnums=1)
-    executor(ones(3), True)
-    executor(ones(3), False)
-    assert news(told)[1] == "traced anew: static how is False, not True"
-
-
 def test_the_reason_is_told_against_what_is_nearest() -> None:
     executor, told = watched(lambda x: x * 2)
     executor(ones(3, 4))
@@ -169,42 +157,6 @@ def test_a_listener_that_fails_breaks_nothing(caplog: pytest.LogCaptureFixture) 
 def test_what_is_no_listener() -> None:
     with pytest.raises(SpecError, match="on_event: expected a function of an event, got 3"):
         BucketedExec(jnp.sum).with_on_event(3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("kind", ["compile", "load"])
-def test_a_listener_may_ask_for_what_it_is_told_of(kind: str, tmp_path: Any) -> None:
-    """It is told when the executable is there for all threads, a warm-up's too."""
-    got: list[Any] = []
-
-    def on(event: Event) -> None:
-        if event.kind == kind and not got:
-            got.append(executor(ones(3)))
-            like = jax.ShapeDtypeStruct((1,), np.float32)
-            got.append(executor.warmup(like, sizes={"batch": range(1, 9)}, progress=False))
-
-    def double(x: Any) -> Any:
-        return x * 2
-
-    if kind == "load":
-        BucketedExec(double).with_pow2().with_persistence(tmp_path)(ones(3))
-    executor = BucketedExec(double).with_pow2().with_persistence(tmp_path).with_on_event(on)
-    with ThreadPoolExecutor(1) as pool:
-        result = pool.submit(executor, ones(3)).result(60)
-    np.testing.assert_array_equal(result, 2 * ones(3))
-    np.testing.assert_array_equal(got[0], 2 * ones(3))
-    assert len(got[1].compiled) == 3 and executor.cache_size() == 4
-
-
-def test_what_is_evicted_is_told_before_what_takes_its_place() -> None:
-    executor, told = watched(lambda x: x * 2)
-    executor = executor.with_maxsize(1)
-    executor(ones(3))
-    executor(ones(9))
-    assert [(e.kind, dict(e.sizes)["batch"]) for e in told[1:]] == [
-        ("compile", 4),
-        ("evict", 4),
-        ("compile", 16),
-    ]
 
 
 _WITHOUT_LOGGING = """

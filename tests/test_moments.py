@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import sys
 import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -119,28 +116,6 @@ def test_errors_of_the_machine_are_told_from_those_of_the_function(
     error: BaseException, expected: bool
 ) -> None:
     assert is_of_machine(error) is expected
-
-
-@pytest.mark.parametrize("mode", ["off", "remove_frames", "quiet_remove_frames"])
-def test_they_are_told_apart_however_jax_shows_tracebacks(mode: str) -> None:
-    def failing(x: Any) -> Any:
-        raise RuntimeError("planted")
-
-    def wrapping(x: Any) -> Any:
-        try:
-            return x.no_such_attribute
-        except AttributeError as error:
-            raise RuntimeError("planted") from error
-
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", mode)
-    try:
-        for fn, expected in ((failing, True), (wrapping, False)):
-            with pytest.raises(RuntimeError) as caught:
-                jax.jit(fn)(1.0)
-            assert is_of_machine(caught.value) is expected
-    finally:
-        jax.config.update("jax_traceback_filtering", before)
 
 
 # --- where they may happen -----------------------------------------------------------------------
@@ -285,47 +260,10 @@ def _abstract_eval(x: Any) -> Any:
     return x
 
 
-def with_prim(x: Any) -> Any:
-    return prim.bind(x) * 2
-
-
 @pytest.fixture
 def at_prim() -> Iterator[list[Moment]]:
     yield moment_of_prim
     moment_of_prim.clear()
-
-
-@an_error
-def test_in_the_look_inside_of_a_primitive(
-    make: Callable[[], BaseException], at_prim: list[Moment]
-) -> None:
-    executor = BucketedExec(with_prim).with_pow2()
-    at_prim.append(Moment(make()))
-    with at_prim[0].raised():
-        executor(rows(3))
-    serves(executor, lambda x: (x + 1) * 2)
-
-
-@an_error
-@pytest.mark.parametrize("what", ["trace", "masking"])
-def test_in_an_explanation(
-    make: Callable[[], BaseException], what: str, at_prim: list[Moment]
-) -> None:
-    moment = Moment(make())
-
-    def fn(x: Any) -> Any:
-        if what == "trace":
-            moment()
-        return with_prim(x)
-
-    if what == "masking":
-        at_prim.append(moment)
-    executor = BucketedExec(fn).with_pow2()
-    with moment.raised():
-        executor.explain(rows(3))
-    assert executor.explain(rows(3)).kind == "masked"
-    at_prim.clear()
-    serves(executor, lambda x: (x + 1) * 2)
 
 
 @an_error
@@ -346,42 +284,6 @@ def test_while_a_specification_is_read(
     serves(executor, lambda x: x * 2)
     with pytest.raises(SpecError, match="is not a size"):
         BucketedExec(lambda x: x * 2, dynamic_axes="n//, _").with_pow2()(rows(3))
-
-
-def test_near_the_end_of_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever the stack ends, the call raises that, and the next one is as if it had not been.
-
-    What JAX finalizes there finds no room either, and Python reports that by its hook.
-    """
-    unraisable: list[Any] = []
-    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-
-    def called(depth: int, run: Callable[[], Any]) -> Any:
-        return run() if depth == 0 else called(depth - 1, run)
-
-    def nested(x: Any, depth: int) -> Any:
-        if depth == 0:
-            return jnp.tanh(x).sum(axis=0)
-        return jax.jit(lambda y: nested(y, depth - 1))(x)
-
-    def fn(x: Any) -> Any:
-        return nested(x, 6)
-
-    frame, here = sys._getframe(), 0
-    while frame is not None:
-        frame, here = frame.f_back, here + 1
-    ended = 0
-    for room in range(30, 80, 10):
-        executor = BucketedExec(fn, dynamic_axes="n, _").with_pow2()
-        executor(rows(3))
-        try:
-            called(sys.getrecursionlimit() - here - room, lambda: executor(rows(5)))  # noqa: B023
-        except RecursionError:
-            ended += 1
-        serves(executor, fn)
-        assert executor.cache_size() == 2
-    assert ended
-    assert all(issubclass(report.exc_type, RecursionError) for report in unraisable)
 
 
 # --- what is none of them ------------------------------------------------------------------------
@@ -420,19 +322,3 @@ def test_a_plain_error_in_every_symbolic_trace_says_what_to_do() -> None:
         assert len(told) == 1 and "leave its axes static" in told[0]
     static = executor.with_dynamic_axes((None,))
     np.testing.assert_array_equal(static(rows(3)), rows(3))
-
-
-def test_a_file_named_by_a_size_is_opened_by_its_size(tmp_path: Path) -> None:
-    """The symbolic trace asks for a file that does not exist; the concrete traces do not."""
-    for n in range(1, 40):
-        np.save(tmp_path / f"{n}.npy", np.full(n, n, np.float32))
-
-    def scaled(x: Any) -> Any:
-        return x * np.load(tmp_path / f"{x.shape[0]}.npy")
-
-    executor = BucketedExec(scaled).with_pow2()
-    for n in (5, 6, 7, 9):
-        np.testing.assert_array_equal(executor(np.ones(n, np.float32)), np.full(n, n))
-    assert executor.cache_size() == 2
-    with pytest.raises(FileNotFoundError, match=r"40\.npy"):
-        executor(np.ones(40, np.float32))

@@ -128,39 +128,6 @@ def test_metrics() -> None:
     assert any(label.startswith("sin: no sine of \\x1b[2J") for label in labels)
 
 
-def test_series_of_fallbacks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And add up to the calls."""
-    client = pytest.importorskip("prometheus_client")
-    from bucketjit import metrics
-    from bucketjit._runtime import statistics
-
-    monkeypatch.setattr(statistics, "REASONS_KEPT", 2)
-    sines = iter(range(100))
-
-    def refuses(ctx: Any, operand: Any) -> Any:
-        raise MaskingError(f"not sine {next(sines)}")
-
-    executor = BucketedExec(jnp.sin).with_pow2().with_rules({lax.sin_p: refuses})
-    registry = client.CollectorRegistry()
-    metrics.prometheus(executor, name="f", registry=registry)
-
-    def told() -> dict[str, float]:
-        (family,) = [f for f in registry.collect() if f.name == "bucketjit_fallback_calls"]
-        return {s.labels["reason"]: s.value for s in family.samples}
-
-    counts, before = 0, {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for rank in (1, 2, 3, 4, 5, 4, 3, 2, 1):
-            executor(np.ones((2,) * rank, np.float32))
-            counts += 1
-            now = told()
-            assert sum(now.values()) == counts == executor.stats().fallback_calls
-            assert all(now[reason] >= count for reason, count in before.items())  # counters climb
-            before = now
-    assert len(before) == 3 and before["other"] == 5
-
-
 def test_tables_html_and_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     executor = evil_executor()
     called(executor, 3, 5)
@@ -183,17 +150,6 @@ def test_drawings(tmp_path: Any) -> None:
         warnings.simplefilter("error")  # of characters that no font has
         executor.plot(tmp_path / "evil.svg")
     assert is_safe((tmp_path / "evil.svg").read_text(encoding="utf-8"))
-
-
-def test_snapshots_are_json_that_utf8_can_hold(tmp_path: Any) -> None:
-    from bucketjit._api.commands.app import main
-
-    executor = evil_executor()
-    called(executor, 3, 5)
-    stats = executor.stats()
-    assert all(map(is_safe, stats.fallback_reasons))
-    (tmp_path / "stats.json").write_text(stats.to_json(), encoding="utf-8")
-    assert main(["report", str(tmp_path / "stats.json")]) == 0
 
 
 def test_errors_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,55 +52,10 @@ def test_a_reader_that_has_seen_enough_is_no_error_to_report(tmp_path):
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
-@pytest.mark.parametrize(
-    "words, code, message",
-    [
-        ("plan <&-", 2, "name a file"),
-        ("plan LENGTHS >&-", 0, ""),
-        ("plan LENGTHS --json >&-", 0, ""),
-        ("plan LENGTHS --multiple-of 99999999999999999999999", 2, "expected at most"),
-        ("plan NOWHERE 2>&-", 1, ""),
-    ],
-)
-def test_closed_streams_and_odd_words(tmp_path, words, code, message):
-    lengths = tmp_path / "lengths.txt"
-    lengths.write_text("3\n17\n")
-    command = f"'{sys.executable}' -m bucketjit {words.replace('LENGTHS', str(lengths))}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stderr
-    assert message in (one_line(done.stderr) if message else done.stderr)
-    assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == [lengths]
-
-
-def test_what_an_encoding_lacks_is_told_by_its_number(tmp_path):
-    lengths = tmp_path / "größe.txt"
-    lengths.write_text("größe, s\n3, 4\n17, 2\n", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "bucketjit", "plan", str(lengths)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert (done.returncode, done.stderr) == (0, "") and r"gr\xf6\xdfe" in done.stdout
-
-
 @pytest.mark.parametrize("words", [("plan", "a\nb"), ("plan", "x", "--a\nb")])
 def test_errors_of_words_with_newlines_are_one_line(tmp_path, words):
     done = run(*words, cwd=tmp_path)
     assert done.returncode != 0 and "a b" in one_line(done.stderr)
-
-
-def test_a_huge_k_of_two_variables_ends(tmp_path):
-    done = run("plan", "--k", 100_000_000, "--json", input="3 4\n17 2\n")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

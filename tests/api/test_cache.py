@@ -131,25 +131,3 @@ def test_prune_by_size(directory, run):
 def test_options_may_stand_anywhere(directory, run):
     assert len(json.loads(run("list", "--json", directory)[1])) == 2
     assert "removed 2 of 2" in run("--max-size", "0", "prune", directory)[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (["list", "NONE"], 1, "cannot open NONE: No such file or directory"),
-        (["list", "NONE", "--max-size", "1"], 2, "--max-size are for prune"),
-        (["prune", ""], 2, "DIR: expected a name, got an empty text"),
-        (["prune", "NONE", "--max-size", "much"], 2, "expected a size such as 500M or 2G"),
-        (["prune", "NONE", "--older-than", "-1"], 2, "expected a number of days"),
-        (["prune", "NONE", "--json"], 2, "--json is for list"),
-        (["prune", "NONE", "--dry-run"], 2, "unrecognized arguments: --dry-run"),
-        (["verify", "NONE"], 2, "invalid choice"),
-        (["burn", "NONE"], 2, "invalid choice"),
-    ],
-)
-def test_wrong_options(words, code, message, run, capsys):
-    try:
-        found, _, error = run(*words)
-    except SystemExit as end:
-        found, error = end.code, capsys.readouterr().err
-    assert found == code and message in error and error.count("\n") == 1

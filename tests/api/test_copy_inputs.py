@@ -105,19 +105,6 @@ def test_only_arrays_of_numpy_are_copied_and_those_once(monkeypatch: pytest.Monk
     assert executor.stats().compiles == 1 and executor.stats().calls == 3
 
 
-def test_it_stays_through_the_builders_and_inside_of_jit() -> None:
-    executor = BucketedExec(jnp.sum, copy_inputs=True).with_pow2().with_maxsize(3)
-    assert executor._config.copy_inputs
-    assert float(jax.jit(executor)(np.ones(3, np.float32))) == 3
-    with jax.disable_jit():
-        assert float(executor(np.ones(3, np.float32))) == 3
-    assert float(executor(np.ones(3, np.float32))) == 3
-    executor.cache_clear()
-    assert executor.cache_size() == 0 and executor.stats().calls == 0
-    assert float(executor(np.ones(5, np.float32))) == 5
-    assert executor.cache_size() == executor.stats().calls == 1
-
-
 @pytest.mark.parametrize("wrong", [1, None, "yes", np.True_])
 @pytest.mark.parametrize("make", [BucketedExec, bucketjit.jit])
 def test_it_is_a_bool(make: Any, wrong: Any) -> None:

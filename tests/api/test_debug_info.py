@@ -32,7 +32,6 @@ def counted(batch: Any, scale: Any) -> Any:
 
 
 AT = f"{__file__}:{leaking.__code__.co_firstlineno}"
-COUNTED = f"{__file__}:{counted.__code__.co_firstlineno}"
 AXES = ({"ids": "n"}, None)
 
 MADE: dict[str, Callable[[Any], Any]] = {
@@ -102,33 +101,6 @@ def test_an_error_of_a_tracer_names_the_argument(name: str) -> None:
         MADE[name](refused)({"ids": X}, 2.0)
     told = str(raised.value)
     assert names_the_user(told) and "of the argument batch['ids']" in told
-
-
-def test_static_arguments_shift_no_names() -> None:
-    executor = BucketedExec(lambda a, b, c, *, d: np.asarray(c), static_argnums=(0, 1))
-    with pytest.raises(jax.errors.TracerArrayConversionError, match="of the argument c"):
-        executor("a", "b", X, d=X)
-    executor = BucketedExec(lambda a, b, c, *, d: np.asarray(d), static_argnums=(0, 1))
-    with pytest.raises(jax.errors.TracerArrayConversionError, match="of the argument d"):
-        executor("a", "b", X, d=X)
-    several = BucketedExec(lambda a, *rest: np.asarray(rest[1]), static_argnums=0)
-    with pytest.raises(jax.errors.TracerArrayConversionError, match=r"rest\[1\]|args\[1\]"):
-        several("a", X, X)
-
-
-@pytest.mark.parametrize("name", ["symbolic", "exact", "gradient"])
-def test_cache_misses_are_those_of_the_function(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = MADE[name](counted)
-    with jax.explain_cache_misses(True), caplog.at_level(logging.WARNING, "jax"):
-        for n in (3, 5, 9):
-            made({"ids": np.ones(n, np.float32)}, 2.0)
-    told = [r.getMessage() for r in caplog.records if "TRACING CACHE MISS" in r.getMessage()]
-    assert told
-    for text in told:
-        assert f"CACHE MISS at {__file__}:" in text and f"defined at {COUNTED}" in text
-        assert OURS not in text and "re-defined repeatedly" not in text
 
 
 def test_of_other_functions_jax_says_what_it_did(caplog: pytest.LogCaptureFixture) -> None:

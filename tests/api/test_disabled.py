@@ -46,25 +46,6 @@ def test_a_disabled_executor_is_jit() -> None:
     assert dict(stats.fallback_reasons) == {"BUCKETJIT_DISABLE is set: plain jit": 3}
 
 
-@pytest.mark.usefixtures("disabled")
-def test_what_else_a_disabled_executor_does() -> None:
-    executor = bucketjit.jit(lambda x: (x * x).sum(), out="numpy")
-    assert isinstance(executor(X), np.ndarray)
-    executor = bucketjit.jit(lambda x: x * 2, out="padded", donate_argnums=0)
-    given = jnp.arange(3.0)
-    np.testing.assert_array_equal(executor(executor(given)), 4 * X)
-    assert given.is_deleted()
-    executor = bucketjit.jit(lambda x: (x * x).sum(), copy_inputs=True)
-    np.testing.assert_array_equal(jax.grad(executor)(X), 2 * X)
-    assert "jit" in str(jax.make_jaxpr(executor)(X))
-    told = executor.explain(X)
-    assert (told.kind, told.bucket) == ("exact", told.sizes)
-    assert told.reason.startswith("BUCKETJIT_DISABLE is set") and told.remedy
-    assert list(map(float, executor.map([X, X[:2]]))) == [5, 1]
-    assert executor.warmup(X, sizes={"batch": [4]}, progress=False).compiled == ()
-    assert executor.stats().inlined_calls == 0
-
-
 def test_only_executors_made_then_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = bucketjit.jit(lambda x: x.sum())
     monkeypatch.setenv("BUCKETJIT_DISABLE", "yes")

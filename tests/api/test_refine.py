@@ -85,25 +85,6 @@ def test_what_fails(file, words, message, capsys):
     assert out == "" and message in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--sizes", "b=x"], "--sizes: expected a size such as b=16, got 'b=x'"),
-        (["--sizes", "b=-1"], "got 'b=-1'"),
-        (["--sizes", "=1"], "got '=1'"),
-        (["--sizes", "b=1", "4x4"], "got '4x4'"),
-        (["--sizes", "b=1", "b=2"], "b is there twice"),
-        (["--nonsense"], "unrecognized arguments"),
-    ],
-)
-def test_wrong_command_lines(file, words, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        run(file, "--text", *words)
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and message in error
-
-
 @pytest.mark.parametrize("words", [[], ["--sizes", "b=16", "s=4", "model.bin"]], ids=str)
 def test_no_file(words, capsys):
     with pytest.raises(SystemExit) as exit:
@@ -126,21 +107,3 @@ def test_files_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "foreign").write_text("hello")
     assert run(tmp_path / "foreign", "--text") == 1
     assert "expected the bytes of jax.export" in capsys.readouterr().err
-
-
-def test_a_result_that_this_machine_does_not_compile(tmp_path, capsys):
-    executor = BucketedExec(jnp.cumsum, dynamic_axes="n").with_pow2()
-    path = tmp_path / "bounded"
-    path.write_bytes(executor.export_bounded(jax.ShapeDtypeStruct((5,), jnp.float32)))
-    assert run(path, "--text", "--sizes", "8xf32") == 1
-    assert "its sizes have bounds" in capsys.readouterr().err
-    module = """module { func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
-        %0 = stablehlo.custom_call @unknown(%a) : (tensor<4xf32>) -> tensor<4xf32>
-        return %0 : tensor<4xf32> } }"""
-    from jaxlib.mlir.dialects import stablehlo
-
-    path.write_bytes(stablehlo.serialize_portable_artifact_str(module, "1.0.0"))
-    assert run(path, "--text", "--sizes", "4xf32") == 0
-    assert "custom_call" in capsys.readouterr().out
-    assert run(path, "--text", "--sizes", "4xf32", "--check") == 1
-    assert "XLA does not compile it" in capsys.readouterr().err

@@ -62,25 +62,6 @@ def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
     assert "\nExecutables\n" in out and "\nPrograms\n" in out
 
 
-def test_takes_fields_it_does_not_know(stats, tmp_path, capsys):
-    more = {
-        **stats,
-        "live_bytes": 3 * 2**20,
-        "fallback_reasons": {"eigh: no [bold] signs": 4},
-        "waste_by_dim": {"batch": 0.25},
-        "last_error": None,
-        "tags": ["a"],
-        "buckets": [{**stats["buckets"][0], "flops": 1234567.0}, *stats["buckets"][1:]],
-    }
-    code, out, _ = report(more, tmp_path, capsys)
-    assert code == 0
-    assert ["live", "bytes", "3.0", "MiB"] in rows(out)
-    assert ["last", "error", "-"] in rows(out)
-    assert ["eigh:", "no", "[bold]", "signs", "4"] in rows(out)
-    assert ["batch", "0.25"] in rows(out)
-    assert "flops" in out and "1.235e+06" in out
-
-
 @pytest.mark.parametrize("words", [["-"], []])
 def test_from_standard_input(words, stats, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", piped(stats))
@@ -106,22 +87,6 @@ def test_a_narrow_terminal_loses_nothing(columns, stats, tmp_path, capsys, monke
     assert "…" not in shown
     monkeypatch.setenv("COLUMNS", str(max(columns, 40)))
     assert shown == report(stats, tmp_path, capsys)[1]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("size_counts", {"b": {"x": 1}}),
-        ("size_counts", {"b": {"3": "y"}}),
-        ("buckets", [{"sizes": {"b": 4}, "last_used": 1e300}]),
-        ("programs", 5),
-        ("programs", [3]),
-    ],
-)
-def test_a_field_of_another_kind(field, value, stats, tmp_path, capsys):
-    code, out, error = report({**stats, field: value}, tmp_path, capsys)
-    assert code == 1 and out == ""
-    assert "has a field that is not as expected: " in error and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN calls", "[" * 100_000])

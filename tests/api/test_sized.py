@@ -39,17 +39,6 @@ def test_in_an_executor(axis: int, n: int) -> None:
     np.testing.assert_allclose(gradient, 2 * x * (mask[:, None] if axis == 0 else mask))
 
 
-@pytest.mark.parametrize("n", [-1, 7])
-def test_a_number_of_rows_that_there_is_not(n: int) -> None:
-    with pytest.raises(ArgumentError, match=f"n is {n}, and the arrays have 6 rows"):
-        sized(X, n)
-    executor = BucketedExec(lambda x, n: sized(x, n).sum(), dynamic_axes=("n", None)).with_pow2()
-    for _ in range(2):
-        with pytest.raises(ArgumentError, match=rf"computes is {n} \["):
-            executor(X, np.int32(n))
-        assert executor(X, np.int32(3)) == 3
-
-
 @pytest.mark.parametrize(
     ("tree", "n", "axis", "message"),
     [

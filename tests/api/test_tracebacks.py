@@ -181,20 +181,6 @@ def test_an_object_raised_in_each_trace_has_its_frames_once() -> None:
     assert len(error.__notes__) == 1
 
 
-def test_a_call_that_is_served_exactly() -> None:
-    def fails(x: Any) -> Any:
-        if x.shape[0] > 6:
-            raise OfUser("large", 6)
-        return jnp.linalg.eig(x[:, None] * x)[0]
-
-    executor = BucketedExec(fails, dynamic_axes="n").with_pow2()
-    with pytest.warns(bucketjit.errors.FallbackWarning):
-        executor(X)
-    large = np.ones(7, np.float32)
-    error, expected = raised(lambda: executor(large)), raised(lambda: jax.jit(fails)(large))
-    assert is_clean(error) and same_chain(error, expected) and lines(error) == lines(expected)
-
-
 WAYS: dict[str, Callable[[BucketedExec], Any]] = {
     "explain": lambda executor: executor.explain(LIKE),
     "trace": lambda executor: executor.trace(LIKE),
@@ -234,23 +220,6 @@ def test_what_the_caller_handles_stays_the_context() -> None:
         assert error.__context__ is handled
 
 
-def test_a_derivative_that_raises() -> None:
-    @jax.custom_vjp
-    def passed(x: Any) -> Any:
-        return x
-
-    def backward(rest: Any, given: Any) -> Any:
-        raise OfUser("backward", 4)
-
-    passed.defvjp(lambda x: (x, None), backward)
-    fn = lambda x: jnp.sum(passed(x * 2))  # noqa: E731
-    expected = raised(lambda: jax.grad(jax.jit(fn))(X))
-    for call in (jax.grad(BucketedExec(fn).with_pow2()), BucketedExec(jax.grad(fn)).with_pow2()):
-        error = raised(lambda: call(X))  # noqa: B023
-        assert is_clean(error) and same_chain(error, expected)
-        assert lines(error) == lines(expected)
-
-
 def test_all_is_shown_without_filtering() -> None:
     with filtering("off"):
         error = raised(lambda: BucketedExec(deep).with_pow2()(X))
@@ -266,22 +235,6 @@ def test_the_whole_traceback_as_the_cause() -> None:
     assert type(error.__cause__) is type(expected.__cause__) and OF_JAX in text(error.__cause__)
     assert all(f.filename == __file__ for f in traceback.extract_tb(error.__traceback__))
     assert error.__context__ is None and not hasattr(error, "__notes__")
-
-
-def test_frames_are_marked_for_notebooks() -> None:
-    with filtering("tracebackhide"):
-        error = raised(lambda: BucketedExec(deep).with_pow2()(X))
-    marked = {
-        "__tracebackhide__" in frame.f_locals
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename.startswith(OURS)
-    }
-    assert marked == {True}
-    assert not any(
-        "__tracebackhide__" in frame.f_locals
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_code.co_filename == __file__
-    )
 
 
 def test_a_refusal_says_it_once() -> None:
@@ -302,18 +255,6 @@ def test_an_argument_error_has_no_frame_within() -> None:
     error = raised(lambda: executor("text"))
     assert isinstance(error, ArgumentError) and is_clean(error)
     assert error.__context__ is None and not hasattr(error, "__notes__")
-
-
-def test_an_error_in_a_served_shape() -> None:
-    """Wrong arguments of a call whose shapes are known: the better error, and it alone."""
-    executor = BucketedExec(two, dynamic_axes=("n", None)).with_pow2()
-    executor(X, 1.0)
-    error = raised(lambda: executor(X, "text"))
-    assert isinstance(error, ArgumentError) and error.__context__ is None and is_clean(error)
-    compiled = executor.lower(X, 1.0).compile()
-    compiled(X, 1.0)
-    error = raised(lambda: compiled(X, "text"))
-    assert isinstance(error, ArgumentError) and error.__context__ is None and is_clean(error)
 
 
 def test_an_error_with_no_frame_to_hide_stays() -> None:

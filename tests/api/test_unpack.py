@@ -7,7 +7,6 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
-from bucketjit._artifact import unpack as unpacking
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")
 
@@ -64,25 +63,6 @@ def test_a_directory_with_files_is_left_alone(saved, tmp_path, run):
         folder / "mine": b"mine",
     }
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_failure_leaves_nothing(saved, tmp_path, run, monkeypatch, force):
-    folder = tmp_path / "u"
-    if force:
-        folder.mkdir()
-        (folder / "layout.json").write_text("old")
-    before = {p: p.read_bytes() for p in files(tmp_path)}
-
-    def full(path, data):
-        path.write_text("half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(unpacking.Path, "write_bytes", full)
-    code, _, error = run(saved, folder, *(["--force"] * force))
-    assert code == 1 and "No space left on device" in error
-    assert {p: p.read_bytes() for p in files(tmp_path)} == before
-    assert {p.name for p in tmp_path.iterdir()} == {"total.bkt", *(["u"] * force)}
 
 
 def test_an_altered_module_is_not_unpacked(saved, tmp_path, run):

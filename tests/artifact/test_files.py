@@ -7,7 +7,6 @@ import dataclasses
 import io
 import json
 import os
-import resource
 import signal
 import struct
 import subprocess
@@ -105,25 +104,6 @@ def test_any_altered_byte_of_a_member_is_found(whole: bytes, tmp_path: Path) -> 
                 np.testing.assert_allclose(loaded(WEIGHTS[:2]), fn(WEIGHTS[:2]), rtol=1e-5)
 
 
-def test_any_other_altered_byte_does_no_harm(whole: bytes, tmp_path: Path) -> None:
-    """The headers of the archive: it is refused, or it is what it was."""
-    path = tmp_path / "f.bkt"
-    x = WEIGHTS[:2]
-    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-        central = archive.start_dir
-    first = list(range(0, 44)) + list(range(central, len(whole)))
-    for place in first[:: max(1, len(first) // 150)]:
-        raw = bytearray(whole)
-        raw[place] ^= 0x55
-        path.write_bytes(raw)
-        try:
-            loaded = bucketjit.load(path)
-        except ArtifactError:
-            continue
-        if place == first[0]:
-            np.testing.assert_allclose(loaded(x), fn(x), rtol=1e-5)
-
-
 def test_truncated_files(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "f.bkt"
     for length in (0, 1, 30, 100, len(whole) // 2, len(whole) - 30, len(whole) - 1):
@@ -143,19 +123,6 @@ def test_foreign_files(tmp_path: Path) -> None:
         bucketjit.load(tmp_path / "missing.bkt")
     with pytest.raises(OSError):
         bucketjit.load(tmp_path)
-
-
-def test_members_that_are_missing_added_or_double(whole: bytes, tmp_path: Path) -> None:
-    found = members(whole)
-    path = tmp_path / "f.bkt"
-    for name in found:
-        rest = {other: data for other, data in found.items() if other != name}
-        assert name in refused(written(path, rest))
-    refused(written(path, {**found, "more.bin": b"x"}), r"more\.bin is not in manifest\.json")
-    written(path, found)
-    with pytest.warns(UserWarning), zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("constants/0.bin", b"x")
-    refused(path, "constants/0.bin is damaged")
 
 
 def test_files_of_the_future(whole: bytes, tmp_path: Path) -> None:
@@ -248,27 +215,6 @@ def test_manifests_that_do_not_fit(whole: bytes, tmp_path: Path) -> None:
 def test_names_that_lead_out_of_the_archive(whole: bytes, tmp_path: Path) -> None:
     for name in ("../x", "/etc/passwd", "a/../../b", "a\\b", "./x", "a//b"):
         refused(written(tmp_path / "f.bkt", {**members(whole), name: b"x"}), "no name of a member")
-
-
-def test_a_bomb_takes_no_memory(whole: bytes, tmp_path: Path) -> None:
-    found = members(whole)
-    module = next(name for name in found if "buckets" in name)
-    path = tmp_path / "f.bkt"
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    written(path, {**found, module: bytes(100_000_000)})
-    manifest = json.loads(found[MANIFEST])
-    manifest["members"][module]["size"] = 10_000_000_000
-    written(path, {**found, module: b"", MANIFEST: json.dumps(manifest).encode()})
-    refused(path, "damaged")
-    # The archive itself claims ten gigabytes.
-    raw = bytearray(written(path, found).read_bytes())
-    at = raw.rfind(module.encode()) - 46
-    struct.pack_into("<I", raw, at + 24, 0xFFFFFF00)
-    manifest["members"][module]["size"] = 0xFFFFFF00
-    path.write_bytes(raw)
-    refused(path)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert after - before < 600_000  # kilobytes; the first member of this test has 100,000 itself
 
 
 def with_module(raw: bytes, path: Path, module: bytes) -> Path:

@@ -332,16 +332,6 @@ def test_gradients(tmp_path: Path) -> None:
     check_equal(got, jax.grad(loss, 1)(w, floats(5, 3)), 1e-4)
 
 
-def test_second_derivatives(tmp_path: Path) -> None:
-    loaded = saved(tmp_path, loss, (None, "n, _"), of(3, 3), of(4, 3), derivatives=2)
-
-    def twice(fn: Function) -> Any:
-        inner = jax.grad(fn)
-        return jax.grad(lambda w: (inner(w, floats(5, 3)) ** 2).sum())(floats(3, 3))
-
-    check_equal(twice(loaded), twice(loss), 1e-3)
-
-
 def test_integer_arguments_have_no_gradient(tmp_path: Path) -> None:
     def pick(w: Any, i: Any) -> tuple[Any, Any]:
         return w[i].sum(), i.max()
@@ -473,18 +463,6 @@ def test_two_saves_are_equal(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_platforms(tmp_path: Path) -> None:
-    loaded = saved(tmp_path, jnp.sum, "n", of(4), platforms=["cpu", "cuda", "tpu"])
-    assert loaded.platforms == ("cpu", "cuda", "tpu")
-    check_equal(loaded(floats(3)), floats(3).sum())
-    other = saved(tmp_path, jnp.sum, "n", of(4), platforms=["cuda"])
-    with pytest.raises(ArtifactError, match="saved for cuda, and the call runs on cpu"):
-        other(floats(3))
-    assert other.stats().compiles == 0
-    with pytest.raises(SpecError, match="nowhere"):
-        saved(tmp_path, jnp.sum, "n", of(4), platforms=["nowhere"])
-
-
 def test_threads_compile_each_bucket_once(tmp_path: Path) -> None:
     loaded = saved(tmp_path, attend, "n, _", of(4, 3))
     failed: list[BaseException] = []
@@ -514,32 +492,6 @@ def test_warm_up_and_background_compiles(tmp_path: Path) -> None:
     check_equal(later(floats(3, 3)), attend(floats(3, 3)))  # bucket 16 stands in
     assert later.wait_for_compiles(60)
     assert later.cache_size() == 2
-
-
-def test_explanations_and_views(tmp_path: Path) -> None:
-    loaded = saved(tmp_path, attend, "n, _", of(4, 3))
-    told = loaded.explain(of(5, 3))
-    executor = BucketedExec(attend, dynamic_axes="n, _").with_pow2()
-    expected = executor.explain(of(5, 3))
-    assert told.kind == "masked" and dict(told.bucket) == {"n": 8}
-    assert [str(e) for e in told.masked] == [str(e) for e in expected.masked]
-    assert loaded.signature == {"x": "float32[n, 3]"}
-    assert repr(loaded).startswith("<Loaded attend(x: float32[n, 3]), 3 buckets, 0 exec")
-    assert loaded.__name__ == "attend"
-    assert "attend" in str(loaded.report())
-
-
-def test_executables(tmp_path: Path) -> None:
-    saved(tmp_path, attend, "n, _", of(4, 3), executables=True)
-    trusted = bucketjit.load(tmp_path / "f.bkt", trust_executables=True)
-    check_equal(trusted(floats(5, 3)), attend(floats(5, 3)))
-    assert trusted.stats().compiles == 0
-    check_equal(trusted(jax.device_put(floats(6, 3), jax.devices()[0])), attend(floats(6, 3)))
-    loaded = bucketjit.load(tmp_path / "f.bkt")
-    check_equal(loaded(floats(5, 3)), attend(floats(5, 3)))
-    assert loaded.stats().compiles == 1
-    with pytest.raises(SpecError, match="trust_executables"):
-        bucketjit.load(tmp_path / "f.bkt", trust_executables="yes")  # type: ignore[arg-type]
 
 
 def test_executables_of_another_environment_are_not_used(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +15,9 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._artifact.archive import Archive
-from bucketjit._compile.files import directory as files
 from bucketjit.errors import (
     ArgumentError,
     ArtifactError,
-    FallbackWarning,
-    InlinedWarning,
     SpecError,
 )
 
@@ -53,24 +48,6 @@ def test_a_file_may_be_written_over_once_it_is_opened(tmp_path: Path) -> None:
         bucketjit.load(tmp_path / "f.bkt")
 
 
-def test_only_what_nobody_writes_any_more_is_removed(tmp_path: Path) -> None:
-    left = tmp_path / f".writing-{'0' * 32}"
-    left.touch()
-    os.utime(left, (0, 0))
-    other = tmp_path / ".writing-a-letter"
-    other.touch()
-
-    def fill(file: Any) -> None:
-        assert len(list(tmp_path.iterdir())) == 3
-        BucketedExec(mean).with_pow2().save(tmp_path / "g.bkt", LIKE)
-        assert not left.exists()
-        file.write(b"f")
-
-    files.write_with(tmp_path / "f.bkt", fill)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [other.name, "f.bkt", "g.bkt"]
-    assert (tmp_path / "f.bkt").read_bytes() == b"f"
-
-
 @pytest.mark.parametrize(
     ("path", "args", "error", "told"),
     [
@@ -94,19 +71,6 @@ def test_errors_of_save_name_what_is_wrong(
     with pytest.raises(error, match=told):
         BucketedExec(mean).with_pow2().save(path, *args)
     assert not list(tmp_path.iterdir())
-
-
-def test_more_errors_by_name(tmp_path: Path) -> None:
-    executor = BucketedExec(lambda x: x.mean(0) if x.shape[0] > 1000 else x.sum(0)).with_pow2()
-    with pytest.raises(ArtifactError, match="save: it is called inside"):
-        jax.jit(lambda x: executor.save(tmp_path / "f.bkt", x))(floats(3))
-    with pytest.raises(ArtifactError, match="int32"):
-        executor.save(tmp_path / "f.bkt", LIKE, sizes={"batch": 2**31})
-    executor.save(tmp_path / "f.bkt", LIKE, sizes={"batch": 10**8})  # nothing is allocated
-    assert {b["batch"] for b in bucketjit.load(tmp_path / "f.bkt").buckets} == {2**27, 1000}
-    for wrong in ("", 3):
-        with pytest.raises(SpecError, match="load: path"):
-            bucketjit.load(wrong)  # type: ignore[arg-type]
 
 
 def resized(x: Any) -> Any:
@@ -134,50 +98,6 @@ def test_every_size_below_the_largest_bucket_is_served(
         np.testing.assert_allclose(loaded(x[:h, :w]), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_sizes_that_a_file_will_not_serve_are_told(tmp_path: Path) -> None:
-    def other_each_time(x: Any) -> Any:
-        half = int(x.shape[0] * 0.5)
-        for _ in range(half if half < 24 else 0):
-            x = jnp.sin(x)
-        return x[:half]
-
-    executor = BucketedExec(other_each_time, dynamic_axes="n").with_pow2()
-    with pytest.warns(FallbackWarning, match=r"the file will not serve n=\d+ and \d+ other sizes"):
-        executor.save(tmp_path / "f.bkt", Struct((64,), jnp.float32))
-    loaded, wrong, served = bucketjit.load(tmp_path / "f.bkt"), [], 0
-    for n in range(2, 65, 3):
-        try:
-            got = loaded(floats(n))
-        except ArtifactError:
-            continue
-        served += 1
-        if not np.allclose(got, other_each_time(floats(n)), rtol=1e-5):
-            wrong.append(n)
-    assert not wrong and served >= 8
-
-
-@pytest.mark.parametrize(
-    "inside",
-    [
-        lambda f, x: jax.jit(f)(x),
-        lambda f, x: jax.vmap(f)(x[None])[0],
-        lambda f, x: jax.jit(lambda x: f.map([x])[0])(x),
-        lambda f, x: jax.lax.scan(lambda c, _: (c, f(x)), 0, None, length=1)[1][0],
-    ],
-)
-def test_a_loaded_function_inside_a_transformation_warns_once(
-    inside: Callable[..., Any], tmp_path: Path
-) -> None:
-    BucketedExec(mean).with_pow2().save(tmp_path / "f.bkt", LIKE, derivatives=1)
-    loaded, x = bucketjit.load(tmp_path / "f.bkt"), floats(3, 4)
-    jax.grad(lambda x: loaded(x).sum())(x)
-    assert loaded.stats().inlined_calls == 0
-    with pytest.warns(InlinedWarning, match="mean is called inside") as told:
-        np.testing.assert_allclose(inside(loaded, x), x.mean(0), rtol=1e-5)
-        inside(loaded, x)
-    assert len(told) == 1 and loaded.stats().inlined_calls >= 1
-
-
 class Pair(NamedTuple):
     """A named tuple of a user."""
 
@@ -201,34 +121,6 @@ def test_named_tuples_of_jax(fn: Callable[..., Any], tmp_path: Path) -> None:
     tree = jax.export.deserialize(raw).out_tree
     assert type(tree.unflatten([0] * tree.num_leaves)) is type(expected)
     assert bucketjit.refine(raw, {"b": 5})
-
-
-def test_named_tuples_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def swapped(p: Pair) -> Any:
-        return {"out": Pair(p.second.sum(0), p.first)}
-
-    executor = BucketedExec(swapped, dynamic_axes=(Pair("b, _", "b, _"),)).with_pow2()
-    executor.save(tmp_path / "f.bkt", Pair(LIKE, LIKE), derivatives=1)
-    x = floats(3, 4)
-    got = bucketjit.load(tmp_path / "f.bkt")(Pair(x, 2 * x))["out"]
-    assert type(got) is Pair
-    np.testing.assert_allclose(got.first, 2 * x.sum(0), rtol=1e-5)
-
-    (tmp_path / "shapes_of_a_user.py").write_text(
-        "import collections\nPoint = collections.namedtuple('Point', 'x y')\n"
-    )
-    name = "shapes_of_a_user"
-    with monkeypatch.context() as patched:
-        patched.syspath_prepend(tmp_path)
-        point = importlib.import_module(name).Point
-        BucketedExec(lambda x: point(x, x)).with_pow2().save(tmp_path / "g.bkt", LIKE)
-        del sys.modules[name]
-        # A file does not choose what is imported.
-        with pytest.raises(ArtifactError, match=f"import {name} before you load the file"):
-            bucketjit.load(tmp_path / "g.bkt")
-        importlib.import_module(name)
-        assert type(bucketjit.load(tmp_path / "g.bkt")(x)).__name__ == "Point"
-        del sys.modules[name]
 
 
 def test_a_named_tuple_that_cannot_be_imported(tmp_path: Path) -> None:

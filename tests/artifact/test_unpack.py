@@ -183,20 +183,6 @@ def test_constants_of_each_size(tmp_path, served):
         close(found, [fn(*call)])
 
 
-def test_programs_and_their_guards(tmp_path, served):
-    def fn(x):
-        return x.max() if x.shape[0] > 4 else x.min()
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    sizes = {"n": [3, 8]}
-    layout = write(executor, tmp_path / "u", np.zeros(3, np.float32), sizes=sizes)
-    programs = layout["functions"][0]["programs"]
-    assert len(programs) == 2
-    calls = [(np.linspace(-1, 1, n, dtype=np.float32),) for n in (3, 7)]
-    right, _ = served(tmp_path / "u", calls)
-    assert [float(found[0]) for found in right] == [-1, 1]
-
-
 def test_sizes_that_are_computed(tmp_path, served):
     def fn(x):
         kept = x[x > 0]
@@ -214,38 +200,6 @@ def test_sizes_that_are_computed(tmp_path, served):
     right, _ = served(tmp_path / "u", calls, runtime="xla")
     for call, found in zip(calls, right, strict=True):
         close(found, fn(jnp.asarray(*call)))
-
-
-def test_random_keys_are_words(tmp_path, served):
-    def fn(key, x):
-        bits = jax.random.bits(jax.random.fold_in(key, 1), x.shape)
-        return x + bits.astype(jnp.float32), jax.random.fold_in(key, 3)
-
-    executor = BucketedExec(fn, dynamic_axes=(None, "n")).with_pow2()
-    key = jax.random.key(7)
-    layout = write(executor, tmp_path / "u", key, np.zeros(5, np.float32))
-    [function] = layout["functions"]
-    assert function["arguments"][0] == {
-        "name": "key", "dtype": "uint32", "random_keys": "threefry2x32"
-    }  # fmt: skip
-    assert function["programs"][0]["arguments"] == [[2], ["n"]]
-    x = np.ones(6, np.float32)
-    [(found, folded)], _ = served(tmp_path / "u", [(jax.random.key_data(key), x)])
-    expected, key = fn(key, x)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(folded, jax.random.key_data(key))
-
-
-def test_derivatives_are_functions_of_their_own(tmp_path, served):
-    def fn(x):
-        return jnp.sum(jnp.sqrt(x)) * x.mean()
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    layout = write(executor, tmp_path / "u", np.ones(5, np.float32), derivatives=1)
-    assert [len(f["arguments"]) for f in layout["functions"]] == [1, 2]
-    x = np.linspace(1, 2, 6, dtype=np.float32)
-    [found], _ = served(tmp_path / "u", [(x, np.float32(1))], number=1)
-    close(found, [jax.grad(fn)(x)])
 
 
 def test_arguments_by_keyword(tmp_path, served):

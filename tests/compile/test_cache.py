@@ -242,16 +242,6 @@ class TestOneThread:
         cache.clear()
         assert sizes == [1, 0]
 
-    def test_on_evict_that_raises_leaves_the_cache_in_order(self):
-        def fail(key, entry, why):
-            raise OSError(key)
-
-        cache = ExecutableCache(1, on_evict=fail)
-        fill(cache, "a")
-        with pytest.raises(OSError, match="a"):
-            fill(cache, "b")
-        assert cache.get_or_compile("b", never) == "entry b"
-
     def test_an_unhashable_key_is_refused(self):
         cache = ExecutableCache(2)
         with pytest.raises(TypeError, match="unhashable"):
@@ -305,23 +295,6 @@ class TestThreads:
         others_compile(pool, ExecutableCache(4), interrupted, Gate("A"))
         assert interrupted.calls == 1
 
-    @pytest.mark.parametrize("where", ["_store", "_make_room", "_weigh"])
-    def test_an_interrupt_outside_of_the_compile_lets_others_compile(
-        self, pool, monkeypatch, where
-    ):
-        cache, first = ExecutableCache(4, weigh=len), Gate("first")
-        plain = getattr(cache, where)
-        left = [KeyboardInterrupt()]
-
-        def interrupted(*args):
-            if left:
-                raise left.pop()
-            return plain(*args)
-
-        monkeypatch.setattr(cache, where, interrupted)
-        others_compile(pool, cache, first, Gate("other"))
-        assert not cache._flights
-
     def test_dropped_while_compiling_is_not_stored(self, pool):
         evicted = []
         cache = ExecutableCache(4, on_evict=lambda *item: evicted.append(item))
@@ -350,20 +323,6 @@ class TestThreads:
         new.opened.set()
         assert after.result(PATIENCE) == "new"
         assert list(dict(cache.items())) == ["a"]
-
-    def test_a_chain_of_compiles_is_no_deadlock(self, pool):
-        cache, gate = ExecutableCache(4), Gate("C")
-        (last,) = ask(pool, cache, "c", gate, threads=1)
-        middle = pool.submit(
-            cache.get_or_compile, "b", lambda: cache.get_or_compile("c", never) + "B"
-        )
-        wait_for(cache, "c", 1)
-        first = pool.submit(
-            cache.get_or_compile, "a", lambda: cache.get_or_compile("b", never) + "A"
-        )
-        wait_for(cache, "b", 1)
-        gate.opened.set()
-        assert [f.result(PATIENCE) for f in (first, middle, last)] == ["CBA", "CB", "C"]
 
     def test_under_load_every_ask_is_answered_and_counted(self, pool):
         compiled, evicted = [], []

@@ -100,29 +100,6 @@ def test_of_what_was_only_explained_or_is_refused_nothing_goes() -> None:
     assert len(executor.stats().programs) == 1 and executor.stats().evictions == 3
 
 
-def test_static_sizes_that_vary_leave_nothing() -> None:
-    fn = Traced()
-    executor = executor_of(fn)
-    sizes = range(1, 101)
-    for size in sizes:
-        executor(ramp(3, size), 1)
-    (signature,) = executor._engine.signer.signatures()
-    assert sum(fn.alive) == 2 and len(executor.stats().programs) == 2
-    assert len(signature._traced._traced) < len(sizes) and len(signature._news._served) == 2
-
-
-def test_ways_to_serve_calls_go_too() -> None:
-    executor = executor_of(Traced())
-    gc.collect()
-    before = len(jax.live_arrays())
-    for k in range(100):
-        executor(np.ones((3, 2), np.float32), k)
-    gc.collect()
-    assert len(jax.live_arrays()) - before < 50  # each way has one, the sizes on the device
-    assert executor.stats().calls == 100
-    assert sum(executor.stats().size_counts["b"].values()) == 100
-
-
 CONFIGURED: dict[str, Callable[[BucketedExec], BucketedExec]] = {
     "background": lambda e: e.with_background_compile(),
     "bytes": lambda e: e.with_maxsize(None, max_bytes=1),

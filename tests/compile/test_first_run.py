@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,53 +140,6 @@ def test_at_an_exact_shape_nothing_runs(runs: list[Any]) -> None:
     executor = BucketedExec(dense, dynamic_axes=(None, "b, _"))
     executor.warmup(W, ramp(5, 3), progress=False, first_run=True)
     assert not runs and executor.cache_size() == 1
-
-
-def test_donated_arguments(runs: list[Any]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        executor = warmed_up(lambda w, x: (w + (x.sum() * 2), x * 2), donate_argnums=(0, 1))
-        assert [error for _, error in runs] == [None, None]
-        w, x = jnp.asarray(W), jnp.asarray(ramp(3, 3))
-        total, doubled = executor(w, x)
-    assert w.is_deleted() and x.is_deleted()
-    np.testing.assert_allclose(total, W + 2 * ramp(3, 3).sum(), rtol=1e-6)
-    np.testing.assert_array_equal(doubled, 2 * ramp(3, 3))
-
-
-def test_constants_by_the_logical_size(runs: list[Any]) -> None:
-    """They are arguments of the executable, beside the sizes."""
-
-    def positions(w: Any, x: Any) -> Any:
-        return x @ w + np.arange(x.shape[0], dtype=np.float32)[:, None]
-
-    executor = warmed_up(positions)
-    assert [error for _, error in runs] == [None, None]
-    assert_like_jit(executor, positions, W, ramp(3, 3))
-
-
-def test_an_error_of_the_first_run_is_nobodys(runs: list[Any]) -> None:
-    def ratio(w: Any, x: Any) -> Any:
-        return (x @ w) / x.sum()
-
-    jax.config.update("jax_debug_nans", True)
-    try:
-        executor = warmed_up(ratio)
-        assert len(runs) == 2 and all(error is not None for _, error in runs)  # 0 / 0
-        assert_like_jit(executor, ratio, W, np.ones((3, 3), np.float32))
-    finally:
-        jax.config.update("jax_debug_nans", False)
-
-
-def test_keys_are_not_made_up(runs: list[Any]) -> None:
-    key = jax.random.key(0)
-
-    def noisy(key: Any, x: Any) -> Any:
-        return x + jax.random.normal(key, x.shape)
-
-    executor = warmed_up(noisy, key)
-    assert all(isinstance(error, TypeError) for _, error in runs)
-    assert_like_jit(executor, noisy, key, ramp(3, 3))
 
 
 def test_in_the_background_it_comes_before_anybody_gets_the_executable(

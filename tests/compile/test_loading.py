@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import math
 import os
 import re
@@ -26,9 +25,7 @@ from bucketjit import BucketedExec, Check
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files import environment, record, stored
 from bucketjit._compile.files.directory import SUFFIX
-from bucketjit._compile.kernel import Kernel
 from bucketjit._jax import compiler
-from bucketjit._jax.devices import device_list
 from bucketjit.errors import CompileBudgetError, PersistenceWarning, SpecError
 
 
@@ -131,20 +128,6 @@ def test_what_is_loaded_goes_with_its_executor(kept, live_executables):
     assert live_executables() == before
 
 
-def test_the_same_program_under_another_name_is_loaded(kept):
-    def elsewhere(x):
-        return jnp.tanh(x).sum(axis=0)
-
-    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
-    assert kept.did(kept(elsewhere), (rows(3, 2),)) == (0, 1)
-    [file] = kept.files()
-    file.write_bytes(file.read_bytes()[:-1])
-    with pytest.warns(PersistenceWarning, match="is damaged"):
-        assert kept.did(kept(elsewhere), (rows(3, 2),)) == (1, 0)
-    assert kept.did(kept(), (rows(3, 2),)) == (0, 1)
-    assert len(kept.files()) == 1
-
-
 def test_exact_shapes_are_loaded_too(kept):
     fn = jax.value_and_grad(lambda w, x: ((x @ w) ** 2).mean())
     calls = [(rows(3), rows(n, 3)) for n in (5, 6)]
@@ -220,22 +203,6 @@ def test_donated_arguments_are_given_away(kept):
     assert kept.did(executor) == (0, 1)
 
 
-def test_static_leaves_are_held_to_their_types(kept):
-    """Dtype, shape and weak type: what ``jit`` would trace anew is traced anew."""
-
-    def scaled(a, x):
-        return x.astype(jnp.float16) * a
-
-    x = rows(3, 2)
-    scales = [2.0, np.float32(2), 2, jnp.float16(3), np.ones(2, np.float32), np.ones((1, 2), "i4")]
-    for expected in ((6, 0), (0, 6)):
-        executor = kept(scaled)
-        for _ in range(2):
-            for a in scales:
-                same(executor(a, x), jax.jit(scaled)(a, x))
-        assert kept.did(executor) == expected
-
-
 def test_calls_placed_in_another_way(kept):
     device = jax.devices()[0]
     here = jax.device_put(rows(2), device)
@@ -294,44 +261,6 @@ def test_loads_need_no_budget(kept):
     same(executor(rows(4, 2)), pooled(rows(4, 2)))
     with pytest.raises(CompileBudgetError):
         executor(rows(5, 2))
-
-
-def test_what_stands_in_gives_way_to_what_is_in_files(kept):
-    sizes = (64, 3, 9)
-    kept.did(kept(), *[(rows(n, 2),) for n in sizes])
-    executor = kept().with_background_compile().with_maxsize(3)
-    with executor.forbid_compiles():
-        for _ in range(2):
-            for n in (*sizes, 17):
-                same(executor(rows(n, 2)), pooled(rows(n, 2)))
-                assert executor.wait_for_compiles(60)
-        assert [dict(b.sizes) for b in executor.stats().buckets] == [
-            {"batch": n} for n in (64, 4, 16)
-        ]
-    assert (executor.stats().compiles, executor.stats().loads) == (0, 3)
-    assert [e.sizes["batch"] for e in kept.events if e.kind == "budget"] == [32]  # told once
-    for _ in range(3):  # now it may be compiled
-        same(executor(rows(17, 2)), pooled(rows(17, 2)))
-        assert executor.wait_for_compiles(60)
-    assert executor.stats().compiles == 1
-    assert executor.stats().evictions == 1
-    with executor.forbid_compiles():  # and is read again, since it had to go
-        for n in (*sizes, 17, *sizes, *sizes):
-            same(executor(rows(n, 2)), pooled(rows(n, 2)))
-            assert executor.wait_for_compiles(60)
-    assert executor.stats().compiles == 1 and executor.stats().loads > 3
-
-
-def test_eviction_frees_what_was_loaded(kept):
-    calls = [(rows(2**k, 2),) for k in range(1, 7)]
-    kept.did(kept(), *calls)
-    gc.collect()
-    client = jax.devices()[0].client
-    before = len(client.live_executables())
-    executor = kept().with_maxsize(1)
-    assert kept.did(executor, *calls) == (0, 6)
-    gc.collect()
-    assert len(client.live_executables()) <= before + 1
 
 
 def test_one_load_for_many_threads(kept):
@@ -409,23 +338,6 @@ def test_a_constant_that_is_written_to(kept):
         table[0] = value
         for n in (3, 9):
             kept.did(kept(fn), (rows(n, 4),))
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_constant_that_is_written_to_while_it_is_compiled(kept, monkeypatch, exact):
-    """A program of a bucket has its own; that of an exact shape has the user's, as in ``jit``."""
-    table = np.ones(4, np.float32)
-    build = Kernel.build
-
-    def meddled(kernel):
-        built = build(kernel)
-        table[0] = 7
-        return built
-
-    monkeypatch.setattr(Kernel, "build", meddled)
-    same(kept(lambda x: x + table, exact=exact)(rows(3, 4)), rows(3, 4) + 1)
-    told = [e.detail for e in kept.events if e.kind == "unstored"]
-    assert len(told) == exact and all("was changed meanwhile" in why for why in told)
 
 
 @pytest.mark.parametrize("where", ["literal", "inner program", "inner constant"])
@@ -633,26 +545,6 @@ def test_the_file_of_another_function_is_not_run(kept, tmp_path):
     assert "not that of its contents" in told.detail
 
 
-def test_bytes_that_load_and_do_not_run(kept):
-    """XLA on CPU reads what it wrote of an executable that it had read, but lacks its code."""
-    kept.did(kept(), (rows(3, 2),))
-    [path] = kept.files()
-    found, raw = record.unpack(path.read_bytes())
-    devices = device_list((jax.devices()[0],))
-    client = jax.devices()[0].client
-    again = client.serialize_executable(
-        client.deserialize_executable(raw, executable_devices=devices)
-    )
-    path.write_bytes(record.pack(found, bytes(again)))
-    kept.events.clear()
-    executor = kept()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PersistenceWarning)
-        compiles, loads = kept.did(executor, (rows(3, 2),), (rows(4, 2),))
-    assert loads == 1 and compiles == kept.kinds().count("damaged")
-    assert bool(compiles) != path.exists()
-
-
 # --- directories --------------------------------------------------------------------------------
 
 
@@ -766,44 +658,6 @@ def test_the_directory_of_jax_is_used(cache_of_jax):
     assert (without.stats().compiles, without.stats().loads) == (1, 0)
 
 
-@pytest.mark.parametrize(("seconds", "loads"), [(1.0, 1), (60.0, 0)])
-def test_quick_compiles_are_kept_unless_the_directory_is_for_longer_ones(
-    cache_of_jax, seconds, loads
-):
-    """One second is what JAX has by default."""
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    for expected in (0, loads):
-        executor = BucketedExec(pooled).with_pow2()
-        executor(rows(3, 2))
-        assert executor.stats().loads == expected
-
-
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_what_jax_had_in_its_cache_is_kept_too(kept, cache_of_jax, seconds):
-    assert kept.did(kept().with_persistence(None), (rows(3, 2),)) == (1, 0)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-    for again in (kept(), BucketedExec(pooled).with_pow2()):  # in a directory of its own, and here
-        assert again(rows(3, 2)).shape == (2,)
-        assert again.stats().compiles == 1
-        again.cache_clear()
-        again(rows(3, 2))
-        assert (again.stats().compiles, again.stats().loads) == (0, 1)
-
-
-def test_a_damaged_file_is_made_again_of_what_jax_has(cache_of_jax):
-    def did() -> tuple[int, int]:
-        executor = BucketedExec(pooled).with_pow2()
-        executor(rows(3, 2))
-        return executor.stats().compiles, executor.stats().loads
-
-    assert did() == (1, 0)
-    [path] = (cache_of_jax / "bucketjit").glob("*.bjx")
-    path.write_bytes(b"damaged")
-    with pytest.warns(PersistenceWarning, match="is made again"):
-        assert did() == (1, 0)
-    assert did() == (0, 1)
-
-
 def test_what_jax_had_in_its_cache_is_not_written_again(kept, cache_of_jax, monkeypatch):
     """As on an accelerator, whose client is not known to keep the bytes."""
     monkeypatch.setattr(compiler, "_is_cpu_of_one_host", lambda client: False)
@@ -812,30 +666,6 @@ def test_what_jax_had_in_its_cache_is_not_written_again(kept, cache_of_jax, monk
     assert kept.files() == []
     [told] = [e.detail for e in kept.events if e.kind == "unstored"]
     assert "from JAX's own cache" in told
-
-
-def test_a_directory_of_jax_that_cannot_be_used_is_no_cause_for_a_warning(cache_of_jax):
-    (cache_of_jax / "bucketjit").mkdir()
-    (cache_of_jax / "bucketjit").chmod(0o777)
-    told = []
-    executor = BucketedExec(pooled).with_pow2().with_on_event(told.append)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        executor(rows(3, 2))
-    assert [e.kind for e in told] == ["signature", "distrusted", "distrusted", "compile"]
-
-
-def test_a_nan_is_told_of_as_by_jit(kept):
-    def logarithm(x):
-        return jnp.log(x) * 2
-
-    for executor in (kept(logarithm), kept(logarithm)):
-        executor(rows(3, 2) + 1)
-        with jax.debug_nans(True):
-            for _ in range(2):
-                with pytest.raises(FloatingPointError, match="encountered in log"):
-                    executor(-rows(3, 2) - 1)
-    assert executor.stats().loads == 1
 
 
 def test_what_is_larger_than_all_files_may_be_is_told_of(kept):
@@ -853,17 +683,6 @@ def test_an_error_of_the_function_is_its_own(kept):
     with pytest.raises(ZeroDivisionError, match="of the function"):
         kept(broken, exact=True)(rows(3, 2))
     assert kept.events == []
-
-
-@pytest.mark.parametrize("name", ["context_of_keys", "serialized"])
-def test_a_failure_inside_breaks_no_call(kept, monkeypatch, name):
-    def fail(*_):
-        raise AttributeError("JAX has changed")
-
-    monkeypatch.setattr(stored, name, fail)
-    assert kept.did(kept(), (rows(3, 2),)) == (1, 0)
-    [told] = [e.detail for e in kept.events if e.kind == "unstored"]
-    assert "AttributeError: JAX has changed" in told
 
 
 def test_the_thresholds_of_jax_are_kept(cache_of_jax):

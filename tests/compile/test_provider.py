@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import io
 import itertools
 import logging
-import math
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import unittest.mock
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +25,6 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._compile.provider import ExecutableProvider
-from bucketjit._stages import requests as requested_sizes
 from bucketjit._stages import warmup
 from bucketjit.errors import (
     CompileBudgetError,
@@ -102,22 +97,6 @@ def test_warm_up_leaves_nothing_to_compile(
         assert_like_jit(executor, spread, PARAMS, ramp(n, 3))
 
 
-def test_warm_up_of_several_variables() -> None:
-    fn = lambda x, y: x @ y  # noqa: E731
-    like = (np.zeros((2, 3), np.float32), np.zeros((3, 4), np.float32))
-    executor = BucketedExec(fn, dynamic_axes=("a, b", "b, c")).with_pow2()
-    report = executor.warmup(*like, sizes={"a": [3, 5], "b": 9}, progress=False)
-    assert list(map(dict, report.compiled)) == [
-        {"a": 8, "b": 16, "c": 4},
-        {"a": 4, "b": 16, "c": 4},
-    ]
-    report = executor.warmup(*like, sizes=[{"a": 3, "b": 9}, {"c": 2, "a": 2}], progress=False)
-    assert list(map(dict, report.compiled)) == [{"a": 2, "b": 4, "c": 2}]
-    assert list(map(dict, report.present)) == [{"a": 4, "b": 16, "c": 4}]
-    with executor.forbid_compiles():
-        assert_like_jit(executor, fn, ramp(4, 15), ramp(15, 3))
-
-
 def test_warm_up_of_containers_keywords_sizes_and_static_arguments() -> None:
     def fn(d: Any, k: int, how: str, *, y: Any) -> Any:
         return d["x"] * k + y.sum(), jnp.arange(k) if how == "a" else None
@@ -167,40 +146,6 @@ def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
     both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
     with pytest.raises(SpecError, match="for sizes of one dimension, and these arguments have"):
         both.warmup(np.zeros((1, 4), np.float32), sizes=plan)
-
-
-def test_warm_up_by_a_strategy_of_ones_own() -> None:
-    class Own:
-        boundaries = (8, 16)
-
-        def bucket(self, size: int) -> int:
-            return -(-size // 8) * 8
-
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b").with_strategy(Own())
-    for sizes in ({"b": Own()}, Own()):
-        executor.warmup(ramp(1), sizes=sizes, progress=False)
-        assert sorted(b.sizes["b"] for b in executor.stats().buckets) == [8, 16]
-
-
-@pytest.mark.parametrize("counts", [itertools.count(1), itertools.repeat(3)])
-def test_sizes_without_end(counts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requested_sizes, "_MOST_DICTS", 100)
-    executor = BucketedExec(lambda x: x * 2).with_pow2()
-    with pytest.raises(SpecError, match="more than 100 dicts are too many"):
-        executor.warmup(ramp(1), sizes=({"batch": n} for n in counts), progress=False)
-    sizes = ({"batch": n} for n in itertools.islice(counts, 100))
-    assert executor.warmup(ramp(1), sizes=sizes, progress=False).compiled
-
-
-def test_warm_up_by_strategies_with_a_largest_bucket() -> None:
-    both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
-    both = both.with_pow2("b", min=4, max=16).with_linear(8, "s", max=20)
-    sizes = {"b": strategies.Pow2(min=4, max=16), "s": strategies.Linear(8, max=20)}
-    report = both.warmup(np.zeros((1, 4), np.float32), sizes=sizes, progress=False)
-    assert len(report.compiled) == 9
-    with both.forbid_compiles():
-        for b, s in ((1, 1), (5, 9), (16, 20)):
-            np.testing.assert_allclose(both(ramp(b, s)), 2 * ramp(b, s))
 
 
 @pytest.mark.parametrize(
@@ -271,25 +216,6 @@ def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
     ]
 
 
-def test_a_warm_up_that_is_cleared_says_so() -> None:
-    compiled = []
-
-    def clear_at_the_second(event: Event) -> None:
-        compiled.extend([event] * (event.kind == "compile"))
-        if len(compiled) == 2:
-            executor.cache_clear()
-
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(clear_at_the_second)
-    report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8]}, workers=1, progress=False)
-    assert report.cleared and [b["batch"] for b in report.evicted] == [8, 4]
-    head, *lines = str(report).splitlines()
-    assert head.endswith(" s; the cache was cleared meanwhile")
-    assert lines == [
-        "  evicted batch=8: the cache was cleared",
-        "  evicted batch=4: the cache was cleared",
-    ]
-
-
 def test_warm_up_without_a_strategy_compiles_sizes() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
     report = executor.warmup(ramp(1), sizes={"batch": [3, 5]}, progress=False)
@@ -319,32 +245,6 @@ def test_warm_up_without_a_strategy_of_what_has_no_names(axes: Any) -> None:
             np.testing.assert_allclose(executor(ramp(n, 3), ramp(3, 2)), ramp(n, 3) @ ramp(3, 2))
     with pytest.raises(SpecError, match="no open axis; name those that vary in dynamic_axes"):
         BucketedExec(jnp.exp).warmup(np.float32(3), sizes={"batch": 4})
-
-
-def test_warm_up_without_a_strategy_finds_out_what_varies() -> None:
-    def looped(x: Any, y: Any) -> Any:
-        return unrolled(x) + y.sum()
-
-    for fn, varies in ((looped, True), (by_weights, False)):
-        executor = BucketedExec(fn)
-        sizes = {"batch": iter([3, 5])}
-        report = executor.warmup(ramp(4, 4), ramp(4, 4), sizes=sizes, progress=False)
-        assert len(report.compiled) == 2 and not report.failed
-        with executor.forbid_compiles():
-            for n in (3, 5):
-                executor(ramp(n, 4), ramp(n if varies else 4, 4))
-
-
-@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
-@pytest.mark.parametrize("strategy", [strategies.Exact(), strategies.Pow2()])
-def test_warm_up_of_sizes_that_are_neither_named_nor_traced(strategy: Any) -> None:
-    executor = BucketedExec(lambda x, y: (unrolled(x), unrolled(y))).with_strategy(strategy)
-    sizes = {"batch": [3, 4], "batch_1": 7}
-    report = executor.warmup(ramp(3, 2), ramp(5, 2), sizes=sizes, progress=False)
-    assert not report.failed and len(report.compiled) == 2
-    with executor.forbid_compiles():
-        for n in (3, 4):
-            assert_same(executor(ramp(n, 2), ramp(7, 2))[0], unrolled(jnp.asarray(ramp(n, 2))))
 
 
 def test_warm_up_of_sizes_that_no_array_can_have() -> None:
@@ -411,26 +311,6 @@ def test_a_time_budget_ends_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not report.compiled and len(report.left) == 7
 
 
-def test_a_time_budget_ends_the_look_up_of_sizes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warmup, "_LOOKED_UP_AT_LEAST", 0)
-    traces = []
-
-    def by_row(x: Any) -> Any:
-        traces.append(x.shape)
-        return unrolled(x)
-
-    executor = BucketedExec(by_row, dynamic_axes="n, _").with_pow2()
-    ask = {"sizes": {"n": [5, 3, 4]}, "progress": False}
-    report = executor.warmup(ramp(2, 2), time_budget=0, **ask)
-    assert not report.compiled and [s["n"] for s, _ in report.exact] == [5]
-    assert [s["n"] for s in report.left] == [5, 3, 4]
-    report = executor.warmup(ramp(2, 2), **ask)
-    assert {s["n"] for s in report.compiled} == {3, 4, 5} and not report.left
-    before = len(traces)
-    assert len(executor.warmup(ramp(2, 2), **ask).present) == 3
-    assert len(traces) <= before + 1  # at the size of the example: what runs exact is known
-
-
 def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     executor = BucketedExec(jnp.cos).with_pow2()
     executor.warmup(ramp(1), sizes={"batch": [1, 2]}, workers=1)
@@ -440,32 +320,6 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}, progress=False)
     assert capsys.readouterr().err == ""
-
-
-class FullDisk(io.StringIO):
-    """A terminal, or none, that nothing can be written to."""
-
-    def __init__(self, is_terminal: bool) -> None:
-        super().__init__()
-        self._is_terminal = is_terminal
-
-    def isatty(self) -> bool:
-        return self._is_terminal
-
-    def write(self, text: str) -> int:
-        raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("stream", [None, FullDisk(True), FullDisk(False), "closed"])
-def test_no_progress_is_told_where_there_is_no_standard_error(
-    stream: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if stream == "closed":
-        stream = io.StringIO()
-        stream.close()
-    monkeypatch.setattr(sys, "stderr", stream)
-    executor = BucketedExec(jnp.cos).with_pow2()
-    assert len(executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}).compiled) == 3
 
 
 @pytest.mark.parametrize(
@@ -491,32 +345,6 @@ def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:
     np.testing.assert_allclose(executor(ramp(3)), np.cos(ramp(3)), rtol=1e-5)
 
 
-def test_a_function_that_raises_at_one_size_is_warmed_up_for_others() -> None:
-    def picky(x: Any) -> Any:
-        if x.shape[0] == 7:
-            raise ValueError("seven")
-        return x * 2
-
-    executor = BucketedExec(picky).with_pow2()
-    report = executor.warmup(ramp(3), sizes={"batch": [3, 7, 20]}, progress=False)
-    assert [b["batch"] for b in report.compiled] == [32, 4]
-    assert [(s["batch"], why) for s, why in report.failed] == [(7, "ValueError: seven")]
-
-
-def test_warm_up_of_what_cannot_be_masked() -> None:
-    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
-    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 4, 9]}, workers=1, progress=False)
-    assert not report.failed and [s["n"] for s, _ in report.exact] == [3, 4, 9]
-    assert [s["n"] for s in report.compiled] == [9, 4, 3]
-    there = executor.warmup(ramp(3, 3), sizes={"n": [3, 4]}, progress=False)
-    assert (there.compiled, len(there.present), len(there.exact)) == ((), 2, 2)
-    with executor.forbid_compiles(), pytest.warns(FallbackWarning):
-        for n in (3, 4, 9):
-            assert_same(executor(np.eye(n)), jnp.linalg.eigh(np.eye(n)))
-        with pytest.raises(CompileBudgetError):
-            executor(np.eye(5))
-
-
 def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warmup, "_LOOKED_UP_AT_LEAST", 60)
     executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
@@ -536,32 +364,6 @@ def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.Monkey
     assert [s["n"] for s in report.compiled] == [20, 9, 3] and not report.left
 
 
-def test_a_warm_up_tells_of_what_was_refused_once(capsys: pytest.CaptureFixture[str]) -> None:
-    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n").with_pow2()
-    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9, 3]}, workers=1)
-    assert [s["n"] for s, _ in report.exact] == [3, 9]
-    lines = capsys.readouterr().err.splitlines()
-    refused = [line for line in lines if "cannot be masked, and runs exact: n=" in line]
-    assert len(refused) == 2 and not any("failed" in line for line in lines)
-    spent = CompileBudget(seconds=1e-9)  # on finding out
-    executor = BucketedExec(jnp.linalg.eigh, dynamic_axes="n, n", compile_budget=spent).with_pow2()
-    report = executor.warmup(ramp(3, 3), sizes={"n": [3, 9, 17]}, workers=1, progress=False)
-    assert [s["n"] for s, _ in report.failed] == [17, 9, 3] and len(report.exact) == 3
-
-
-def test_a_warm_up_tells_what_it_drives_out_and_what_it_loads(tmp_path: Any) -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_persistence(tmp_path).with_maxsize(3)
-    sizes = [4, 8, 16, 32, 64]
-    report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
-    assert (len(report.compiled), report.loaded, len(report.evicted)) == (5, 0, 2)
-    report = executor.warmup(ramp(1), sizes={"batch": sizes}, workers=1, progress=False)
-    assert [b["batch"] for b in report.present] == [4, 8, 16]
-    assert (len(report.compiled), report.loaded) == (2, 2)
-    assert {b["batch"] for b in report.evicted} == {*sizes} - {
-        b["batch"] for b in buckets(executor)
-    }
-
-
 def test_warm_ups_at_the_same_time_report_what_each_compiled() -> None:
     executor = BucketedExec(lambda x: jnp.tanh(x) * 2).with_pow2()
     ask = {"sizes": {"batch": [4, 8, 16, 32]}, "progress": False}
@@ -569,24 +371,6 @@ def test_warm_ups_at_the_same_time_report_what_each_compiled() -> None:
         reports = list(pool.map(lambda _: executor.warmup(ramp(1), **ask), range(4)))
     assert sum(len(r.compiled) for r in reports) == executor.stats().compiles == 4
     assert sum(len(r.present) for r in reports) == 12
-
-
-def test_a_cleared_cache_ends_a_warm_up() -> None:
-    go, begun = threading.Event(), threading.Event()
-    executor = BucketedExec(jnp.tanh, compile_budget=5).with_pow2()
-    executor = executor.with_rules({jax.lax.tanh_p: slow_rule(go, begun)})
-    reports = []
-    ask = {"sizes": {"batch": [4, 8, 16, 32]}, "workers": 1, "progress": False}
-    thread = threading.Thread(target=lambda: reports.append(executor.warmup(ramp(1), **ask)))
-    thread.start()
-    assert begun.wait(60)
-    executor.cache_clear()
-    go.set()
-    thread.join(60)
-    [report] = reports
-    assert len(report.left) == 3 and executor.cache_size() == 0
-    assert len(executor.warmup(ramp(1), **ask).compiled) == 4
-    assert executor.cache_size() == 4
 
 
 def test_warm_up_of_what_must_not_run_exact() -> None:
@@ -617,24 +401,6 @@ def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> 
     assert xla_compiles() == before
     executor(ramp(3))  # another placement is another compile, and counted
     assert xla_compiles() - before == 1 and executor.stats().compiles == 3
-
-
-@pytest.mark.parametrize("policy", ["exact"])
-def test_joint_plans_and_sizes_beyond_them(policy: str) -> None:
-    plan = Boxes({"b": 4, "s": 16}, {"b": 8, "s": 16})
-    fn = lambda x: jnp.cumsum(x, axis=1)  # noqa: E731
-    executor = BucketedExec(fn, dynamic_axes="b, s").with_plan(plan).with_overflow(policy, "b")
-    for b, s in ((3, 9), (9, 9), (20, 16)):
-        assert_like_jit(executor, fn, ramp(b, s))
-        with pytest.raises(bucketjit.errors.BucketOverflowError):
-            executor(ramp(b, 17))
-    sizes = {tuple(b.values()) for b in buckets(executor)}
-    assert (
-        sizes
-        == {
-            "exact": {(4, 16), (9, 16), (20, 16)},
-        }[policy]
-    )
 
 
 # --- contexts of JAX, which hold for one thread -------------------------------------------------
@@ -678,21 +444,6 @@ def test_the_background_compiles_for_the_context_of_the_call(name: str) -> None:
         executor.wait_for_compiles()
     for n in (9, 3):
         assert_like_jit(executor, row_sums, np.arange(3.0 * n).reshape(n, 3))
-
-
-def test_a_context_that_cannot_be_handed_over() -> None:
-    """Nothing tells which contexts users have made."""
-    context = jax.make_user_context(None)
-    executor = BucketedExec(row_sums, dynamic_axes="b, _").with_pow2().with_background_compile()
-    x = np.arange(9.0).reshape(3, 3)
-    with context("mine"):
-        report = executor.warmup(x, progress=False)
-        assert [why for _, why in report.failed if "make_user_context" in why]
-        executor(np.ones((9, 3)))
-        for _ in range(2):
-            assert_like_jit(executor, row_sums, x)
-            executor.wait_for_compiles()
-        assert executor.cache_size() == 2  # the second call has compiled its own
 
 
 # --- in the background -------------------------------------------------------------------------
@@ -902,19 +653,6 @@ for n in (64, 1, 2, 4, 8, 16, 32):
 """
 
 
-@pytest.mark.parametrize("timeout", [float("inf"), 1e300, threading.TIMEOUT_MAX])
-def test_to_wait_for_ever(timeout: float) -> None:
-    executor = BucketedExec(jnp.exp).with_pow2()
-    executor = executor.with_rules({jax.lax.exp_p: slow_rule(go := threading.Event())})
-    executor = executor.with_background_compile()
-    go.set()
-    executor(ramp(64))
-    go.clear()
-    executor(ramp(3))
-    threading.Timer(0.2, go.set).start()
-    assert executor.wait_for_compiles(timeout) and executor.cache_size() == 2
-
-
 def test_who_waits_while_the_interpreter_ends_waits_for_nothing() -> None:
     done = run(_WAITS_AT_EXIT)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
@@ -944,45 +682,6 @@ os._exit(0)  # as multiprocessing ends its processes; XLA's own end is for one w
 def test_a_fork_compiles_in_the_background_where_xla_can(when: str, buckets: str) -> None:
     done = run(_FORKS, when)
     assert (done.returncode, done.stdout) == (0, f"[2. 2. 2.] True\n{buckets}\n"), done.stderr
-
-
-def test_a_thread_that_does_not_start_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile()
-    executor(ramp(64))
-    with monkeypatch.context() as patched:
-        failing = RuntimeError("can't start new thread")
-        patched.setattr(threading.Thread, "start", unittest.mock.Mock(side_effect=failing))
-        assert_same(executor(ramp(8)), jnp.exp(ramp(8)))
-        assert executor.wait_for_compiles(60) and buckets(executor) == [{"batch": 64}]
-        patched.setattr(
-            threading.Thread, "start", unittest.mock.Mock(side_effect=KeyboardInterrupt)
-        )
-        with pytest.raises(KeyboardInterrupt):
-            executor(ramp(8))
-    for n in (8, 3):
-        executor(ramp(n))
-        assert executor.wait_for_compiles(60)
-    assert buckets(executor) == [{"batch": 64}, {"batch": 8}, {"batch": 4}]
-
-
-def test_a_thread_outlives_what_ends_others() -> None:
-    told: list[Event] = []
-    main = threading.current_thread()
-
-    def listen(event: Event) -> None:
-        told.append(event)
-        if event.kind == "compile" and threading.current_thread() is not main:
-            raise asyncio.CancelledError("stop")
-
-    executor = BucketedExec(jnp.exp).with_pow2().with_background_compile()
-    executor = executor.with_on_event(listen)
-    for n in (64, 8, 3):
-        assert_same(executor(ramp(n)), jnp.exp(ramp(n)))
-        assert executor.wait_for_compiles(60)
-    assert [dict(e.sizes) for e in told if e.kind == "error"] == [{"batch": 8}, {"batch": 4}]
-    for n in (8, 3):  # now by the calls that need them
-        executor(ramp(n))
-    assert buckets(executor) == [{"batch": 64}, {"batch": 8}, {"batch": 4}]
 
 
 def test_for_an_executor_that_is_gone_nothing_is_begun(
@@ -1066,61 +765,6 @@ def test_a_compile_that_fails_is_not_counted() -> None:
         executor(ramp(4))
 
 
-def test_an_exact_shape_without_names_is_told_by_what_is_likely_to_vary() -> None:
-    def apply(weights: Any, batch: Any, rows: Any = None) -> Any:
-        found = sum(w.sum() for w in weights) + batch["last"].sum()
-        return found if rows is None else found + rows
-
-    weights = [ramp(2) for _ in range(100)]
-    executor = BucketedExec(apply, compile_budget=1).with_exact()
-    executor(weights, {"last": ramp(3)})
-    with pytest.raises(CompileBudgetError) as error:
-        executor(weights, {"last": ramp(4)})
-    asked, found = str(error.value).split("The nearest compiled exact shape is ")
-    assert "needs the exact shape weights[93][0]=2, weights[94][0]=2, " in asked
-    assert "weights[99][0]=2, batch['last'][0]=4, which is not compiled" in asked
-    assert "batch['last'][0]=3." in found
-    assert all(len(bucket.sizes) == 8 for bucket in executor.stats().buckets)
-    known = BucketedExec(apply).with_exact()
-    known(weights, {"last": ramp(3)}, ramp(5, 2))
-    [bucket] = known.stats().buckets
-    assert bucket.sizes == {"rows[0]": 5, "rows[1]": 2}
-    with known.forbid_compiles(), pytest.raises(CompileBudgetError, match="of other types or shap"):
-        known(weights, {"last": ramp(4)}, ramp(5, 2))
-
-
-def test_a_bucket_that_is_compiled_for_something_else_is_not_the_nearest() -> None:
-    executor = BucketedExec(lambda x: (x**2).mean()).with_pow2()
-    executor(ramp(3))
-    other = "of other types or shapes, for what this call is a derivative of, or for sizes at"
-    with executor.forbid_compiles():
-        for call in (jax.grad(executor), lambda x: executor(x.astype(np.int32))):
-            with pytest.raises(CompileBudgetError, match=other) as e:
-                call(ramp(3))
-            assert "nearest" not in str(e.value)
-    jax.grad(executor)(ramp(3))
-    with executor.forbid_compiles():
-        np.testing.assert_allclose(jax.grad(executor)(ramp(4)), ramp(4) / 2)
-
-
-def test_a_bucket_of_sizes_at_which_the_function_does_something_else() -> None:
-    def fn(x: Any) -> Any:
-        for _ in range(math.isqrt(int(x.shape[0]))):
-            x = jnp.sin(x)
-        return x
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    executor.warmup(ramp(32), sizes={"n": [32]})
-    with executor.forbid_compiles():
-        executor(ramp(28))
-        with pytest.raises(CompileBudgetError, match="or for sizes at which the function does"):
-            executor(ramp(20))
-    executor.warmup(ramp(32), sizes={"n": range(17, 33)})
-    with executor.forbid_compiles():
-        for n in range(17, 33):
-            np.testing.assert_allclose(executor(ramp(n)), fn(ramp(n)), rtol=1e-6)
-
-
 def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
     executor = BucketedExec(lambda x: x.sum(), check=Check.EXACT_ALWAYS).with_pow2()
     executor(ramp(3))
@@ -1129,55 +773,6 @@ def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
     assert "needs the exact shape batch=4" in str(error.value)
     assert str(error.value).endswith("explain() tells why calls run exact.")
     assert "The nearest compiled bucket is batch=4." in str(error.value)
-
-
-def test_a_compile_that_waits_and_may_not_be_done_has_not_failed() -> None:
-    go = threading.Event()
-    executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: slow_rule(go)})
-    executor = executor.with_background_compile()
-    go.set()
-    executor(ramp(60))
-    go.clear()
-    for n in (3, 5, 9):
-        executor(ramp(n))  # one compile is under way, two wait
-    with executor.forbid_compiles():
-        go.set()
-        assert executor.wait_for_compiles(60)
-        for n in (3, 5, 9):
-            np.testing.assert_allclose(executor(ramp(n)), np.tanh(ramp(n)), rtol=1e-6)
-    for n in (3, 5, 9):
-        executor(ramp(n))
-    assert executor.wait_for_compiles(60)
-    assert sorted(b["batch"] for b in buckets(executor)) == [4, 8, 16, 64]
-
-
-def test_what_failed_once_compiles_in_the_background_again() -> None:
-    failing = [True]
-
-    def rule(ctx: Any, x: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread() and failing:
-            raise MemoryError("planted")
-        return ctx.bind(x)
-
-    executor = BucketedExec(jnp.tanh).with_pow2().with_rules({jax.lax.tanh_p: rule})
-    executor = executor.with_background_compile().with_maxsize(2)
-    executor(ramp(60))
-    executor(ramp(3))
-    assert executor.wait_for_compiles(60)
-    failing.clear()
-    assert buckets(executor) == [{"batch": 64}]
-    executor(ramp(3))  # compiled by who asks for it
-    executor(ramp(60))
-    assert {"batch": 4} in buckets(executor)
-    executor(ramp(9))
-    assert executor.wait_for_compiles(60)
-    assert {"batch": 4} not in buckets(executor)
-    executor(ramp(60))
-    misses = executor.stats().misses
-    np.testing.assert_allclose(executor(ramp(3)), np.tanh(ramp(3)), rtol=1e-6)
-    assert executor.stats().misses == misses  # by a larger one, and not here
-    assert executor.wait_for_compiles(60)
-    assert {"batch": 4} in buckets(executor)
 
 
 def test_a_budget_that_warns_or_counts_seconds() -> None:
@@ -1195,29 +790,6 @@ def test_a_budget_that_warns_or_counts_seconds() -> None:
     executor(ramp(3))
     with pytest.raises(CompileBudgetError, match="1e-09 seconds"):
         executor(ramp(5))
-
-
-def test_a_budget_that_warns_is_not_exceeded_in_the_background() -> None:
-    go, told = threading.Event(), list[Event]()
-    budget = CompileBudget(2, action="warn")
-    executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2().with_on_event(told.append)
-    executor = executor.with_background_compile()
-    executor = executor.with_rules({jax.lax.tanh_p: slow_rule(go)})
-    go.set()
-    executor(ramp(64))
-    go.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for n in (3, 5, 9):  # all of which were affordable when they were asked for
-            np.testing.assert_allclose(executor(ramp(n)), np.tanh(ramp(n)), rtol=1e-6)
-        go.set()
-        assert executor.wait_for_compiles(60)
-        for _ in range(3):
-            for n in (3, 5, 9):
-                executor(ramp(n))
-        assert executor.wait_for_compiles(60)
-    assert executor.stats().compiles == 2 and len(buckets(executor)) == 2
-    assert [dict(e.sizes) for e in told if e.kind == "budget"] == [{"batch": 8}, {"batch": 16}]
 
 
 @pytest.mark.parametrize("limit", ["forbidden", "compiles", None])
@@ -1251,36 +823,6 @@ def test_what_jit_compiles_once_more_is_told_of(
         assert {"forbidden": "forbid_compiles", "compiles": "budget of 1 compiles"}[
             limit or ""
         ] in str(warned[0].message)
-
-
-@pytest.mark.filterwarnings("ignore::bucketjit.errors.CompileBudgetWarning")
-def test_who_may_compile_does_not_get_the_refusal_of_who_may_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    budget = CompileBudget(0, action="warn")
-    executor = BucketedExec(jnp.tanh, compile_budget=budget).with_pow2()
-    engine = executor._engine
-    call = engine.signer.sign((ramp(3),), {})
-    call = engine.resolve(call)
-    order = engine.requests.masked(call, {"batch": 4})
-    go, begun = threading.Event(), threading.Event()
-
-    def load(self: Any, order: Any) -> None:
-        begun.set()
-        assert go.wait(60)
-
-    monkeypatch.setattr(ExecutableProvider, "_load", load)
-    beside = {"first_run": False, "is_asked_for": False}
-    with ThreadPoolExecutor(2) as pool:
-        background = pool.submit(engine.provider.prepare, order, **beside)
-        assert begun.wait(60)
-        result = pool.submit(executor, ramp(3))
-        time.sleep(0.2)  # it waits for the other one by now, or comes later
-        go.set()
-        with pytest.raises(CompileBudgetError):
-            background.result(60)
-        np.testing.assert_allclose(result.result(60), np.tanh(ramp(3)), rtol=1e-6)
-    assert executor.stats().compiles == 1
 
 
 def test_no_compiles_at_all() -> None:
@@ -1361,12 +903,6 @@ def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None
         BucketedExec(jnp.exp).with_background_compile(0)
 
 
-def test_bounds_may_be_ints_of_numpy() -> None:
-    three = np.int64(3)
-    executor = BucketedExec(jnp.exp).with_maxsize(three, max_bytes=three)  # type: ignore[arg-type]
-    assert executor.cache_info().maxsize == 3
-
-
 # --- plans -------------------------------------------------------------------------------------
 
 
@@ -1395,18 +931,3 @@ def test_joint_plans_are_held_to_the_contract() -> None:
         BucketedExec(jnp.exp, dynamic_axes="n").with_plan(Small())(ramp(3))
     with pytest.raises(StrategyContractError, match="dims and bucket_of"):
         BucketedExec(jnp.exp).with_plan(Small)
-
-
-def test_a_warm_up_without_open_axes() -> None:
-    """Two dicts of arrays of several sizes are static, as dicts of weights are."""
-    executor = BucketedExec(lambda p, d: (d["x"] @ p["w"]).mean() * d["s"][0]).with_pow2()
-    p = {"w": np.ones(4, np.float32)}
-    d = {"x": np.ones((5, 4), np.float32), "s": np.ones(1, np.float32)}
-    assert executor.explain(p, d).kind == "exact"
-    report = executor.warmup(p, d, progress=False)
-    assert (len(report.compiled), report.exact, report.failed) == (1, (), ())
-    with executor.forbid_compiles():
-        assert executor(p, d) == 4
-    short = BucketedExec(lambda p, x: x @ p["w"]).with_pow2().warmup(d, progress=False)
-    [(_, why)] = short.failed
-    assert "missing 1 required positional argument" in why

@@ -14,6 +14,7 @@ def _report(outcomes: list[Outcome]) -> str:
     return "\n".join(f"{o.kind}: {o.reason}\n    {o.command}" for o in outcomes if o.kind in BAD)
 
 
+@pytest.mark.slow
 def test_mapped_over_an_open_batch_axis() -> None:
     outcomes = sweep("a", sample=MAPPED, seed=1, jobs=1)
     assert not _report(outcomes), _report(outcomes)

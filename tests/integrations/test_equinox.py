@@ -15,7 +15,7 @@ eqx = pytest.importorskip("equinox", reason="equinox is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
 
 import bucketjit  # noqa: E402
-from bucketjit.errors import ArgumentError, InlinedWarning, MissingExtraError, SpecError  # noqa: E402
+from bucketjit.errors import ArgumentError, MissingExtraError, SpecError  # noqa: E402
 from bucketjit.integrations.equinox import FilteredExec, filter_jit  # noqa: E402
 
 
@@ -71,22 +71,6 @@ def test_training_equals_that_of_equinox() -> None:
     assert len(stats.programs) == 1
 
 
-def test_gradients_of_it_run_in_buckets() -> None:
-    loss, model = filter_jit(loss_of), mlp()
-    wanted_of = eqx.filter_jit(eqx.filter_value_and_grad(loss_of))
-    for n in (5, 7, 6):
-        value, grads = eqx.filter_value_and_grad(loss)(model, *batch(n))
-        wanted, wanted_grads = wanted_of(model, *batch(n))
-        np.testing.assert_allclose(value, wanted, rtol=1e-5)
-        assert_close(grads, wanted_grads)
-        assert_close(eqx.filter_grad(loss)(model, *batch(n)), wanted_grads)
-    assert loss.stats().compiles <= 2  # the loss and its gradient, or the two at once
-    with pytest.warns(InlinedWarning) as told:
-        assert_close(eqx.filter_jit(loss)(model, *batch(5)), loss_of(model, *batch(5)))
-    assert told[0].filename == __file__  # and not a line of equinox
-    assert loss.stats().inlined_calls == 1
-
-
 def with_aux(model: Any, x: Any, mode: str) -> Any:
     out = jax.vmap(model)(x)
     told = {"rows": x.shape[0], "half": x.shape[0] / 2, "mode": mode, "p": 0.1, "is": True}
@@ -112,17 +96,6 @@ def test_results_may_hold_what_is_no_array() -> None:
     np.testing.assert_allclose(value, wanted, rtol=1e-5)
     assert_close(grads, wanted_grads)
     assert told["rows"] == 5 and told["mode"] == "a mode"
-
-
-def test_numbers_of_sizes_in_a_function_traced_at_concrete_sizes() -> None:
-    @filter_jit
-    def call(x: Any) -> Any:
-        return x.sum() + float(x.shape[0] * 0.5), x.shape[0], float(x.shape[0]) * 0.1, 7
-
-    for n in (3, 4, 7):
-        total, rows, tenth, seven = call(np.ones(n, np.float32))
-        assert float(total) == 1.5 * n and (rows, tenth, seven) == (n, n * 0.1, 7)
-    assert [p.kind for p in call.stats().programs] == ["paired"]
 
 
 class Normed(eqx.Module):
@@ -190,22 +163,6 @@ def test_an_int_is_a_size_where_dynamic_axes_say_so() -> None:
     for n in (3, 4):
         np.testing.assert_array_equal(grow(np.ones(n, np.float32), n), np.full(n, n))
     assert grow.stats().compiles == 1
-
-
-def test_donated_arguments() -> None:
-    for donate, first, second in (
-        ("all", True, True),
-        ("all-except-first", False, True),
-        ("none", False, False),
-    ):
-
-        @filter_jit(donate=donate)
-        def move(a: Any, b: Any, x: Any) -> Any:
-            return jax.tree.map(lambda p: p + x.sum(), eqx.filter((a, b), eqx.is_array))
-
-        a, b = eqx.nn.Linear(2, 2, key=key()), eqx.nn.Linear(2, 2, key=key(1))
-        move(a, b, np.ones(3, np.float32))
-        assert (a.weight.is_deleted(), b.weight.is_deleted()) == (first, second)
 
 
 def test_warmup_builders_and_dynamic_axes_with_an_entry_for_the_model() -> None:

@@ -98,18 +98,6 @@ def test_a_selection_of_what_a_module_returns() -> None:
     assert function.stats().fallback_calls == 0
 
 
-def test_dropout_draws_what_it_draws_without_padding() -> None:
-    def draw(drop: Any, x: Any) -> Any:
-        return drop(x)
-
-    results = []
-    for decorate in (nnx.jit, jit):
-        drop, call = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), decorate(draw)
-        results.append([np.asarray(call(drop, np.ones((3, 4), np.float32))) for _ in range(2)])
-    np.testing.assert_array_equal(results[0], results[1])
-    assert not np.array_equal(results[1][0], results[1][1])  # `Rngs` has moved on
-
-
 class Counter(nnx.Module):
     def __init__(self) -> None:
         self.scale = nnx.Param(jnp.ones(4))
@@ -187,20 +175,6 @@ def linear() -> tuple[Any, Any]:
     return model, nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
 
 
-def test_donated_modules_hold_the_new_arrays(donating: ModuleExec) -> None:
-    model, optimizer = linear()
-    reference, of_reference = linear()
-    wanted = nnx.jit(linear_step)
-    for n in (3, 4, 2):
-        x, _ = batch(n)
-        old, kept = model.kernel[...], jax.device_put(x)
-        loss = donating(model, optimizer, kept)
-        np.testing.assert_allclose(loss, wanted(reference, of_reference, x), rtol=1e-5)
-        assert old.is_deleted() and not kept.is_deleted()
-    np.testing.assert_allclose(model.kernel[...], reference.kernel[...], rtol=1e-4)
-    assert int(optimizer.step[...]) == 3
-
-
 def test_cached_partial(donating: ModuleExec) -> None:
     compiles = donating.stats().compiles
     model, optimizer = linear()
@@ -276,22 +250,6 @@ def test_after_an_error_the_arguments_are_as_before() -> None:
     assert int(module.rows[...]) == 1
     step(module, x)
     assert int(module.rows[...]) == 2 and step.stats().compiles == 1
-
-
-def test_modules_hold_arrays_of_jax_whatever_the_form_of_results() -> None:
-    for form, kind in (("numpy", np.ndarray), ("padded", bucketjit.Padded)):
-
-        @jit(out=form)
-        def keep(module: Any, x: Any) -> Any:
-            module.last = nnx.Variable(x + 1)
-            return module, x * 2
-
-        x, _ = batch(3)
-        module, doubled = keep(Counter(), x)
-        assert isinstance(doubled, kind)
-        np.testing.assert_array_equal(doubled, x * 2)
-        assert isinstance(module.last[...], jax.Array) and module.last.shape == (3, 4)
-        assert isinstance(module.scale[...], jax.Array)
 
 
 def test_errors_of_options_and_of_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

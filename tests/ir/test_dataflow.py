@@ -200,38 +200,6 @@ def test_what_is_unknown_gets_the_default_and_its_programs_are_followed() -> Non
     assert {"cos", "tan", "custom_linear_solve"} <= {*analysis.defaults}
 
 
-def test_one_inside_the_other() -> None:
-    @jax.jit
-    def inner(c: Any, w: Any) -> Any:
-        return lax.cond(c < 1.0, lambda: with_jvp(c, w), lambda: c)
-
-    def fn(start: Any, w: Any, xs: Any) -> Any:
-        def turn(carry: Any, _: Any) -> Any:
-            p, q = carry
-            return (q, lax.fori_loop(0, 3, lambda _, c: inner(c, w), p)), None
-
-        return lax.scan(turn, (start, start + 1.0), xs)[0]
-
-    assert reads(fn, 1.0, 2.0, ramp(3)) == ["1.0 a b", "1.0 a b"]
-
-
-def test_the_table_comes_first() -> None:
-    class Calls(Reads):
-        """Takes all results of a call for those of all operands."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.table |= {"jit": self.union, "scan": self.looked_at}
-
-        def looked_at(self, eqn: JaxprEqn, ins: Sequence[Names]) -> Sequence[Names]:
-            return [out | {"seen"} for out in dataflow.through(self, eqn, ins)]
-
-    fn = jax.jit(lambda x, y: x)
-    assert reads(lambda x, y: fn(x, y), 1.0, 2.0, analysis=Calls()) == ["a b"]
-    scanned = lambda x, xs: lax.scan(lambda c, _: (-c, None), x, xs)[0]  # noqa: E731
-    assert reads(scanned, 1.0, ramp(3), analysis=Calls()) == ["a seen"]
-
-
 def test_an_analysis_that_cannot_join_says_so() -> None:
     class Unjoined(dataflow.Analysis[int]):
         def unknown(self, atom: dataflow.Atom) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._ir.dynamic_axes import STATIC, Anonymous, leaf_entries, tokens_of
-from bucketjit.errors import ArgumentError, FallbackWarning, SizeMismatchError, SpecError
+from bucketjit.errors import ArgumentError, SizeMismatchError, SpecError
 from tests.comparison import assert_like_jit, ramp, unrolled
 
 
@@ -267,17 +266,6 @@ def test_a_size_argument_in_a_container_and_by_name() -> None:
     assert buckets(executor) == [{"b": 4, "n": 8}]
 
 
-def test_a_size_argument_as_an_expression() -> None:
-    executor = BucketedExec(
-        lambda x, n: jnp.concatenate([x, jnp.ones(n)]), dynamic_axes=("b", "2*b")
-    )
-    executor = executor.with_pow2()
-    for n in (1, 3, 4):
-        assert executor(ramp(n), 2 * n).shape == (3 * n,)
-    with pytest.raises(SizeMismatchError):
-        executor(ramp(3), 5)
-
-
 @pytest.mark.parametrize("value", [True, 2.0, "3", np.float32(3)], ids=repr)
 def test_a_size_argument_must_be_an_int(value: Any) -> None:
     executor = BucketedExec(lambda n: jnp.ones((n, 2)), dynamic_axes="n").with_pow2()
@@ -389,22 +377,6 @@ def test_default_a_shared_variable_is_split_when_sizes_come_apart() -> None:
     assert max(map(len, buckets(executor))) == 3
 
 
-def test_default_arrays_that_must_agree_keep_their_variable() -> None:
-    fn = lambda x, y: x + y  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
-    for n in (3, 4, 5):
-        assert_like_jit(executor, fn, ramp(n), ramp(n))
-    with warnings.catch_warnings():  # exact broadcasts, or refuses
-        warnings.simplefilter("ignore", FallbackWarning)
-        assert_like_jit(executor, fn, ramp(1), ramp(5))
-        with pytest.raises(TypeError, match="incompatible|broadcast"):
-            executor(ramp(3), ramp(5))
-    for n in (3, 4, 5):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
-            assert_like_jit(executor, fn, ramp(n), ramp(n))
-
-
 def test_default_containers_are_static_until_they_vary() -> None:
     fn = lambda p, x: (x * p["w"].sum(), p["w"] + 1)  # noqa: E731
     executor = BucketedExec(fn).with_pow2()
@@ -461,17 +433,6 @@ def test_default_weights_beside_data() -> None:
         np.testing.assert_allclose(executor(w, ramp(n, 4)), np.tanh(ramp(n, 4) @ w), rtol=1e-5)
     assert executor.stats().fallback_calls == 0
     assert executor.cache_size() <= 3
-
-
-def test_default_512_features_are_not_a_batch_of_512() -> None:
-    fn = lambda x, w: (x @ w).sum(0)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
-    w = np.ones((16, 16), np.float32)
-    for n in (16, 16, 12, 9):
-        np.testing.assert_array_equal(
-            executor(np.ones((n, 16), np.float32), w), np.full(16, n * 16)
-        )
-    assert executor.cache_size() <= 2
 
 
 def test_default_what_does_not_trace_stays_static() -> None:
@@ -543,23 +504,6 @@ def masked_sum(x: Any, *, mask: Any = None) -> Any:
     return x.sum(0) if mask is None else (x * mask[:, None]).sum(0)
 
 
-def any_names(x: Any, **more: Any) -> Any:
-    return masked_sum(x, **more)
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [masked_sum, any_names, functools.partial(masked_sum, mask=None)],
-    ids=["keyword-only", "any", "partial"],
-)
-def test_an_optional_argument_that_goes_by_keyword_may_be_named(fn: Callable[..., Any]) -> None:
-    executor = BucketedExec(fn, dynamic_axes={"x": "b, _", "mask": "b"}).with_pow2()
-    for n in (3, 5):
-        assert_like_jit(executor, fn, ramp(n, 2))
-        np.testing.assert_allclose(executor(ramp(n, 2), mask=ramp(n)), fn(ramp(n, 2), mask=ramp(n)))
-    assert executor.stats().fallback_calls == 0
-
-
 def test_entries_by_name_behind_a_static_argument() -> None:
     def add(x: Any, mode: str = "a", *, y: Any = None) -> Any:
         return x if y is None else x + y
@@ -594,19 +538,6 @@ def test_too_many_entries_are_told_of_whatever_a_call_leaves_out() -> None:
     for args in ((ramp(3, 2),), (ramp(3, 2), ramp(3))):
         with pytest.raises(SpecError, match="has 3 entries"):
             executor(*args)
-
-
-@pytest.mark.parametrize("spec", [("b, _",), {"mode": "b, _"}])
-def test_an_entry_for_a_static_argument_is_refused(spec: Any) -> None:
-    executor = BucketedExec(lambda mode, x: x, dynamic_axes=spec, static_argnums=0).with_pow2()
-    with pytest.raises(SpecError, match="'b, _' for mode, which is static; give None there"):
-        executor("a", ramp(3, 2))
-    for nothing in ("", "_", (), {}):
-        told = {"x": "b, _", "mode": nothing} if isinstance(spec, dict) else (nothing, "b, _")
-        BucketedExec(lambda mode, x: x, dynamic_axes=told, static_argnums=0)("a", ramp(3, 2))
-    entries = (None, "b, _") if isinstance(spec, tuple) else {"x": "b, _"}
-    right = BucketedExec(lambda mode, x: x, dynamic_axes=entries, static_argnums=0).with_pow2()
-    assert right("a", ramp(3, 2)).shape == (3, 2)
 
 
 # --- specs that are wrong ----------------------------------------------------------------------
@@ -705,23 +636,6 @@ def specs(draw: Any) -> tuple[list[str | None], str]:
     return names, text
 
 
-@hypothesis.given(specs())
-@hypothesis.settings(deadline=None, max_examples=60)
-def test_all_forms_say_the_same(case: tuple[list[str | None], str]) -> None:
-    names, text = case
-    rank = len(names)
-    wanted = tuple(STATIC if n is None else n for n in names)
-    shape = (3,) * rank
-    positive = {i: n for i, n in enumerate(names) if n}
-    forms: list[Any] = [text, tuple(names), tuple(wanted)]
-    if positive:
-        forms += [positive, {i - rank: n for i, n in positive.items()}]
-    for form in forms:
-        ((spec, path),) = leaf_entries(form, np.zeros(shape), "x")
-        assert path == "x"
-        assert tokens_of(spec, rank, "x", shape) == wanted
-
-
 @hypothesis.given(st.lists(NAMES, min_size=1, max_size=3), st.integers(0, 3), st.integers(0, 3))
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_an_ellipsis_stands_for_the_axes_left(names: list[str], at: int, extra: int) -> None:
@@ -754,19 +668,3 @@ def test_entries_of_a_container_are_paired_with_its_leaves() -> None:
         (Anonymous((0,)), "x['a'][2]"),
         (None, "x['b']"),
     ]
-
-
-def test_keywords_by_name_after_positions_that_come_as_keywords() -> None:
-    def fn(a: Any, b: Any, *, c: Any) -> Any:
-        return a.sum() + b.sum() + c.sum()
-
-    executor = BucketedExec(fn, dynamic_axes=("n", "n", {"c": "n"})).with_pow2()
-    for n in (3, 4, 5, 6, 7):
-        executor(ramp(n), b=ramp(n), c=ramp(n))
-        executor(ramp(n), ramp(n), c=ramp(n))
-    assert {tuple(b.sizes.items()) for b in executor.stats().buckets} == {
-        (("n", 4),),
-        (("n", 8),),
-    }
-    with pytest.raises(SizeMismatchError, match="axis 0 of c"):
-        executor(ramp(3), b=ramp(3), c=ramp(4))

@@ -6,7 +6,6 @@ import collections
 import decimal
 import fractions
 import functools
-import itertools
 import math
 import numbers
 import operator
@@ -20,7 +19,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit import BucketedExec, Fallback
+from bucketjit import BucketedExec
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._tracing.symbolic import trace
@@ -236,21 +235,6 @@ def test_guards_cost_executables_not_sizes() -> None:
     ]
 
 
-def test_what_is_ruled_out_does_not_make_programs() -> None:
-    """A size is at least 1: ``n == 0`` and ``n == -1`` decide nothing."""
-    seen = []
-
-    def fn(x: Any) -> Any:
-        seen.append(x.shape)
-        return x * 2 if x.shape[0] not in (0, -1, None, "n") else x
-
-    executor = BucketedExec(fn).with_pow2()
-    for n in (3, 4, 5, 7):
-        executor(ramp(n))
-    assert len(seen) == 1
-    assert executor.cache_size() == 2
-
-
 def test_an_unequal_size_keeps_its_bucket() -> None:
     executor = BucketedExec(_branch(lambda n: n == 4)).with_pow2()
     for n in (3, 2, 4, 3):
@@ -414,19 +398,6 @@ def test_guards_admit_and_refuse() -> None:
     assert program.lower["b"] == 3
 
 
-def test_guards_of_a_size_that_another_guard_settles() -> None:
-    """``jax.export`` cannot hold ``m == (m - 1) // 2 + (m - 2) // 2 + 2`` beside ``m == 1``."""
-
-    def fn(x: Any) -> Any:
-        return jax.scipy.fft.dct(x, axis=0), jax.scipy.fft.dctn(x)
-
-    fast = BucketedExec(fn, dynamic_axes="n, m", fallback=Fallback.ERROR).with_pow2()
-    for shape in ((5, 4), (2, 1), (3, 2), (2, 2), (4, 7)):
-        x = np.sin(ramp(*shape))
-        for found, expected in zip(fast(x), jax.jit(fn)(x), strict=True):
-            np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
 def test_a_program_without_comparisons_admits_everything() -> None:
     program = _trace(lambda x: x * 2, {"b": 4})
     assert program.guards == ()
@@ -531,17 +502,6 @@ def _resolved(executor: BucketedExec, argument: Any) -> bool:
     return call.program is not None
 
 
-@pytest.mark.parametrize("form", OPENED)
-def test_the_same_sizes_are_in_buckets_in_whatever_order_they_come(form: str) -> None:
-    fn, spec = OPENED[form]
-    for sizes in list(itertools.permutations((2, 3, 7, 1000)))[::3]:
-        executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
-        given = {n: {"x": ramp(n)} if fn is half_rolled_in_a_dict else ramp(n) for n in sizes}
-        for n in sizes:
-            _resolved(executor, given[n])
-        assert {n for n in sizes if _resolved(executor, given[n])} == {7, 1000}, sizes
-
-
 @pytest.mark.parametrize("sizes", [(2, 3, 7, 8, 9, 12, 1000), (12, 2, 8, 1000, 3, 9, 7)])
 @pytest.mark.parametrize("form", ["default", "default_in_a_dict", "declared_in_a_dict"])
 def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
@@ -558,18 +518,6 @@ def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
         *(8, 16, 1024)
     }
     assert {n for b in buckets if b.exact for n in b.sizes.values()} == {2, 3}
-
-
-@pytest.mark.parametrize("spec", [None, "n"])
-def test_many_small_sizes_do_not_either(spec: str | None) -> None:
-    def fn(x: Any) -> Any:
-        return [x] * len(x) if len(x) < 40 else [jnp.roll(x, len(x) // 2)]
-
-    executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
-    served = [n for n in range(2, 90) if _resolved(executor, ramp(n))]
-    assert served == list(range(served[0], 90))
-    assert served[0] <= 80
-    assert _resolved(executor, ramp(45))
 
 
 @pytest.mark.parametrize("form", ["default", "listed", "declared", "default_in_a_dict"])
@@ -592,48 +540,6 @@ def test_what_is_never_traced_is_tried_so_often_and_no_more(form: str, order: in
     for n in range(6, 60, 2):
         assert not _resolved(executor, {"x": ramp(n)} if "dict" in form else ramp(n))
     assert len(traced) == count
-
-
-def test_a_size_that_is_refused_does_not_close_the_bucket() -> None:
-    def fn(x: Any) -> Any:
-        return sum((x[k:] * x[: x.shape[0] - k]).sum() for k in range(2))
-
-    def once(x: Any) -> Any:
-        return fn(x) if x.shape[0] > 1 else unrolled(x).sum()
-
-    executor = BucketedExec(once).with_pow2()
-    for n in (1, 8, 7, 6, 5):
-        assert_like_jit(executor, once, ramp(n))
-    assert executor.stats().compiles == 2
-    assert executor.stats().fallback_calls == 0
-
-
-def test_a_recursion_that_ends_at_some_size() -> None:
-    """A symbolic size is never equal to 1; the trace is given up there, not followed for ever."""
-    depth = 0
-
-    def halve(x: Any) -> Any:
-        nonlocal depth
-        depth += 1
-        return x.sum() if x.shape[0] == 1 else halve(x[: x.shape[0] // 2] * 2)
-
-    executor = BucketedExec(halve, dynamic_axes="n").with_pow2()
-    for n in (6, 7, 4):
-        assert_like_jit(executor, halve, ramp(n))
-    assert depth < 200
-
-
-def test_a_size_left_to_reshape_is_the_one_computed() -> None:
-    def fn(x: Any) -> Any:
-        half = x.shape[0] // 2
-        return x.reshape(2, half) * x.reshape(2, -1) + x.reshape(-1, half).sum()
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    for n in (6, 8, 2, 10):
-        assert_like_jit(executor, fn, ramp(n))
-    assert executor.explain(ramp(6)).kind == "masked"
-    with pytest.raises(TypeError, match="reshape"):
-        executor(ramp(7))
 
 
 def test_shapes_that_agree_at_some_sizes() -> None:
@@ -660,33 +566,10 @@ def test_shapes_that_agree_at_some_sizes() -> None:
     assert executor.stats().fallback_calls == 0
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: jnp.stack([row * 2 for row in x]),
-        lambda x: sum(i * row for i, row in enumerate(x)),
-        lambda x: jnp.stack([x[0]] * x.shape[0]),
-    ],
-)
-def test_a_loop_of_python_over_an_open_axis_is_told_as_one(fn: Any) -> None:
-    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
-    with pytest.warns(FallbackWarning, match=r"used as a Python int|a list is repeated by a size"):
-        executor(np.ones((3, 2), np.float32))
-    executor(np.ones((5, 2), np.float32))
-
-
 def halves(x: Any) -> Any:
     while x.shape[0] > 1:
         x = x[x.shape[0] // 2 :] * 2
     return x
-
-
-def by_pairs(x: Any) -> Any:
-    while x.shape[0] > 1:
-        half = x.shape[0] // 2
-        pairs = x[:half] * 0.5 + x[half : 2 * half]
-        x = jnp.concatenate([pairs, x[2 * half :]]) if x.shape[0] % 2 else pairs
-    return x[0]
 
 
 def merged(x: Any) -> Any:
@@ -697,52 +580,3 @@ def merged(x: Any) -> Any:
     of_a = jnp.searchsorted(b, a, side="left") + jnp.arange(a.shape[0])
     of_b = jnp.searchsorted(a, b, side="right") + jnp.arange(b.shape[0])
     return jnp.zeros(n).at[of_a].set(a).at[of_b].set(b)
-
-
-@pytest.mark.parametrize(
-    ("fn", "sizes"),
-    [(halves, (5, 17)), (by_pairs, (5, 9)), pytest.param(merged, (9,), marks=pytest.mark.slow)],
-)
-def test_sizes_that_are_halved_again_and_again(fn: Any, sizes: Sequence[int]) -> None:
-    """JAX compares such sizes in a time that doubles with each half; then they run exact."""
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    for n in sizes:
-        x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
-            np.testing.assert_allclose(executor(x), fn(jnp.asarray(x)), rtol=1e-4)
-    if fn is halves:
-        assert executor.stats().fallback_calls == 0
-
-
-@pytest.mark.parametrize("method", ["nearest", "linear", "cubic", "lanczos3"])
-def test_an_image_of_the_size_asked_for_is_left_as_it_is(method: str) -> None:
-    """NaN and infinity stay where they are along such an axis."""
-
-    def resized(x: Any) -> Any:
-        return jax.image.resize(x, (8, 6), method)
-
-    executor = BucketedExec(resized, dynamic_axes="h, w").with_pow2()
-    for h, w in ((5, 7), (8, 5), (5, 6), (8, 6), (9, 6)):
-        x = ramp(h, w)
-        x[0, 0], x[-1, 2] = np.nan, np.inf
-        assert_like_jit(executor, resized, x)
-    assert executor.stats().fallback_calls == 0
-
-
-@pytest.mark.parametrize("order", [(3, 8, *range(11, 16)), (*range(11, 16), 8, 3)])
-def test_small_sizes_are_tried_after_large_ones_were_refused(order: tuple[int, ...]) -> None:
-    def unrolled_where_it_is_long(x: jax.Array) -> jax.Array:
-        if x.shape[0] > 10:
-            for _ in range(x.shape[0]):
-                x = jnp.sin(x)
-            return x
-        return x * 2
-
-    executor = BucketedExec(unrolled_where_it_is_long, dynamic_axes="n").with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        for n in order:
-            executor(np.ones(n, np.float32))
-    kinds = {n: executor.explain(np.ones(n, np.float32)).kind for n in (3, 4, 7, 8)}
-    assert "exact" not in kinds.values()

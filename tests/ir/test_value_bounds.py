@@ -20,7 +20,6 @@ from bucketjit._ir.ranges import (
     product,
     quotient,
     range_of_array,
-    rounded,
     times,
 )
 from bucketjit._ir.value_bounds import Bounds
@@ -193,19 +192,6 @@ def test_bounds_are_found_and_hold(name: str) -> None:
                 assert values.max() <= evaluate(bounds.high, {"n": size})
 
 
-def test_a_long_program_needs_no_recursion() -> None:
-    def fn(x: Any) -> Any:
-        k = jnp.sum(x > 0)
-        for _ in range(3000):
-            k = jnp.minimum(k, 5)
-        found.append(Bounds().of(k))
-        return k
-
-    found: list[Range] = []
-    jax.make_jaxpr(fn)(np.ones(4, np.float32))
-    assert (found[0].low, found[0].high) == (0, 4)
-
-
 def test_which_bound_is_larger() -> None:
     n, m = export.symbolic_shape("n, m")
     assert is_at_most(n - 1, n) and is_at_most(0, n - 1) and is_at_most(n, n + m)
@@ -243,16 +229,3 @@ def test_arithmetic_of_ranges() -> None:
 
 def test_a_key_has_no_bounds() -> None:
     assert range_of_array(jax.random.key(0)) == Range()
-
-
-def test_rounding_is_that_of_the_type() -> None:
-    """A bound of a size is one of the size that is rounded."""
-    (n,) = export.symbolic_shape("n")
-    for dtype in (jnp.bfloat16, jnp.float32):
-        for bound in (n, -n, 3 * n + 1):
-            wide = rounded(Range(bound, bound), dtype, at_any_size=True)
-            for size in (*range(1, 600), 2**24 + 3, 2**25 + 7, 2**28 + 2**4):
-                exact = evaluate(bound, {"n": size})
-                value = int(np.asarray(exact, np.float64).astype(dtype))
-                low, high = evaluate(wide.low, {"n": size}), evaluate(wide.high, {"n": size})
-                assert low <= value <= high, (dtype, str(bound), size)

@@ -97,19 +97,6 @@ def test_sizes_are_run_time_values() -> None:
     assert masked._cache_size() == 1
 
 
-def test_sizes_can_be_mapped_over() -> None:
-    """Every row of a batch with its own length: how ragged rows will work."""
-    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
-
-    def masked(n: Any, x: Any) -> Any:
-        at = BucketSizes({"b": 4}, program.lower, {"b": n})
-        return interpret(program.jaxpr, program.consts, [x], at, TOY)[0]
-
-    x = ramp(3, 4)
-    got = jax.vmap(masked)(jnp.array([1, 4, 2], jnp.int32), x)
-    np.testing.assert_array_equal(got, [-x[0, :1].sum(), -x[1].sum(), -x[2, :2].sum()])
-
-
 def test_equations_without_symbolic_sizes_need_no_rule() -> None:
     def fn(x: Any, w: Any) -> Any:
         return -x, jnp.exp(w @ w.T) + lax.fori_loop(0, 3, lambda i, c: c * 2, 1.0)
@@ -218,18 +205,6 @@ def test_sub_programs_are_walked_with_the_same_table() -> None:
     assert float(out) == -6
 
 
-def test_a_sub_program_that_speaks_of_sizes_inside_only_needs_its_rule() -> None:
-    """Its operands are static, but within it makes an array of an open size."""
-    program = program_of(
-        lambda x, w: (-x, jax.jit(lambda v: v * jnp.ones(x.shape).sum())(w)),
-        "b",
-        "2",
-        sizes={"b": 3},
-    )
-    with pytest.raises(MaskingError, match="no masking rule"):
-        run(program, [padded(ramp(3), 4), ramp(2)], {"b": 4}, {"b": 3})
-
-
 def test_after_sees_every_equation_and_changes_its_outputs() -> None:
     seen = []
 
@@ -316,46 +291,6 @@ def test_fill_keeps_a_real_nan_and_drops_one_in_padding() -> None:
     assert float(run(program, [x], {"b": 5}, {"b": 3})[0]) == -6
     x = np.array([1, np.nan, 3, 5, 5], np.float32)
     assert np.isnan(run(program, [x], {"b": 5}, {"b": 3})[0])
-
-
-def test_a_fill_apart_is_a_branch_on_the_cpu_that_vmap_keeps() -> None:
-    """So that XLA does not fuse it; a whole array takes the other branch, as it is."""
-
-    def rule(ctx: RuleContext, x: Any) -> Any:
-        return ctx.bind(ctx.fill(x, axes=(0, 1), value=0, unfused=True))
-
-    program = program_of(lambda x: x.sum(), "b, s", sizes={"b": 2, "s": 3})
-
-    def filled_and_added(x: Any, b: Any, s: Any) -> Any:
-        at = BucketSizes({"b": 3, "s": 4}, program.lower, {"b": b, "s": s})
-        return interpret(program.jaxpr, [], [x], at, {lax.reduce_sum_p: rule})[0]
-
-    sizes = np.array([[2, 3], [3, 4], [1, 4], [3, 1]], np.int32)
-    arrays = np.stack([padded(ramp(b, s), 3, 4) for b, s in sizes])
-    want = [ramp(b, s).sum() for b, s in sizes]
-    one, many = jax.jit(filled_and_added), jax.jit(jax.vmap(filled_and_added))
-    got = [one(x, b, s) for x, (b, s) in zip(arrays, sizes, strict=True)]
-    np.testing.assert_allclose(got, want)
-    np.testing.assert_allclose(many(arrays, sizes[:, 0], sizes[:, 1]), want)
-    np.testing.assert_allclose(many(arrays[1:2], sizes[1:2, 0], sizes[1:2, 1]), want[1:2])
-    for lowered in (
-        one.lower(arrays[0], *sizes[0]),
-        many.lower(arrays, sizes[:, 0], sizes[:, 1]),
-    ):
-        on_cpu = jax.default_backend() == "cpu"
-        assert (" conditional(" in lowered.compile().as_text()) == on_cpu
-
-
-def test_fill_wants_to_know_the_shape_of_other_arrays() -> None:
-    def rule(ctx: RuleContext, x: Any) -> Any:
-        y = x * 1
-        with pytest.raises(ValueError, match="shape=ctx.in_shapes"):
-            ctx.fill(y, value=0)
-        return ctx.bind(ctx.fill(y, value=0, shape=ctx.in_shapes[0]))
-
-    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
-    rules = {**TOY, lax.neg_p: rule}
-    assert float(run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)[0]) == -6
 
 
 def test_rules_may_be_keyed_by_name() -> None:

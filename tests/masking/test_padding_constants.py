@@ -77,17 +77,6 @@ def test_the_same_numbers(name: str) -> None:
     assert executor.stats().fallback_calls == 0
 
 
-def test_one_array_that_is_two_values() -> None:
-    """The padding of ``x[:-1]`` begins where ``x`` ends."""
-
-    def fn(x: Any) -> Any:
-        return x.sum(), x[:-1].sum(), x[: x.shape[0] // 2].sum(), lax.rev(x, (0,))[1:].sum()
-
-    executor = BucketedExec(fn).with_pow2()
-    for n in (5, 7, 8, 3):
-        assert_like_jit(executor, fn, ramp(n) + 1)
-
-
 def test_what_a_dtype_cannot_hold_is_not_claimed() -> None:
     known = Padding()
     array = jnp.zeros(4, jnp.int8)
@@ -116,31 +105,6 @@ def test_of_what_a_rule_of_ones_own_does_nothing_is_known() -> None:
 
 
 _F = np.float32
-ROUNDED: dict[str, Callable[[Any], Any]] = {
-    # XLA computes a * b + c in one step on CPU: the padding is not the 0 that two roundings give.
-    "sign": lambda x: jnp.sign((x + _F(0.1)) * _F(10) - _F(1)).sum(),
-    "bins": lambda x: jnp.floor((x + _F(0.7)) * _F(10) - _F(7)).sum(),
-    "ceil": lambda x: jnp.ceil((x + _F(0.1)) * _F(10) - _F(1)).mean(),
-    "product": lambda x: jnp.prod(jnp.ceil((x + _F(0.1)) * _F(10) - _F(1)) + 1),
-    "root": lambda x: jnp.cbrt(jnp.maximum((-x + _F(0.1)) * _F(10) - _F(1), 0)).sum(),
-    # It multiplies constants with each other first.
-    "factors": lambda x: (x * _F(1e30) * _F(1e30) > 0).sum() + (x * _F(1e30) * _F(1e30)).sum(),
-    "far factors": lambda x: jnp.minimum(x * _F(1e-30) * _F(1e30) * _F(1e30), 1).sum(),
-    "a power": lambda x: jnp.minimum((x * _F(1e15)) ** 3, 1).sum(),
-    "a constant": lambda x: (
-        jnp.maximum(x, _F(2**100)) * _F(2**-100) * _F(2**-100) * _F(2**100) - 1
-    ).sum(),
-    # It takes numbers below the normal ones for 0.
-    "below normal": lambda x: jnp.sign((x + _F(2**-140)) * _F(2**120) - _F(2**-20)).sum(),
-}
-
-
-@pytest.mark.parametrize("name", ROUNDED)
-def test_what_needs_rounding_is_not_known(name: str) -> None:
-    executor = BucketedExec(ROUNDED[name]).with_pow2()
-    for n in (5, 7, 8, 3):
-        assert_like_jit(executor, ROUNDED[name], np.arange(1, n + 1, dtype=np.float32))
-    assert executor.stats().fallback_calls == 0
 
 
 def test_factors_of_sixteen_bits() -> None:
@@ -150,43 +114,6 @@ def test_factors_of_sixteen_bits() -> None:
     executor = BucketedExec(fn).with_pow2()
     for n in (5, 8, 3):
         assert_like_jit(executor, fn, np.full(n, 1e-3, np.float16))
-
-
-@pytest.mark.parametrize(
-    ("scales", "expected"),
-    [
-        ((3.0, 5.0, 0.25), True),
-        ((2.0**70, 2.0**70), False),
-        ((2.0**30, 2.0**-30, 2.0**30), True),
-        ((2.0**60, 2.0**-60, 2.0**60), True),
-        ((2.0**70, 2.0**-70, 2.0**70), False),  # two of them next to each other, or apart
-        ((0.1, 3.0), True),  # of 0, whatever is rounded
-    ],
-)
-def test_factors_are_followed(scales: tuple[float, ...], expected: bool) -> None:
-    def scaled(x: Any) -> Any:
-        for scale in scales:
-            x = x * np.float32(scale)
-        return x.sum(0)
-
-    assert (fills(scaled, "b, 3") == 0) == expected
-
-
-@pytest.mark.parametrize(
-    "fn",
-    [
-        lambda x: jnp.all(x, axis=1).sum(),
-        lambda x: jnp.any(x + 1, axis=1).sum(),
-        lambda x: jnp.max(x, axis=1, initial=-5.0).sum(),
-        lambda x: jnp.min(x, axis=1, initial=5.0).sum(),
-        lambda x: lax.reduce_max(x.astype(jnp.int32), (1,)).sum(),
-        lambda x: jnp.sum(x, axis=1).sum(),
-    ],
-)
-def test_over_no_elements_a_reduction_is_its_own_constant(fn: Callable[[Any], Any]) -> None:
-    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
-    for n in (5, 8, 3):
-        assert_like_jit(executor, fn, np.zeros((n, 0), np.float32))
 
 
 @pytest.mark.parametrize(
@@ -234,15 +161,3 @@ def test_a_primitive_of_the_users_is_none_of_jax(name: str) -> None:
     executor = BucketedExec(lambda x: shifted.bind(x).sum(), fallback=Fallback.ERROR)
     executor = executor.with_rules(rules).with_pow2()
     assert executor(np.ones(5, np.float32)) == 10
-
-
-@pytest.mark.parametrize("name", ["exp", "of_my_own"])
-def test_a_primitive_of_the_users_sees_axes_as_they_are_merged(name: str) -> None:
-    added = own_primitive(name, lambda x: jnp.cumsum(x, 0))
-    executor = BucketedExec(
-        lambda x: added.bind(x.reshape(-1, 3)).reshape(x.shape)[-1, -1],
-        dynamic_axes="b, s, _",
-        fallback=Fallback.ERROR,
-    )
-    executor = executor.with_rules({added: lambda ctx, x: ctx.bind(x)}).with_pow2()
-    np.testing.assert_array_equal(executor(np.ones((2, 3, 3), np.float32)), [6, 6, 6])

@@ -16,7 +16,6 @@ from bucketjit._ir.program import Leaf
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackError
-from tests.comparison import assert_same
 
 
 def hidden(fn: Callable[[Any], Any], *shape: Any) -> list[str]:
@@ -85,22 +84,6 @@ def test_shown(name: str) -> None:
     assert not hidden(SHOWN[name])
 
 
-def test_batches() -> None:
-    """A sign belongs to a matrix of the batch, so matrices must meet themselves."""
-
-    def with_itself(x: Any) -> Any:
-        v = jnp.linalg.eigh(x)[1]
-        return jnp.einsum("bij,bkj->bik", v, v)
-
-    def with_each(x: Any) -> Any:
-        v = jnp.linalg.eigh(x)[1]
-        return jnp.einsum("bij,ckj->bcik", v, v)
-
-    assert hidden(with_itself, "b", "n", "n")
-    assert not hidden(with_each, "b", "n", "n")
-    assert hidden(jax.vmap(of_matrix), "b", "n", "n")
-
-
 def test_shown_in_one_call_is_shown_in_all() -> None:
     shared = jax.jit(lambda x: jnp.linalg.eigh(x)[1])
 
@@ -121,19 +104,6 @@ def test_null_spaces_do_not_mix_with_padding(rank: int) -> None:
     for n, m in ((5, 3), (3, 5), (7, 6), (8, 8), (9, 3), (5, 5)):
         x = (rng.standard_normal((n, rank)) @ rng.standard_normal((rank, m))).astype("f4")
         np.testing.assert_allclose(executor(x), np.linalg.pinv(x, rcond=1e-5), atol=1e-4)
-
-
-def test_derivatives_run_in_buckets() -> None:
-    def loss(x: Any) -> Any:
-        return jnp.log(jnp.linalg.eigvalsh(x @ x.T + jnp.eye(x.shape[0]))).sum()
-
-    executor = BucketedExec(
-        jax.grad(loss), dynamic_axes="n, m", fallback=Fallback.ERROR
-    ).with_pow2()
-    for n, m in ((3, 4), (4, 4), (1, 5), (5, 2)):
-        x = np.random.default_rng(n).standard_normal((n, m)).astype("f4")
-        assert_same(executor(x), jax.jit(jax.grad(loss))(x), rtol=1e-4)
-    assert executor.stats().compiles == 3
 
 
 def test_phases_of_complex_vectors_are_no_signs() -> None:

@@ -50,7 +50,7 @@ def raised(call: Callable[[], object]) -> list[Any]:
 
 
 def random_steps(rank: int) -> dict[str, Any]:
-    every = np.random.default_rng(0).integers(1, 200, (200, 8))
+    every = np.random.default_rng(0).integers(1, 200, (60, 8))
     used = total()
     for sizes in every:
         n = int(sizes[rank])
@@ -58,7 +58,7 @@ def random_steps(rank: int) -> dict[str, Any]:
     largest = every[:, : jax.process_count()].max(1)
     expected = sorted({1 << int(n - 1).bit_length() for n in largest})
     assert [bucket for (bucket,), _ in buckets_of(used)] == expected
-    assert (used.stats().calls, used.stats().compiles) == (200, len(expected))
+    assert (used.stats().calls, used.stats().compiles) == (60, len(expected))
     # Those of the last meetings: older ones are deleted.
     assert len(this_job()._store.under(f"{ROOT}/")) <= 20 * jax.process_count()
     return {"buckets": buckets_of(used)}
@@ -271,11 +271,6 @@ def test_a_process_that_is_gone_is_named() -> None:
 def test_a_timeout_that_is_no_number_is_refused(timeout: Any) -> None:
     with pytest.raises(SpecError, match="timeout must be a positive number"):
         total().with_agreement(timeout=timeout)
-
-
-def test_other_ways_to_agree_are_refused() -> None:
-    with pytest.raises(SpecError, match="by must be 'kv' or a function"):
-        total().with_agreement(by="mpi")  # type: ignore[arg-type]
 
 
 def test_one_process_takes_the_fast_path() -> None:

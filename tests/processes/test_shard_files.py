@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax import lax
 
 from tests.processes.launch import run_processes
 from tests.processes.test_shards import (
@@ -16,7 +14,6 @@ from tests.processes.test_shards import (
     bucketed,
     close,
     given,
-    on_all_devices,
     step,
     step_alone,
 )
@@ -63,33 +60,3 @@ def test_later_jobs_load(tmp_path: Path) -> None:
         # A process that is late may find what the other has written by then.
         assert compiles >= buckets > 1 and compiles + loads == buckets * count
     assert job(2, 2, donate=True) == (0, 2 * buckets, buckets, types)
-
-
-def several_forms(rank: int, directory: str) -> Any:
-    """Keys, weak types, rows of results, scalars that are not used, and another mesh."""
-    mine, every = given(rank, (5, 9))
-
-    def mixed(key: Any, rate: Any, unused: Any, x: Any) -> Any:
-        noise = jax.random.normal(key, (3,)) * rate
-        return jax.random.fold_in(key, 1), rate * 0.5, (noise, x * 2, lax.psum(x.shape[0], "d"))
-
-    fn = kept(bucketed(mixed, dynamic_axes=(None, None, None, "b, _")), directory)
-    key, rate, (noise, doubled, count) = fn(jax.random.key(3), 0.5, 7, mine)
-    close((noise, doubled), (jax.random.normal(jax.random.key(3), (3,)) * 0.5, mine * 2), 1e-5)
-    assert (
-        jax.random.key_data(key).tolist()
-        == jax.random.key_data(jax.random.fold_in(jax.random.key(3), 1)).tolist()
-    )
-    assert (float(rate), rate.weak_type, int(count)) == (0.25, True, len(every))
-    fn(key, rate, 8, mine)  # results are taken as they are
-    turned = jax.sharding.Mesh(on_all_devices().devices[::-1], ("d",))
-    other = kept(bucketed(mixed, turned, dynamic_axes=(None, None, None, "b, _")), directory)
-    close(other(jax.random.key(3), 0.5, 7, mine)[2][1], mine * 2)
-    return [*counts(fn), *counts(other)]
-
-
-def test_what_a_file_depends_on(tmp_path: Path) -> None:
-    for fewest in (1, 0):
-        found = [x.result for x in run_processes(several_forms, 2, str(tmp_path))]
-        for compiles, loads in np.sum(found, 0).reshape(2, 2).tolist():
-            assert compiles + loads == 2 and (compiles >= fewest if fewest else compiles == 0)

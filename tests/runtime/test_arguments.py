@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Overflow, Ragged
-from bucketjit.errors import ArgumentError, BucketOverflowError, SpecError
+from bucketjit import BucketedExec, Ragged
+from bucketjit.errors import ArgumentError, SpecError
 
 LENGTHS = [3, 1, 6, 3, 8]
 
@@ -92,17 +91,6 @@ def test_in_axes() -> None:
     assert [float(x) for x in executor.map(examples, 2.0)] == [2.0 * n for n in LENGTHS]
 
 
-@pytest.mark.parametrize("in_axes", [0, (0,), [0], {"x": 0}])
-@pytest.mark.parametrize("spec", ["n, _", ("n, _",), {"x": "n, _"}])
-def test_in_axes_with_every_form_of_dynamic_axes(spec: Any, in_axes: Any) -> None:
-    executor = BucketedExec(lambda x: x.sum(), dynamic_axes=spec).with_pow2()
-    got = executor.map([np.ones((n, 2), np.float32) for n in (3, 5)], in_axes=in_axes)
-    assert [float(x) for x in got] == [6, 10]
-    like = jax.ShapeDtypeStruct((8, 2), np.float32)
-    report = executor.warmup(like, rows=4, in_axes=in_axes, progress=False)
-    assert not report.failed
-
-
 def test_without_dynamic_axes_lists_are_mapped() -> None:
     executor = BucketedExec(lambda x, w: (x * w).sum()).with_pow2()
     assert [float(x) for x in executor.map([np.ones(n, np.float32) for n in (3, 5)], 2.0)] == [
@@ -169,17 +157,6 @@ def test_order_is_kept_and_an_empty_list_is_empty() -> None:
     assert last.map([]) == [] and last.map(iter(())) == []
     assert len(last.map([], out="stacked")) == 0
     assert [int(x) for x in last.map([np.arange(7.0)])] == [6]
-
-
-def test_other_static_sizes_are_other_groups() -> None:
-    executor = BucketedExec(lambda x: x.sum(0), dynamic_axes="n, _").with_pow2()
-    examples = [
-        np.ones((3, 2), np.float32),
-        np.ones((3, 4), np.float32),
-        np.ones((2, 2), np.float32),
-    ]
-    assert [x.tolist() for x in executor.map(examples)] == [[3, 3], [3, 3, 3, 3], [2, 2]]
-    assert executor.stats().rows == 3
 
 
 def test_donated_arguments_of_all_examples_survive() -> None:
@@ -308,19 +285,6 @@ def test_the_path_of_a_leaf_is_named() -> None:
         executor.with_pow2().map(examples)
 
 
-def test_beyond_the_largest_bucket() -> None:
-    executor = BucketedExec(lambda x: x + 1, dynamic_axes="n").with_pow2(max=8)
-    examples = [np.ones(n, F32) for n in (3, 9, 2)]
-    with pytest.raises(BucketOverflowError, match="^example 1: dimension 'n' has size 9") as caught:
-        executor.map(examples)
-    assert caught.value.size == 9 and executor.stats().compiles == 0
-    for policy in (Overflow.EXTEND, Overflow.EXACT):
-        other = executor.with_overflow(policy)
-        got = other.map(examples)
-        assert [x.tolist() for x in got] == [[2] * 3, [2] * 9, [2] * 2]
-        assert other.stats().rows == (3 if policy is Overflow.EXTEND else 2)
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -336,17 +300,6 @@ def test_beyond_the_largest_bucket() -> None:
 def test_no_list(given: Any, message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         encoder().map(PARAMS, given)
-
-
-def test_lists_of_unequal_length() -> None:
-    executor = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("n", "m")).with_pow2()
-    three, two = [np.ones(2, F32)] * 3, [np.ones(3, F32)] * 2
-    for one, other in [(three, two), (two, three)]:
-        with pytest.raises(ArgumentError, match="equally long: x has [23] and y has [23]"):
-            executor.map(one, other)
-    for one, other in [(three, iter(two)), (iter(two), three)]:
-        with pytest.raises(ArgumentError, match="equally long"):
-            executor.map(one, other)
 
 
 @pytest.mark.parametrize("budget", [0, -1, "8", 2.5, True])
@@ -393,17 +346,6 @@ def test_an_error_of_the_function_says_which_example() -> None:
         executor.map([np.ones(2, F32), np.ones(6, F32)])
     assert any("example 1 of map" in note for note in caught.value.__notes__)
     assert [float(x) for x in executor.map([np.ones(2, F32)])] == [2]
-
-
-def test_an_iterator_that_raises() -> None:
-    def broken() -> Iterator[np.ndarray]:
-        yield np.ones((3, 2), F32)
-        raise RuntimeError("no more data")
-
-    executor = encoder()
-    with pytest.raises(RuntimeError, match="no more data"):
-        executor.map(PARAMS, broken())
-    check(executor.map(PARAMS, rows()), rows())
 
 
 def test_it_is_public() -> None:

@@ -57,7 +57,7 @@ def test_a_missing_fill_is_found_and_named(check: Check) -> None:
     np.testing.assert_allclose(checked(*data(8))[0], pooled(*data(8))[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
 def test_a_missing_fill_is_found_in_every_precision(dtype: Any) -> None:
     def pool(x: Any) -> Any:
         return jnp.exp(x).sum(0)
@@ -118,19 +118,6 @@ def test_the_first_call_of_what_is_there_already_is_checked(way: str, right: boo
     call(4)
     made = {b.sizes["s"] for b in executor.stats().buckets if not b.exact}
     assert made == ({9} if way == "warm-up" else {9, 31})
-
-
-def test_poison_reaches_gradients_keys_and_sizes() -> None:
-    def fn(key: Any, x: Any) -> Any:
-        noisy = x + jax.random.normal(key, x.shape)
-        return jax.grad(lambda v: jnp.log(v**2 + 1).mean())(noisy), jnp.argmax(noisy)
-
-    checked = BucketedExec(fn, dynamic_axes=(None, "b, s"), check=Check.POISON).with_pow2()
-    key = jax.random.key(0)
-    for shape in ((3, 5), (4, 8), (1, 7)):
-        x = np.ones(shape, np.float32)
-        for got, want in zip(checked(key, x), fn(key, x), strict=True):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
 
 
 def test_check_must_be_a_check() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -183,17 +181,6 @@ def test_one_selection_is_masked_whatever_is_made_of_it(name: str) -> None:
     assert not stats.fallback_calls and stats.compiles <= 3
 
 
-@pytest.mark.parametrize("size", [4, 5])
-def test_halves_of_an_axis_are_equal_at_even_sizes(size: int) -> None:
-    def folded(x: Any) -> Any:
-        half = x.shape[0] // 2
-        return x[:half] + x[half:] if x.shape[0] % 2 == 0 else x
-
-    executor = BucketedExec(folded, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
-    x = np.arange(size, dtype=np.float32)
-    np.testing.assert_array_equal(executor(x), folded(x))
-
-
 def test_a_reason_names_the_operation_and_no_second_mask() -> None:
     refused: dict[str, Callable[..., Any]] = {
         "jnp.arange": of_selected(lambda y, k: jnp.arange(0, k, 0.1)),
@@ -221,18 +208,6 @@ def test_one_executable_for_each_bucket(name: str) -> None:
         else:
             executor(x)
     assert executor.stats().compiles == len(buckets)
-
-
-def test_a_branch_alternates_between_two_programs() -> None:
-    fn = PROGRAMS["branch"]
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    few, many = (-np.ones(8, np.float32), np.ones(8, np.float32))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
-        for x in (few, many) * 4:
-            equal(executor(x), fn(jnp.asarray(x)))
-    stats = executor.stats()
-    assert stats.calls == 8 and stats.fallback_calls == 0 and stats.compiles <= 3
 
 
 @pytest.mark.parametrize("first", [1, 2, 8])
@@ -315,14 +290,6 @@ def test_forms_of_results(out: str) -> None:
             np.testing.assert_allclose(total(got["a"]), want["a"].sum(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mean", "selection", "softmax", "branch"])
-@pytest.mark.parametrize("check", [Check.EXACT, Check.EXACT_ALWAYS, Check.POISON])
-def test_checks(name: str, check: Check) -> None:
-    executor = BucketedExec(PROGRAMS[name], dynamic_axes="n", check=check).with_pow2()
-    for x in arrays(7):
-        checked(executor, PROGRAMS[name], x)
-
-
 @pytest.mark.parametrize("name", ["sum", "selection", "softmax"])
 def test_derivatives_of_the_executor(name: str) -> None:
     fn = PROGRAMS[name]
@@ -372,24 +339,6 @@ def test_inside_of_loops_and_functions_under_jit_where_jax_cannot() -> None:
         for size in EDGES:
             for x in list(arrays(size))[:4]:
                 np.testing.assert_allclose(executor(x), reference(x), rtol=2e-5, atol=1e-5)
-
-
-def test_a_function_under_jit_makes_a_size_for_each_call() -> None:
-    selected = jax.jit(lambda y: y[y > 0])
-
-    def both(x: Any) -> Any:
-        return jnp.concatenate([selected(x), selected(-x)]), selected(x).sum() - selected(-x).sum()
-
-    executor = BucketedExec(both, dynamic_axes="n").with_pow2()
-    for size in (5, 8):
-        for x in list(arrays(size))[:4]:
-            got, total = executor(x)
-            np.testing.assert_allclose(got, np.concatenate([x[x > 0], -x[x < 0]]))
-            np.testing.assert_allclose(total, x.sum(), rtol=1e-5, atol=1e-5)
-    # No program of a trace is left in the caches of JAX.
-    with pytest.raises(IndexError, match="concrete"):
-        jax.jit(selected)(x)
-    np.testing.assert_allclose(BucketedExec(selected, dynamic_axes="n").with_pow2()(x), x[x > 0])
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
@@ -468,21 +417,6 @@ def test_explain_names_the_size_its_bound_and_what_is_presumed() -> None:
     assert "computed: size_1 - 1 <= n" in str(told)
 
 
-def test_a_fast_call_prefers_the_program_of_the_last_one() -> None:
-    fn = PROGRAMS["branch"]
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    few, many = (-np.ones(8, np.float32), np.ones(8, np.float32))
-    for x in (few, many):
-        equal(executor(x), fn(jnp.asarray(x)))
-    before = executor.stats()
-    for x in (few, few, few, many, many, few):
-        equal(executor(x), fn(jnp.asarray(x)))
-    after = executor.stats()
-    assert after.calls - before.calls == 6 and after.compiles == before.compiles
-    # Only where the decision is another one than in the call before, a run is dropped.
-    assert after.dropped_runs - before.dropped_runs == 3
-
-
 def test_statistics_name_sizes_their_bounds_and_what_was_selected() -> None:
     executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
     for x in (np.ones(3, np.float32), -np.ones(4, np.float32), np.ones(3, np.float32)):
@@ -503,37 +437,6 @@ def test_the_report_has_a_table_of_computed_sizes() -> None:
     assert "size_1" in told and "{" not in told
 
 
-def test_metrics_of_computed_sizes() -> None:
-    prometheus = pytest.importorskip("prometheus_client")
-    registry = prometheus.CollectorRegistry()
-    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
-    bucketjit.metrics.prometheus(executor, name="f", registry=registry)
-    executor(np.array([1, -1, 2], np.float32))
-    [size] = executor.stats().programs[0].computed
-    labels = {"function": "f", "size": "size_1 - 1", "bound": "n", "line": size.line}
-    told = {
-        name: registry.get_sample_value(f"bucketjit_computed_size_{name}", labels)
-        for name in ("rows_total", "bounds_total")
-    }
-    assert told == {"rows_total": 2, "bounds_total": 3}
-    assert registry.get_sample_value("bucketjit_dropped_runs_total", {"function": "f"}) == 0
-
-
-def test_padded_results_wait_for_their_size_when_it_is_asked_for() -> None:
-    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n", out="padded").with_pow2()
-    x = np.array([1, -1, 2, 3, -4], np.float32)
-    for _ in range(2):
-        kept = executor(x)
-        assert kept.array.shape == (8,) and kept.ndim == 1
-        assert executor.stats().programs[0].computed[0].runs == 0  # nobody has asked for the size
-    restored = pickle.loads(pickle.dumps(kept))
-    assert kept.sizes == (3,) == restored.sizes
-    np.testing.assert_array_equal(restored, [1, 2, 3])
-    empty = executor(-np.abs(x))
-    total = BucketedExec(lambda y: y.sum(), dynamic_axes="n").with_pow2()
-    assert float(total(kept)) == 6 and float(total(empty)) == 0
-
-
 @pytest.mark.parametrize("name", ["selection", "mean", "tree", "gradient", "unique_parts"])
 def test_executables_are_kept_in_files(name: str, tmp_path: Any) -> None:
     fn = PROGRAMS[name]
@@ -545,17 +448,6 @@ def test_executables_are_kept_in_files(name: str, tmp_path: Any) -> None:
     for x in arrays(6):
         checked(executor, fn, x)
     assert (executor.stats().compiles, executor.stats().loads) == (0, 1)
-
-
-def test_a_decision_is_kept_apart_in_files(tmp_path: Any) -> None:
-    fn = PROGRAMS["branch"]
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=8).with_persistence(tmp_path)
-    for _ in range(2):
-        for x in arrays(8):
-            checked(executor, fn, x)
-        told = executor.stats()
-        executor.cache_clear()
-    assert (told.compiles, told.fallback_calls) == (0, 0) and told.loads >= 2
 
 
 @pytest.mark.parametrize("name", ["selection", "mean", "softmax", "tree", "unique_parts"])
@@ -571,18 +463,6 @@ def test_a_compiled_stage_serves_its_bucket(name: str) -> None:
     for size in (2, 5, 8, 5):
         for x in list(arrays(size))[1:]:  # something is selected: `softmax` presumes it
             checked(compiled, fn, x)
-
-
-def test_a_compiled_stage_refuses_a_call_of_another_decision() -> None:
-    executor = BucketedExec(PROGRAMS["branch"], dynamic_axes="n").with_pow2()
-    compiled = executor.lower(np.ones(8, np.float32)).compile()
-    for _ in range(2):
-        assert float(compiled(np.ones(7, np.float32))) == 7
-        with pytest.raises(
-            bucketjit.errors.ArgumentError, match=r"size_1 - 1 = 0, which needs another"
-        ):
-            compiled(-np.ones(7, np.float32))
-    np.testing.assert_allclose(executor(-np.ones(7, np.float32)), 7)
 
 
 @pytest.mark.parametrize("executables", [False, True])
@@ -603,17 +483,6 @@ def test_saved_functions_compute_sizes(name: str, executables: bool, tmp_path: A
     assert told.programs[0].computed[0].bound == "n"
 
 
-def test_a_saved_function_has_no_program_for_what_raises(tmp_path: Any) -> None:
-    pytest.importorskip("flatbuffers", reason="it serializes exported modules")
-    executor = BucketedExec(PROGRAMS["max"], dynamic_axes="n").with_pow2()
-    executor.save(tmp_path / "saved.bkt", np.ones(5, np.float32))
-    loaded = bucketjit.load(tmp_path / "saved.bkt")
-    for _ in range(2):
-        assert float(loaded(np.ones(5, np.float32))) == 1
-        with pytest.raises(bucketjit.errors.ArtifactError, match="computes size_1 - 1 = 0"):
-            loaded(-np.ones(5, np.float32))
-
-
 def test_what_cannot_carry_computed_sizes_says_so(tmp_path: Any) -> None:
     x = np.ones(5, np.float32)
     executor = BucketedExec(PROGRAMS["selection"], dynamic_axes="n").with_pow2()
@@ -622,32 +491,6 @@ def test_what_cannot_carry_computed_sizes_says_so(tmp_path: Any) -> None:
             export(x)
     with pytest.raises(bucketjit.errors.ArtifactError, match="depend on computed sizes"):
         executor.save(tmp_path / "saved.bkt", x, derivatives=1)
-
-
-def test_other_threads_and_later_calls_see_jax_itself() -> None:
-    original = jnp.nonzero
-    inside, leave = threading.Event(), threading.Event()
-
-    def waits(x: Any) -> Any:
-        inside.set()
-        assert leave.wait(60)
-        return x[x > 0]
-
-    executor = BucketedExec(waits, dynamic_axes="n").with_pow2()
-    thread = threading.Thread(target=lambda: executor(np.ones(5, np.float32)))
-    thread.start()
-    try:
-        assert inside.wait(60)
-        assert jnp.nonzero is not original
-        with pytest.raises(IndexError, match="concrete"):
-            jax.jit(lambda x: x[x > 0])(jnp.ones(3))
-        with pytest.raises(jax.errors.ConcretizationTypeError, match="nonzero"):
-            jax.jit(jnp.nonzero)(jnp.ones(3))
-        assert jnp.nonzero(jnp.array([0, 1]))[0].tolist() == [1]
-    finally:
-        leave.set()
-        thread.join()
-    assert jnp.nonzero is original
 
 
 def test_patches_are_gone_after_a_trace_that_raises() -> None:

@@ -13,7 +13,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit.errors import FallbackError, FallbackWarning
-from tests.runtime.test_computed_sizes import EDGES, all_arrays, arrays, checked, few_or_all
+from tests.runtime.test_computed_sizes import EDGES, arrays, checked, few_or_all
 
 
 def count(x: Any) -> Any:
@@ -290,21 +290,6 @@ def test_one_executable_for_each_bucket(name: str) -> None:
     assert executor.stats().compiles == 3
 
 
-def test_equal_numbers_of_rows_are_one_size() -> None:
-    """Whatever they are made of: a mask, a slice, a shape."""
-
-    def fn(x: Any) -> Any:
-        k = count(x)
-        ones = x[:k] * jnp.arange(k) + x[x > 0] * jnp.ones(((x > 0).sum(),))
-        return ones + bucketjit.sized(x, jnp.count_nonzero(x > 0)) + jnp.zeros(k)
-
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
-    for x in arrays(7):
-        checked(executor, fn, x)
-    assert executor.stats().compiles == 1
-    assert len(executor.explain(x).computed) == 1
-
-
 MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
     "halves": lambda x: jnp.sort(x[x > 0]) + jnp.sort(x[x < 0]) * 2,
     "parts": lambda x: jnp.concatenate([x[x > 0], x[x <= 0]]) + x,
@@ -326,18 +311,6 @@ def test_different_selections_that_are_equal_share_an_executable(name: str) -> N
     assert executor.stats().compiles == 1
 
 
-@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
-def test_sizes_that_bound_each_other_have_room_enough() -> None:
-    def fn(x: Any) -> Any:
-        k = count(x)
-        return jnp.concatenate([x[: k // 2], x[k // 2 : k], x[k:]]) + x
-
-    executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=16)
-    for values in ([1, -1], [1, -1, 2, -2], [3] * 7, [-1, -2, 4, 5, -6, 7]):
-        x = np.array(values, np.float32)
-        np.testing.assert_allclose(executor(x), fn(jnp.asarray(x)))
-
-
 PARTS: dict[str, Callable[..., Any]] = {
     "before_and_after": lambda x: jnp.concatenate([x[count(x) :], x[: count(x)]]) + x,
     "mask_and_rest": lambda x: jnp.concatenate([x[x > 0], x[~(x > 0)]]) + x,
@@ -346,17 +319,6 @@ PARTS: dict[str, Callable[..., Any]] = {
     "one_more": lambda x: jnp.arange(count(x) + 1)[1:] * x[: count(x)],
     "moved": lambda x: x.at[count(x) // 2 :].set(x[: x.shape[0] - count(x) // 2]),
 }
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_parts_of_an_axis_make_it_whole(name: str) -> None:
-    fn = PARTS[name]
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
-    executor = executor.with_pow2(min=16)
-    for x in all_arrays():
-        checked(executor, fn, x)
-    assert executor.stats().compiles == 1
-    assert not any("presumed" in told for told in executor.explain(x).computed)
 
 
 def test_sizes_with_different_bounds_that_are_equal() -> None:
@@ -491,24 +453,6 @@ def test_the_error_of_the_eager_function_names_both_selections() -> None:
         executor(np.array([1, -1, 2, 3, 4], np.float32))
     (note,) = (n for n in raised.value.__notes__ if n.startswith("bucketjit runs"))
     assert "4 rows of n" in note and "1 row of n" in note and "select both by one mask" in note
-
-
-def test_inside_of_loops_and_functions_under_jit_where_jax_cannot() -> None:
-    def in_scan(x: Any) -> Any:
-        return jax.lax.scan(lambda c, a: (c + x[: jnp.sum(x > a)].sum(), a), jnp.float32(0), x)[0]
-
-    def in_jit(x: Any) -> Any:
-        return jax.jit(lambda y: y[: count(y)] * jnp.arange(count(y)))(x)
-
-    for size in EDGES:
-        for x in list(arrays(size))[:4]:
-            for fn, want in (
-                (in_scan, sum(x[: np.sum(x > a)].sum() for a in x)),
-                (in_jit, x[: np.sum(x > 0)] * np.arange(np.sum(x > 0))),
-            ):
-                executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR)
-                got = executor.with_pow2(min=8)(x)
-                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_jax_itself_is_as_before() -> None:

@@ -108,37 +108,6 @@ def batch(rows: int, columns: int) -> dict[str, Any]:
     return {"input_ids": ones(rows, columns), "attention_mask": ones(rows, columns), "scale": 2}
 
 
-def test_a_missing_key_of_a_dict_is_an_error() -> None:
-    axes: Any = {"batch": {"input_ids": "b, s"}}
-    executor = BucketedExec(attend, dynamic_axes=axes).with_pow2()
-    for _ in range(2):
-        with pytest.raises(SpecError) as raised:
-            executor(batch(2, 3))
-    assert "no entry for 'attention_mask'" in str(raised.value)
-    assert "has 'attention_mask', 'input_ids', 'scale'" in str(raised.value)
-    axes = {"batch": {"input_ids": "b, s", "attention_mask": "b, s"}}  # a scalar may be left out
-    executor = BucketedExec(attend, dynamic_axes=axes).with_pow2()
-    assert [float(executor(batch(2, n))) for n in (3, 5, 7)] == [6, 10, 14]
-    assert executor.cache_size() == 2
-
-
-def test_an_argument_that_is_left_out_and_varies_is_told_of() -> None:
-    def masked(input_ids: Any, attention_mask: Any) -> Any:
-        return input_ids.sum() + attention_mask.sum()
-
-    def serve(executor: Any, count: int) -> Callable[[], object]:
-        return lambda: [executor(ones(2, 4), ones(2, n)) for n in range(1, count + 1)]
-
-    def make(axes: Any) -> Any:
-        return BucketedExec(masked, dynamic_axes=axes).with_pow2()
-
-    (text,) = told(serve(make({"input_ids": "b, s"}), 4))
-    assert "axis 1 of attention_mask varied (static), 3 sizes: 1, 2, 3" in text
-    assert told(serve(make({"input_ids": "b, s"}), 2)) == []
-    assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, _"}), 4)) == []
-    assert told(serve(make({"input_ids": "b, s", "attention_mask": "b, t"}), 4)) == []
-
-
 def test_static_values_that_vary_are_named() -> None:
     scaled = BucketedExec(lambda x, rate: x.sum() * rate, static_argnames="rate").with_pow2()
     (text,) = told(lambda: [scaled(ones(4), rate=0.5 * i) for i in range(20)])
@@ -156,17 +125,6 @@ def test_the_argument_of_a_static_number_is_named() -> None:
     trees = BucketedExec(scaled, warn_after=2).with_pow2()
     (text,) = told(lambda: [trees(ones(3), {"by": 2.0, str(i): 1.0}) for i in range(4)])
     assert "scale had 3 structures or types, with static values in it" in text
-
-
-def test_sizes_are_told_of_where_all_open_axes_are_empty() -> None:
-    summed = BucketedExec(lambda x: x.sum(0), dynamic_axes="e, _").with_pow2()
-    assert told(lambda: [summed(ones(0, n)) for n in (3, 4, 4)]) == []
-    (text,) = told(lambda: [summed(ones(0, n)) for n in (5, 6)])
-    assert "compiles for each size where axis 0 of x has size 0" in text
-    assert "have no bucket" in text
-    few = BucketedExec(lambda x: x.sum(0), dynamic_axes="e, _", warn_after=2).with_pow2()
-    (text,) = told(lambda: [few(ones(0, n)) for n in (3, 4, 5)])
-    assert "has compiled 3 executables" in text and "axis 0 of x had size 0. Such calls" in text
 
 
 @pytest.mark.parametrize("empty", [0, 1])

@@ -51,17 +51,6 @@ def test_the_error_is_of_that_bucket() -> None:
     assert fn.stats().compiles == 1
 
 
-def test_a_warmup_compiles_the_other_buckets() -> None:
-    fn = BucketedExec(by_square).with_pow2()
-    for _ in range(2):
-        report = fn.warmup(ones(1), sizes={"batch": [50_000, 100, 300]}, progress=False)
-        ((sizes, why),) = report.exact
-        assert dict(sizes) == {"batch": 50_000}
-        assert "does not fit into int32 in this bucket" in why
-        assert not report.failed
-    assert sorted(b.sizes["batch"] for b in fn.stats().buckets) == [128, 512, 50_000]
-
-
 def test_a_plan_is_compiled_ahead_but_for_one_bucket() -> None:
     fn = BucketedExec(by_square).with_buckets([128, 256, 65_536]).with_ahead_compile()
     np.testing.assert_allclose(fn(ones(100)), 0.01, rtol=1e-6)
@@ -124,45 +113,6 @@ def test_a_gradient_through_them() -> None:
     fn = BucketedExec(lambda x: (x[: x.shape[0] * 750_000 // 1_000_000] ** 2).sum()).with_pow2()
     got = jax.grad(fn)(ones(3000))
     np.testing.assert_array_equal(got, np.where(np.arange(3000) < 2250, 2, 0))
-
-
-@pytest.mark.parametrize(
-    ("function", "size", "buckets"),
-    [
-        (lambda x: x.max(), 2**31 - 5, [2**31 + 4096]),
-        (lambda x: x.max(), 2**31 + 5, [2**31 + 4096]),
-        (lambda x: jnp.pad(x, (0, x.shape[0])).max(), 1_200_000_000, [1_300_000_000]),
-        (lambda x: jnp.concatenate([x, x])[5:].max(), 1_200_000_000, [1_300_000_000]),
-        (lambda x: x + 1, 2**31 - 5, [2**31 + 4096]),
-    ],
-)
-def test_axes_beyond_int32_run_exact(
-    function: Callable[[Any], Any], size: int, buckets: list[int]
-) -> None:
-    fn = BucketedExec(function, dynamic_axes="n").with_buckets(buckets)
-    told = fn.explain(jax.ShapeDtypeStruct((size,), np.int8))
-    assert (told.kind, "does not fit into int32" in told.reason) == ("exact", True)
-    assert fn.explain(jax.ShapeDtypeStruct((7,), np.int8)).kind == "exact"
-    assert (
-        BucketedExec(function, dynamic_axes="n")
-        .with_pow2()
-        .explain(jax.ShapeDtypeStruct((7,), np.int8))
-        .kind
-        == "masked"
-    )
-
-
-def test_a_kernel_longer_than_the_bucket_has_a_gradient_of_zeros() -> None:
-    def loss(w: Any, x: Any) -> Any:
-        y = lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
-        return jnp.sum(y * y)
-
-    grad = BucketedExec(jax.grad(loss), dynamic_axes=(None, "b, s, _")).with_pow2()
-    w = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
-    for s in (2, 5, 1, 3):
-        x = np.random.default_rng(s).normal(size=(1, s, 2)).astype(np.float32)
-        np.testing.assert_allclose(grad(w, x), jax.jit(jax.grad(loss))(w, x), rtol=1e-5)
-    assert not grad.stats().fallback_calls
 
 
 def test_what_was_refused_is_explained_so() -> None:

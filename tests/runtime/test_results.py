@@ -15,8 +15,7 @@ from jax import lax
 import bucketjit
 from bucketjit import BucketedExec, Check, Padded
 from bucketjit._arrays.padding import pad, padder, plain
-from bucketjit._runtime.fast_path.dispatch import _MAX_ROUTES
-from bucketjit.errors import ArgumentError, FallbackWarning, SpecError
+from bucketjit.errors import ArgumentError, SpecError
 from tests.comparison import assert_same, ramp, unrolled
 
 SIZES = (3, 5, 4, 8, 1, 3, 5)
@@ -65,24 +64,6 @@ def test_padded_results() -> None:
         np.testing.assert_array_equal(np.asarray(y.array)[n:], 0)
         np.testing.assert_array_equal(got["pair"].first, want["pair"].first)
         assert y.block_until_ready() is y
-
-
-@pytest.mark.parametrize("out", ["numpy", "padded"])
-def test_forms_of_exact_runs(out: str) -> None:
-    kind = np.ndarray if out == "numpy" else Padded
-    executor = BucketedExec(lambda x: (x * 2, x.sum()), out=out)
-    refused = BucketedExec(lambda x: (unrolled(x), x.sum()), out=out).with_pow2()
-    for n in (3, 5, 3):
-        doubled, _ = executor(ramp(n))
-        assert type(doubled) is kind
-        np.testing.assert_array_equal(doubled, 2 * ramp(n))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
-            other, total = refused(ramp(n))
-        assert type(other) is kind
-        np.testing.assert_array_equal(other, ramp(n) * ramp(n).sum())
-        assert float(total) == ramp(n).sum()
-    assert refused.stats().fallback_calls == 3
 
 
 def test_forms_by_decorator_and_their_refusal() -> None:
@@ -161,17 +142,6 @@ def test_padded_arrays_without_padding_compile_nothing(xla_compiles: Callable[[]
     assert xla_compiles() == before
 
 
-def test_padding_in_an_axis_that_is_static_is_cut() -> None:
-    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="b, _").with_pow2()
-    held = np.full((4, 4), np.inf, np.float32)
-    held[:3, :2] = 1
-    assert float(executor(Padded(held, (3, 2)))) == 6
-    static = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("b", None)).with_pow2()
-    for _ in range(2):
-        assert float(static(ramp(3), Padded(held, {0: 3, 1: 2}))) == 12
-        assert float(static(ramp(3), np.ones((3, 2), np.float32))) == 12
-
-
 def test_padded_arrays_in_containers_keywords_and_transformations() -> None:
     fn = lambda d, *, y: d["x"].sum() + y.max()  # noqa: E731
     executor = BucketedExec(fn, dynamic_axes={"d": {"x": "n"}, "y": "n"}).with_pow2()
@@ -234,18 +204,6 @@ def test_padded_copies_are_donated(where: str) -> None:
             assert x.is_deleted() and w.is_deleted()
 
 
-def test_what_no_output_can_reuse_is_kept() -> None:
-    executor = BucketedExec(lambda x, y: (x.sum(), y), donate_argnums=(0, 1)).with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for n in (3, 4, 3):
-            x, y = jnp.asarray(ramp(n)), jnp.asarray(ramp(n, 2))
-            total, same = executor(x, y)
-            assert float(total) == ramp(n).sum()
-            np.testing.assert_array_equal(same, ramp(n, 2))
-            assert not x.is_deleted() and y.is_deleted()
-
-
 def test_host_arrays_can_be_donated() -> None:
     executor = BucketedExec(lambda x: x * 2, donate_argnums=0).with_pow2()
     for n in (3, 4, 3, 4):
@@ -276,18 +234,6 @@ def test_a_call_does_not_wait_for_its_results(out: str) -> None:
         arrays = [y.array if type(y) is Padded else y for y in leaves]
         assert not any(y.is_ready() for y in arrays)
         jax.block_until_ready(arrays)
-
-
-def test_stages_do_not_wait_for_each_other() -> None:
-    first = BucketedExec(lambda x: x + 0 * slow(x), out="padded").with_pow2()
-    second = BucketedExec(lambda y: y.max()).with_pow2()
-    wider = BucketedExec(lambda y: y.max()).with_buckets([64])
-    x = jnp.asarray(ramp(5))
-    jax.block_until_ready([second(first(x)), wider(first(x))])
-    y = first(x)
-    results = [second(y), wider(y)]
-    assert not any(r.is_ready() for r in results)
-    assert [float(r) for r in results] == [5, 5]
 
 
 # --- the warm path -------------------------------------------------------------------------------
@@ -360,21 +306,6 @@ def test_calls_like_an_earlier_one_take_the_warm_path(
     assert sum(b.hits for b in after.buckets) == after.hits
 
 
-def test_parameters_that_change_their_type_find_their_plan() -> None:
-    """Of 2 kinds of parameters for one shape, neither drives the other off the warm path."""
-    executor = BucketedExec(lambda p, x: x * p["w"]).with_pow2()
-    kinds = [{"w": jnp.float32(2)}, {"w": 2.0}, {"w": jnp.bfloat16(2)}, {"w": np.float32(2)}]
-    for p in kinds * 2:
-        for n in (3, 5):
-            got, want = executor(p, ramp(n)), jax.jit(lambda p, x: x * p["w"])(p, ramp(n))
-            assert_same(got, want)
-    assert executor.cache_size() == 6  # np and jnp float32 are one signature
-    before = executor.stats()
-    for p in kinds:
-        executor(p, ramp(3))
-    assert executor.stats().compiles == before.compiles == 6
-
-
 def test_plans_of_evicted_executables_are_made_again() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1)
     for n in (3, 5, 3, 5, 9, 3):
@@ -420,36 +351,6 @@ def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
     assert again.dtype == padded.dtype and not np.shares_memory(again, padded)
 
 
-def test_more_shapes_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All are forgotten at once; calls are counted all the same."""
-    monkeypatch.setattr("bucketjit._runtime.fast_path.dispatch._MEMO_LIMIT", 4)
-    executor = BucketedExec(lambda x: x * 2).with_pow2()
-    for n in (*range(1, 17), *range(1, 17)):
-        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
-        [table] = executor._engine.memory.fast_path.tables
-        assert len(table.by_key) <= 4
-    stats = executor.stats()
-    assert (stats.calls, stats.compiles) == (32, 5)
-    assert stats.size_counts == {"batch": dict.fromkeys(range(1, 17), 2)}
-
-
-def test_more_layouts_of_arguments_than_are_kept() -> None:
-    """The oldest give way; calls like them find their executable again."""
-
-    def scaled(x: Any, **factors: Any) -> Any:
-        return x * sum(factors.values())
-
-    names = [f"a{i}" for i in range(_MAX_ROUTES + 3)]
-    executor = BucketedExec(scaled, dynamic_axes={"x": "n"}).with_pow2().with_maxsize(None)
-    for name in names * 2:
-        np.testing.assert_array_equal(executor(ramp(3), **{name: 2.0}), 2 * ramp(3))
-    fast_path = list(executor._engine.memory.fast_path.tables)
-    assert [table.layout.names for table in fast_path] == [
-        (n,) for n in names[: -_MAX_ROUTES - 1 : -1]
-    ]
-    assert executor.stats().compiles == len(names)
-
-
 @pytest.mark.parametrize("out", ["jax", "numpy", "padded"])
 def test_typed_keys_take_the_short_way(out: str) -> None:
     """Also those of two generators, and raw ones, one after the other."""
@@ -489,26 +390,3 @@ def test_padded_is_what_has_open_axes_also_without_a_program(fn: Any, strategy: 
         w, y = executor(np.ones(2, np.float32), np.ones((n, 2), np.float32))
         assert (type(w), type(y)) == (type(jnp.ones(1)), Padded)
         np.testing.assert_allclose(w, fn(np.ones(2), np.ones((n, 2)))[0], rtol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
-def test_results_that_grow_by_jumps_are_padded() -> None:
-    def parts(x: Any) -> Any:
-        total = sum(x[i] for i in range(x.shape[0]))
-        return x[::2], x[: x.shape[0] // 2], x, total + jnp.zeros(3)
-
-    executor = BucketedExec(parts, out="padded", dynamic_axes="n").with_pow2()
-    for n in (3, 4, 5):
-        found = executor(np.ones(n, np.float32))
-        assert [type(y) is Padded for y in found] == [True, True, True, False]
-
-
-@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
-def test_all_is_padded_where_other_sizes_are_not_taken() -> None:
-    def picky(x: Any) -> Any:
-        if x.shape[0] != 3:
-            raise ValueError("only 3")
-        return x * 2, x.sum(keepdims=True)
-
-    executor = BucketedExec(picky, out="padded", dynamic_axes="b")
-    assert [type(y) for y in executor(np.ones(3, np.float32))] == [Padded, Padded]

@@ -12,17 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import bucketjit
-from bucketjit import BucketedExec, Check, Fallback, strategies
+from bucketjit import BucketedExec, Fallback, strategies
 from bucketjit.errors import (
-    ArgumentError,
-    BucketOverflowError,
     CompileBudgetError,
     FallbackError,
     FallbackWarning,
     SpecError,
 )
-from tests.plans import Boxes
 
 F32 = np.float32
 
@@ -32,46 +28,6 @@ def ones(*lengths: int) -> list[np.ndarray]:
 
 
 # --- guards and groups ---
-
-
-def test_guards_that_differ_between_rows() -> None:
-    def fn(x: Any) -> Any:
-        return x.max() - x.min() if x.shape[0] > 4 else x.sum()
-
-    executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
-    examples = [np.arange(n, dtype=F32) for n in (2, 7, 4, 5, 8, 1)]
-    got = executor.map(examples)
-    assert [float(x) for x in got] == [float(fn(x)) for x in examples]
-    assert len(executor.stats().programs) == 2 and executor.stats().rows == 6
-
-
-def test_paired_programs() -> None:
-    def fn(x: Any) -> Any:
-        table = np.arange(int(x.shape[0]), dtype=F32) ** 2  # made by Python for each size
-        return (x * table).sum(), int(x.shape[0]) * x[0]
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=8)
-    examples = [np.arange(1, n + 1, dtype=F32) for n in (3, 5, 8, 3, 12)]
-    for x, got in zip(examples, executor.map(examples), strict=True):
-        np.testing.assert_allclose(got, fn(x), rtol=1e-5)
-    assert executor.stats().fallback_calls == 0 and executor.stats().rows == 5
-
-
-def test_executables_of_many_calls() -> None:
-    random = np.random.default_rng(0)
-    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2(min=8, max=32)
-    for _ in range(50):
-        examples = ones(*random.integers(1, 33, random.integers(1, 40)))
-        got = executor.map(examples, token_budget=128)
-        assert [float(x) for x in got] == [float(len(x)) for x in examples]
-    # Length buckets 8, 16 and 32, with up to 16, 8 and 4 rows.
-    assert executor.cache_size() <= 5 + 4 + 3
-    buckets = executor.stats().buckets
-    assert all(b.sizes["rows"] * b.sizes["n"] <= 128 for b in buckets)
-    before = executor.stats().compiles
-    with executor.forbid_compiles():
-        executor.map(examples, token_budget=128)
-    assert executor.stats().compiles == before
 
 
 def test_ten_thousand_rows() -> None:
@@ -95,17 +51,6 @@ def test_a_generator_is_taken_in_parts() -> None:
     got = executor.map(stream(), out="numpy")
     assert [float(x) for x in got] == [1024.0 * i for i in range(300)]
     assert alive[0] == 0 and 0 < alive[-1] < 300  # some ran before the last was read
-
-
-def test_two_variables_have_groups_of_their_own() -> None:
-    executor = BucketedExec(lambda x, y: x.sum() * y.sum(), dynamic_axes=("n", "m")).with_pow2()
-    xs, ys = ones(3, 5, 3, 2), ones(9, 2, 12, 9)
-    assert [float(x) for x in executor.map(xs, ys)] == [27, 10, 36, 18]
-    assert {(b.sizes["n"], b.sizes["m"]) for b in executor.stats().buckets} == {
-        (4, 16),
-        (8, 2),
-        (2, 16),
-    }
 
 
 def test_a_variable_called_rows() -> None:
@@ -158,17 +103,6 @@ def test_refused_programs_run_one_by_one() -> None:
         got = executor.map(examples)
     assert [x.tolist() for x in got] == [np.sort(x).tolist() for x in examples]
     assert executor.stats().fallback_calls == 3
-
-
-def test_a_callback_with_open_results() -> None:
-    def fn(x: Any) -> Any:
-        return jax.pure_callback(
-            lambda y: np.sort(np.asarray(y)), jax.ShapeDtypeStruct(x.shape, x.dtype), x
-        )
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    examples = [np.arange(n, 0, -1).astype(F32) for n in (3, 5, 2)]
-    assert [x.tolist() for x in executor.map(examples)] == [np.sort(x).tolist() for x in examples]
 
 
 def test_a_callback_without_a_rule_for_batches() -> None:
@@ -437,34 +371,7 @@ def test_explanations() -> None:
     assert "n=8: 3 examples in 1 x 4 rows" in str(again)
 
 
-def test_a_function_from_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("flatbuffers")
-    executor = BucketedExec(lambda w, x: (w * x).sum(), dynamic_axes=(None, "n")).with_pow2(min=4)
-    path = tmp_path / "f.bucketjit"
-    executor.save(path, F32(1), np.ones(3, F32), sizes={"n": [4, 8]})
-    loaded = bucketjit.load(path)
-    with pytest.warns(FallbackWarning, match="a function from a file"):
-        assert [float(x) for x in loaded.map(F32(2), ones(3, 5))] == [6, 10]
-    assert [float(x) for x in loaded.map(w=F32(2), x=ones(3, 5))] == [6, 10]
-    assert float(loaded.map(F32(1), ones(3, 5), reduce="mean")) == 4
-    assert loaded.stats().fallback_calls == 0 and sum(loaded.stats().rows_alone.values()) == 6
-    with pytest.raises(BucketOverflowError, match="example 1: "):
-        loaded.map(F32(2), ones(3, 9))
-
-
 # --- plans ---
-
-
-def test_joint_plans() -> None:
-    plan = Boxes({"n": 4, "m": 16}, {"n": 16, "m": 4}, {"n": 16, "m": 16})
-    executor = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("n", "m")).with_plan(plan)
-    xs, ys = ones(3, 9, 5, 4), ones(9, 2, 12, 16)
-    assert [float(x) for x in executor.map(xs, ys)] == [12, 11, 17, 20]
-    assert {(b.sizes["n"], b.sizes["m"]) for b in executor.stats().buckets} == {
-        (4, 16),
-        (16, 4),
-        (16, 16),
-    }
 
 
 def test_events_name_the_rows() -> None:
@@ -473,15 +380,3 @@ def test_events_name_the_rows() -> None:
     executor.with_pow2(min=8).map(ones(3, 5, 8))
     compiled = [event for event in seen if event.kind == "compile"]
     assert [dict(event.sizes) for event in compiled] == [{"rows": 4, "n": 8}]
-
-
-def test_compiled_stages() -> None:
-    executor = BucketedExec(
-        lambda k, w, x: (w * x).sum() + k, dynamic_axes=(None, None, "n"), static_argnums=0
-    ).with_pow2(min=8)
-    compiled = executor.lower(3, F32(1), np.ones(5, F32)).compile()
-    assert [float(x) for x in compiled.map(F32(2), ones(2, 8))] == [7, 19]
-    got = compiled.map([F32(1), F32(2)], ones(2, 8), in_axes=(0, 0), reduce="mean")
-    assert float(got) == (5 + 19) / 2
-    with pytest.raises(ArgumentError, match="n at most 8"):
-        compiled.map(F32(2), ones(2, 9))

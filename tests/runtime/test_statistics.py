@@ -6,7 +6,6 @@ import gc
 import json
 import threading
 import time
-import warnings
 import weakref
 from contextlib import nullcontext
 from typing import Any
@@ -17,11 +16,9 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Check, strategies
-from bucketjit._runtime import statistics
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
-from bucketjit._runtime.statistics import REASONS_KEPT
-from bucketjit.errors import FallbackWarning, MaskingError
+from bucketjit.errors import FallbackWarning
 
 
 def ones(*shape: int) -> np.ndarray:
@@ -73,21 +70,6 @@ def test_each_executable() -> None:
     assert executor.stats().buckets[0].pinned
 
 
-def test_programs_by_their_guards() -> None:
-    executor = BucketedExec(
-        lambda x: x.sum() if x.shape[0] > 4 else x.max(), dynamic_axes="b, _"
-    ).with_pow2()
-    for n in (3, 6, 9):
-        executor(ones(n, 2))
-    few, many = executor.stats().programs
-    assert (few.inputs, few.guards, few.executables) == (
-        ("x: float32[b, 2]",),
-        ("b <= 4",),
-        1,
-    )
-    assert (many.guards, many.executables, many.kind) == (("b >= 5",), 2, "symbolic")
-
-
 def test_programs_of_derivatives_are_told() -> None:
     executor = BucketedExec(lambda x: (x**2).sum()).with_pow2()
     jax.grad(executor)(jnp.ones(3))
@@ -95,17 +77,6 @@ def test_programs_of_derivatives_are_told() -> None:
     assert sum(p.executables for p in stats.programs) == executor.cache_size() == 1
     executor.cache_clear()
     assert executor.stats().programs == ()
-
-
-def test_snapshots_of_the_same_counters_are_equal() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2()
-    for n in (3, 5, 3):
-        executor(ones(n))
-    first = executor.stats()
-    time.sleep(0.01)
-    assert executor.stats() == first and hash(executor.stats()) == hash(first)
-    executor(ones(3))
-    assert executor.stats() != first
 
 
 def test_reset_keeps_the_cache_and_counts_on() -> None:
@@ -186,24 +157,6 @@ def test_calls_that_fail_while_they_run_are_counted(check: Check, strategy: Any)
         assert (stats.hits, stats.misses) == (8, 1)
 
 
-def test_a_call_under_way_is_counted_though_its_plan_gave_way() -> None:
-    counters = Counters()
-    line = CallCounter({"b": 3}, {"b": 4}, 3, 4)
-    counters.open(line)
-    line.calls.add()
-    counters.close(line)
-    line.calls.add()  # another thread had the plan in its hands
-    assert counters.snapshot(0, 0, 0, []).calls == 2
-    for _ in range(1000):
-        other = CallCounter({"b": 3})
-        counters.open(other)
-        other.calls.add()
-        counters.close(other)
-    assert counters.snapshot(0, 0, 0, []).size_counts == {"b": {3: 1002}}
-    counters.reset()
-    assert counters.snapshot(0, 0, 0, []).calls == 0
-
-
 def test_json() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_pow2()
     for n in (3, 5, 3):
@@ -238,37 +191,6 @@ def test_sizes_are_bounded() -> None:
     assert max(counts) == 20_000 and all(size % 8 == 0 for size in counts)
 
 
-def test_reasons_are_bounded_in_number() -> None:
-    """The first ones stay, whatever is counted in which way, and the counts add up."""
-    counters = Counters()
-    lines = [CallCounter({"b": 3}, reason=f"reason {i}") for i in range(100)]
-    for i, line in enumerate(lines):
-        counters.call(line)
-        assert counters.fallback(f"reason {i}") == (i <= REASONS_KEPT)  # the rest is one reason
-        counters.open(line)
-    for _ in range(2):
-        stats = counters.snapshot(0, 0, 0, ())
-        assert stats.fallback_reasons == {
-            **{f"reason {i}": 1 for i in range(REASONS_KEPT)},
-            "other": 100 - REASONS_KEPT,
-        }
-        assert stats.fallback_calls == stats.calls == 100
-    for _ in range(2):
-        for line in reversed(lines):
-            line.calls.add()
-        counters.fallback("reason 99", counted=False)
-    for line in lines[::2]:
-        counters.close(line)
-    stats = counters.snapshot(0, 0, 0, ())
-    assert stats.fallback_reasons["reason 0"] == stats.fallback_reasons["reason 63"] == 3
-    assert stats.fallback_reasons["other"] == 3 * (100 - REASONS_KEPT) + 2
-    assert stats.fallback_calls == sum(stats.fallback_reasons.values()) == 302
-    counters.reset()
-    counters.call(lines[99])
-    assert counters.snapshot(0, 0, 0, ()).fallback_reasons == {"other": 1}
-    assert not counters.fallback("reason 99")  # it was warned of
-
-
 @pytest.mark.parametrize("text", ["long " * 20_000, "x" * 100_000, "\x1b" * 100_000])
 def test_reasons_are_bounded_in_length(text: str) -> None:
     """The start and the end of a reason stay."""
@@ -279,35 +201,6 @@ def test_reasons_are_bounded_in_length(text: str) -> None:
     ((reason, calls),) = counters.snapshot(0, 0, 0, ()).fallback_reasons.items()
     assert calls == 4 and len(reason) <= 500 and reason.isprintable()
     assert reason.startswith("dot_general: ") and reason.endswith(" [f.py:3]")
-
-
-def test_reasons_of_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "REASONS_KEPT", 2)
-
-    def refuses(ctx: Any, operand: Any) -> Any:
-        raise MaskingError(f"no {ctx.params['accuracy']}\ud800\n{'x' * 10**5}")
-
-    def fn(x: Any, accuracy: Any) -> Any:
-        return jax.lax.exp(x, accuracy=accuracy)
-
-    executor = BucketedExec(fn, static_argnames="accuracy").with_pow2()
-    executor = executor.with_rules({jax.lax.exp_p: refuses})
-    modes = jax.lax.AccuracyMode
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        for accuracy in (None, modes.HIGHEST, modes.DEFAULT, jax.lax.Tolerance(1, 1, 1)):
-            for _ in range(3):
-                executor(ones(3), accuracy=accuracy)
-    stats = executor.stats()
-    assert [*stats.fallback_reasons.values()] == [3, 3, 6]
-    assert [*stats.fallback_reasons][2] == "other" and stats.fallback_calls == 12
-    assert max(map(len, stats.fallback_reasons)) <= 500
-    assert [p.refused in stats.fallback_reasons for p in stats.programs] == [True] * 2 + [False] * 2
-    messages = [str(w.message) for w in warned if w.category is FallbackWarning]
-    assert len(messages) == 3 and max(map(len, messages)) <= 2000
-    assert json.loads(stats.to_json())["fallback_reasons"] == dict(stats.fallback_reasons)
-    stats.to_json().encode()
-    "".join([*stats.fallback_reasons, *messages]).encode()
 
 
 def test_counting_keeps_nothing_alive() -> None:
@@ -336,21 +229,3 @@ def test_a_checked_call_is_one_call(check: Check) -> None:
     assert (stats.calls, stats.size_counts) == (3, {"batch": {3: 2, 5: 1}})
     assert stats.padding_waste == pytest.approx(5 / 16)
     assert stats.dimension_waste == {"batch": pytest.approx(5 / 16)}
-
-
-@pytest.mark.parametrize("way", ["no strategy", "exact", "not traced", "empty first"])
-def test_sizes_are_counted_where_nothing_is_traced(way: str) -> None:
-    def rows(x: Any) -> Any:
-        return sum(x[i] for i in range(x.shape[0]))
-
-    executor = BucketedExec(rows if way == "not traced" else lambda x: x.sum(0))
-    executor = executor.with_exact() if way == "exact" else executor
-    if way in ("not traced", "empty first"):
-        executor = executor.with_pow2()
-    sizes = (0, 3, 5) if way == "empty first" else (3, 5, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        for n in sizes:
-            executor(ones(n, 2))
-    stats = executor.stats()
-    assert stats.size_counts == {"batch": {n: sizes.count(n) for n in sorted(set(sizes))}}

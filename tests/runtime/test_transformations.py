@@ -129,21 +129,6 @@ def test_a_loss_and_its_gradient_are_one_executable_per_bucket() -> None:
     assert executor.cache_size() == 9  # by other arguments, then plain, and pulled back
 
 
-def test_scaled_losses_of_small_floats() -> None:
-    """Scaled is not scaled after: 16 bits lose what the scale is there to keep."""
-    loss = lambda w, x: jnp.mean((x @ w).astype(jnp.float32) ** 2)  # noqa: E731
-    executor = _bucketed(loss, (None, "n, _"))
-    w = jnp.ones(4, jnp.float16)
-    for n in (3, 5, 7):
-        x = (ramp(n, 4) * 1e-3).astype(np.float16)
-        for scale in (65536.0, 1e-3):
-            scaled = lambda fn: lambda w: fn(w, x) * scale  # noqa: B023, E731
-            got, want = (jax.grad(scaled(f))(w) for f in (executor, jax.jit(loss)))
-            np.testing.assert_allclose(
-                np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-3
-            )
-
-
 def test_speculation_stops_where_it_does_not_pay() -> None:
     executor = _bucketed(_loss, (None, "b, _", "b, _"))
     scaled = jax.grad(lambda *a: executor(*a) * 3)
@@ -165,17 +150,6 @@ def test_effects_happen_once() -> None:
         _close(jax.vjp(executor, ramp(3))[1](ramp(3)), jax.vjp(jnp.tanh, ramp(3))[1](ramp(3)))
     jax.effects_barrier()
     assert seen == [6.0]
-
-
-def test_size_arguments_under_grad() -> None:
-    fn = lambda w, n: (jnp.arange(n) * w).sum()  # noqa: E731
-    executor = _bucketed(fn, (None, "n"))
-    with pytest.warns(FallbackWarning, match="an argument that is a size"):
-        assert float(jax.grad(executor)(2.0, 4)) == 6.0
-    strict = BucketedExec(fn, dynamic_axes=(None, "n"), fallback=Fallback.ERROR).with_pow2()
-    with pytest.raises(FallbackError, match="an argument that is a size"):
-        jax.grad(strict)(2.0, 4)
-    assert float(strict(2.0, 4)) == 12.0
 
 
 def test_arguments_of_a_differentiated_call_are_not_kept() -> None:
@@ -242,26 +216,6 @@ def test_auxiliary_results_of_a_loss() -> None:
     assert executor.cache_size() == 3
 
 
-@pytest.mark.parametrize("which", ["first", "second", "both"])
-def test_a_loss_that_is_not_the_only_result_differentiated(which: str) -> None:
-    def fn(w: Any, x: Any) -> Any:
-        return jnp.sin(w * x).sum(), x * w * w
-
-    weights = {"first": (1.0, 0.0), "second": (0.0, 1.0), "both": (2.0, 3.0)}[which]
-
-    def total(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def of(w: Any, x: Any) -> Any:
-            a, b = fn(w, x)
-            return weights[0] * a**2 + weights[1] * (b**2).sum()
-
-        return of
-
-    executor = _bucketed(fn, (None, "b"))
-    for n in (3, 5):
-        for transform in (jax.grad, lambda f: jax.grad(jax.grad(f))):
-            _close(transform(total(executor))(2.0, ramp(n)), transform(total(fn))(2.0, ramp(n)))
-
-
 def test_padding_does_not_reach_the_gradient() -> None:
     """Masked first and differentiated after, a padded logarithm would give NaN."""
     fn = lambda x: jnp.where(x > 0, jnp.log(x), 0.0).sum() + jnp.linalg.norm(x)  # noqa: E731
@@ -324,19 +278,6 @@ def test_strategies_by_dimension_and_static_arguments() -> None:
         _close(got, jax.grad(lambda x, y: fn(x, 3, y) * 2, argnums=1)(x, y))
 
 
-def test_keyword_arguments_and_donation_under_grad() -> None:
-    fn = lambda w, *, x: (w * x).sum()  # noqa: E731
-    executor = BucketedExec(fn, dynamic_axes={"x": "n"}, donate_argnums=0).with_pow2()
-    for n in (3, 4, 5):
-        w = jnp.full(1, 2.0, jnp.float32)
-        total = np.full(1, ramp(n).sum())
-        _close(jax.grad(lambda w: executor(w, x=ramp(n)))(w), total)  # noqa: B023
-        jax.vjp(lambda w: executor(w, x=ramp(n)) * 2, w)  # noqa: B023
-        assert not w.is_deleted()
-        executor(w, x=ramp(n))
-        assert w.is_deleted()
-
-
 def test_checked_gradients() -> None:
     executor = BucketedExec(_loss, dynamic_axes=(None, "b, _", "b, _"), check=Check.POISON)
     executor = executor.with_pow2()
@@ -352,14 +293,3 @@ def test_clearing_the_cache_clears_gradients() -> None:
     executor.cache_clear()
     assert executor.cache_size() == 0
     _close(jax.grad(executor)(ramp(3)), jax.grad(_square(_smooth))(ramp(3)))
-
-
-def test_a_training_loop_outside_of_jit() -> None:
-    executor = _bucketed(_loss, (None, "b, _", "b, _"))
-    padded, plain = dict(WEIGHTS), dict(WEIGHTS)
-    for n in (8, 8, 5, 3, 8, 7):
-        x, y = ramp(n, 3) / n, ramp(n, 2) / n
-        padded = jax.tree.map(lambda w, g: w - 0.1 * g, padded, jax.grad(executor)(padded, x, y))
-        plain = jax.tree.map(lambda w, g: w - 0.1 * g, plain, jax.grad(_loss)(plain, x, y))
-    _close(padded, plain)
-    assert executor.cache_size() == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -96,38 +95,8 @@ def shared(x: Any, y: Any, z: Any) -> Any:
     return x.mean(1) + y, jnp.cumsum(z * x.sum(0))
 
 
-def test_two_variables_and_a_shared_one() -> None:  # check 4
-    executor = bucketed(shared, ("b, s", "b", "s"))
-    artifact = executor.export_bounded(struct(5, 3), struct(5), struct(3))
-    assert text(artifact).count("call @masked") == 1
-    for b, s in itertools.product((5, 8), (1, 4)):
-        args = [rng().standard_normal(shape).astype(np.float32) for shape in ((b, s), (b,), (s,))]
-        check(artifact, shared, args, [b, s, b, s])
-    # The first argument decides, so what others have beyond its sizes changes nothing.
-    x = [rng().standard_normal(shape).astype(np.float32) for shape in ((5, 3), (5,), (3,))]
-    module = with_static_entry(artifact)
-    buffers = [padded(a, t.shape) for a, t in zip(x, stablehlo.arguments_of(module), strict=False)]
-    compiled = stablehlo.compile_module(module)
-    right, other = (
-        run(compiled, *buffers, *map(np.int32, n)) for n in ([5, 3, 5, 3], [5, 3, 8, 4])
-    )
-    for a, b in zip(right, other, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def expressions(x: Any, y: Any) -> Any:
     return jnp.concatenate([x, x]), x.reshape(-1), y[: y.shape[0] // 2], y[3:], y[: x.shape[0]]
-
-
-def test_results_whose_sizes_are_expressions() -> None:  # check 5
-    executor = bucketed(expressions, ("b, s", "2*t + 3"), constraints=["b <= 2*t + 3"])
-    artifact = executor.export_bounded(struct(3, 3), struct(7))
-    line = main_line(artifact)
-    for bounds in ("<8, 4>", "<16>", "<7>", "<3>", "<4>"):
-        assert f"#stablehlo.bounds{bounds}" in line, bounds
-    for b, s, t in ((3, 3, 2), (4, 4, 1), (1, 1, 1), (4, 1, 2)):
-        args = [rng().standard_normal(n).astype(np.float32) for n in ((b, s), 2 * t + 3)]
-        check(artifact, expressions, args, [b, s, 2 * t + 3])
 
 
 def test_a_size_that_is_an_argument_is_a_scalar() -> None:
@@ -211,38 +180,12 @@ def test_constraints_promise_what_a_guard_asks_for() -> None:
         check(artifact, fn, [rng().standard_normal(n).astype(np.float32)], [n])
 
 
-def test_a_program_of_concrete_traces_is_traced_at_all_sizes_of_the_bucket() -> None:
-    def half(x: Any) -> Any:
-        return x[: int(x.shape[0]) // 2] * 2
-
-    artifact = bucketed(half, "n", constraints=["n >= 4"]).export_bounded(struct(6))
-    for n in (4, 5, 8):
-        check(artifact, half, [rng().standard_normal(n).astype(np.float32)], [n])
-
-    def odd_at_seven(x: Any) -> Any:
-        return jnp.cos(x) if int(x.shape[0]) == 7 else jnp.sin(x)[: int(x.shape[0])]
-
-    with pytest.raises(ExportError, match="at n=7 the function does something else"):
-        bucketed(odd_at_seven, "n", constraints=["n >= 4"]).export_bounded(struct(5))
-
-
 def test_the_cpu_compiler_is_named() -> None:  # check 9
     artifact = bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8))
     with pytest.raises(stablehlo.BadModule) as caught:
         stablehlo.compile_module(stablehlo.read_module(artifact))
     assert "does not compile arguments with bounds for cpu" in str(caught.value)
     assert "PadToStatic" not in str(caught.value)
-
-
-def test_donated_arguments_stay_donated() -> None:  # check 10
-    executor = bucketed(lambda x, y: (x * 2, y + 1), ("b, _", None), donate_argnums=(0, 1))
-    artifact = executor.export_bounded(struct(5, 3), struct(4))
-    assert main_line(artifact).count("tf.aliasing_output") == 2
-    assert text(artifact).count("tf.aliasing_output") == 2  # the masked function has none
-    # Equal buffers, and different bounds: the argument is not donated.
-    executor = bucketed(lambda x: x.reshape(8, x.shape[0]), "b, _", donate_argnums=0)
-    artifact = executor.export_bounded(struct(5, 8))
-    assert "tf.aliasing_output" not in text(artifact)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "bool", "int8", "complex64", "uint32", "float16"])
@@ -254,21 +197,6 @@ def test_dtypes(dtype: str) -> None:  # check 11
     for n in (1, 5, 8):
         x = (rng().standard_normal((n, 2)) * 3).astype(jnp.dtype(dtype))
         check(artifact, fn, [x], [n])
-
-
-def test_random_keys() -> None:
-    def fn(key: Any, x: Any) -> Any:
-        return jax.vmap(lambda k: jax.random.normal(k))(key) + x
-
-    keys = jax.random.split(jax.random.key(0), 3)
-    artifact = bucketed(fn, ("n", "n")).export_bounded(keys, struct(3))
-    assert "tensor<?x2xui32, #stablehlo.bounds<4, ?>>" in main_line(artifact)
-    module = with_static_entry(artifact)
-    words = padded(np.asarray(jax.random.key_data(keys)), (4, 2))
-    x = padded(np.zeros(3, np.float32), (4,))
-    sizes = [np.int32(3)] * 2
-    got = run(stablehlo.compile_module(module), words, x, *sizes)[0][:3]
-    np.testing.assert_allclose(got, jax.jit(fn)(keys, np.zeros(3, np.float32)), rtol=1e-5)
 
 
 def test_trees_and_keywords_are_flattened_in_order() -> None:

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-import bucketjit
 from bucketjit import BucketedExec, Check, Padded
 from bucketjit.errors import ArgumentError, ShapeCheckError, SizeMismatchError
 from bucketjit.stages import Compiled
@@ -80,20 +79,6 @@ def test_1_results_have_the_form_of_the_executor(out: str) -> None:
         got, want = compiled(rows(n))["rows"], softmax(rows(n))["rows"]
         assert isinstance(got, Padded if out == "padded" else np.ndarray)
         np.testing.assert_allclose(np.asarray(got), want, rtol=1e-6)
-
-
-def test_1_padded_arguments_and_copied_ones() -> None:
-    first = BucketedExec(softmax, dynamic_axes="b, _", out="padded").with_pow2()
-    compiled = made(softmax, rows(5))
-    for n in (5, 6, 5, 5):
-        padded = first(rows(n))["rows"]
-        assert_same(compiled(padded), jax.jit(softmax)(softmax(rows(n))["rows"]))
-    total = made(jnp.sum, ramp(5), axes="n", copy_inputs=True)
-    buffer, sums = np.empty(8, np.float32), []
-    for value in range(20):
-        buffer[:] = value
-        sums.append(total(buffer))
-    assert [float(x) for x in sums] == [8.0 * value for value in range(20)]
 
 
 def test_1_checked_executors_check_compiled_calls_too() -> None:
@@ -248,22 +233,6 @@ def test_5_static_arguments_are_left_out(given: Any) -> None:
     assert_same(compiled(rows(3)), jax.jit(lambda x: fn(x, 3, mode="times"))(rows(3)))
 
 
-def test_5_static_arguments_before_the_others() -> None:
-    executor = BucketedExec(
-        lambda n, x, k, y: (x * n).sum() + (y * k).sum(),
-        dynamic_axes=(None, "b", None, "b"),
-        static_argnums=(0, 2),
-    ).with_pow2()
-    compiled = executor.lower(2, ramp(3), 5, ramp(3)).compile()
-    assert float(compiled(ramp(2), ramp(2))) == 3 * 2 + 3 * 5
-    assert says(compiled, ramp(2), ramp(2, dtype=np.float16)).startswith(
-        "y: compiled for float32[b]"
-    )
-    assert says(compiled, ramp(2)) == "y: compiled for float32[b], called without it"
-    assert "static argument n=2" in says(compiled, 2, ramp(2), 5, ramp(2))
-    assert float(jax.grad(lambda x: compiled(x, ramp(2)))(ramp(2)).sum()) == 4
-
-
 # --- check 6: donation ---
 
 
@@ -369,17 +338,6 @@ def test_11_it_survives_eviction_and_clearing(xla_compiles: Count) -> None:
     assert float(jax.grad(lambda x: compiled(x)["mean"].sum())(x).sum()) == pytest.approx(8)
 
 
-def test_11_lower_after_a_clear_and_compile_after_one() -> None:
-    executor = BucketedExec(softmax, dynamic_axes="b, _").with_pow2()
-    lowered = executor.lower(rows(5))
-    executor.cache_clear()
-    compiled = lowered.compile()
-    assert executor.cache_size() == 0  # nobody asks for the program of before
-    assert_same(compiled(rows(3)), jax.jit(softmax)(rows(3)))
-    assert_same(executor.lower(rows(5)).compile()(rows(3)), jax.jit(softmax)(rows(3)))
-    assert executor.cache_size() == 1
-
-
 def test_11_nothing_is_held_once_it_is_gone(live_executables: Count) -> None:
     executor = BucketedExec(lambda x: x * 3 + 1, dynamic_axes="b, _").with_pow2()
     compiled = executor.lower(rows(5)).compile()
@@ -469,20 +427,6 @@ def test_12_programs(name: str) -> None:
         compiled(*arguments(9))
 
 
-def test_12_x64() -> None:
-    with jax.enable_x64(True):
-        compiled = made(softmax, rows(5, dtype=np.float64))
-        assert_same(
-            compiled(rows(3, dtype=np.float64)), jax.jit(softmax)(rows(3, dtype=np.float64))
-        )
-        assert says(compiled, rows(3)) == (
-            "x: compiled for float64[b, 8], called with float32[3, 8]"
-        )
-    assert says(compiled, rows(3, dtype=np.float64)) == (
-        "x: compiled for float64[b, 8], called with float32[3, 8]"
-    )
-
-
 def test_12_a_fixed_size_beside_variables() -> None:
     compiled = made(lambda x: x.sum(0), rows(5), axes="b, 8")
     assert says(compiled, rows(5, 7)) == "x: compiled for float32[b, 8], called with float32[5, 7]"
@@ -506,32 +450,3 @@ def test_several_threads_call_one() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-def test_methods_and_decorators() -> None:
-    @bucketjit.jit(buckets=[4, 16], dynamic_axes="n")
-    def total(x: Any) -> Any:
-        return x.sum()
-
-    compiled = total.lower(ramp(3)).compile()
-    assert dict(compiled.bucket) == {"n": 4}
-    assert float(compiled(ramp(4))) == 10.0
-    assert repr(compiled) == "Compiled(total: n=4)"
-
-
-def test_an_error_of_the_run_is_raised_and_the_next_call_runs() -> None:
-    def refuse(x: Any) -> Any:
-        if x > 6:
-            raise ValueError("too large")
-        return x
-
-    def fn(x: Any) -> Any:
-        kind = jax.ShapeDtypeStruct((), np.float32)
-        return x + jax.pure_callback(refuse, kind, x.sum())
-
-    compiled = made(fn, ramp(3), axes="n")
-    compiled(np.zeros(3, np.float32))
-    for _ in range(2):
-        with pytest.raises(Exception, match="too large"):
-            jax.block_until_ready(compiled(np.full(3, 9, np.float32)))
-        np.testing.assert_array_equal(compiled(np.ones(3, np.float32)), np.full(3, 4.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -169,19 +168,6 @@ def test_static_arguments_are_bound() -> None:  # check 4
     np.testing.assert_allclose(exported.call(normal(6)), 3 * normal(6))
 
 
-def test_x64_bfloat16_keys_and_donated_arguments() -> None:  # check 4
-    with jax.enable_x64(True):
-        check(lambda x: (x * x.shape[0], jnp.arange(x.shape[0])), "n", [(np.arange(5.0),)])
-    check(lambda x: x * 2, "n", [(jnp.ones(n, jnp.bfloat16),) for n in (3, 4)])
-    keys = [(jax.random.split(jax.random.key(0), n),) for n in (3, 4)]
-    check(jax.vmap(lambda k: jax.random.normal(k)), "n", keys)
-    exported = BucketedExec(lambda x: x * 2, dynamic_axes="n", donate_argnums=0).export_dynamic(
-        normal(5)
-    )
-    assert "tf.aliasing_output" in exported.mlir_module()
-    np.testing.assert_allclose(exported.call(normal(3)), 2 * normal(3))
-
-
 def test_several_platforms() -> None:  # check 5
     executor = BucketedExec(jnp.cumsum, dynamic_axes="n")
     exported = executor.export_dynamic(normal(5), platforms=["cpu", "cuda", "tpu"])
@@ -218,26 +204,6 @@ def test_derivatives_on_demand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fn", "shown"),
-    [
-        (lambda x: x / math.sqrt(x.shape[0]), r"constant of shape \(\)"),
-        (
-            lambda x: x * np.arange(x.shape[0], dtype=np.float32),
-            r"constant of shape \(n,\)",
-        ),
-    ],
-)
-def test_constants_that_python_computes(fn: Callable[..., Any], shown: str) -> None:  # check 7
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    with pytest.raises(ExportError) as caught:
-        executor.export_dynamic(normal(5))
-    message = str(caught.value)
-    assert re.search(shown, message) and "is computed by Python from a size" in message
-    assert f"{__file__}:" in message and "compute on the size with jax.numpy" in message
-    np.testing.assert_allclose(executor(normal(5)), jax.jit(fn)(normal(5)), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
     ("fn", "name"),
     [
         (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback"),
@@ -248,48 +214,6 @@ def test_callbacks(fn: Callable[..., Any], name: str) -> None:  # check 8
     message = rf"{name}: a module cannot call back into Python \[.*test_dynamic.py"
     with pytest.raises(ExportError, match=message):
         BucketedExec(fn, dynamic_axes="n").export_dynamic(normal(5))
-
-
-def test_custom_pytree_classes() -> None:  # check 9
-    @jax.tree_util.register_pytree_node_class
-    class Box:
-        def __init__(self, x: Any) -> None:
-            self.x = x
-
-        def tree_flatten(self) -> Any:
-            return (self.x,), None
-
-        @classmethod
-        def tree_unflatten(cls, _: Any, children: Any) -> Any:
-            return cls(*children)
-
-    executor = BucketedExec(lambda box: Box(box.x * 2), dynamic_axes="n")
-    exported = executor.export_dynamic(Box(normal(5)))
-    np.testing.assert_allclose(exported.call(Box(normal(3))).x, 2 * normal(3))
-    with pytest.raises(ValueError, match="register_pytree_node_serialization"):
-        exported.serialize()
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_associative_scans(reverse: bool) -> None:  # check 10
-    def affine(a: Any, b: Any) -> Any:
-        return a[0] * b[0], a[1] * b[0] + b[1]
-
-    def fn(x: Any) -> Any:
-        pairs = jnp.cos(x), x
-        return jax.lax.associative_scan(affine, pairs, reverse=reverse, axis=1)
-
-    check(fn, "_, n", [(normal(2, n),) for n in (5, 1, 2, 8, 13)])
-
-
-def test_associative_scans_that_close_over_arrays_and_are_mapped() -> None:
-    w = normal(3)
-
-    def fn(x: Any) -> Any:
-        scan = lambda r: jax.lax.associative_scan(lambda a, b: a @ b * w.sum(), r)  # noqa: E731
-        return jax.vmap(scan, in_axes=1)(x)
-
-    check(fn, "n, _, _, _", [(normal(n, 2, 3, 3),) for n in (5, 1, 4)])
 
 
 def test_tangents_and_pullbacks_of_associative_scans() -> None:

@@ -11,6 +11,7 @@ from tests.conformance.harnesses import selection
 from tests.stages.harnesses import BOTH, LOST, WRONG, outcome
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_whatever_jax_exports_is_exported() -> None:  # check 13 of dynamic modules
     with warnings.catch_warnings():

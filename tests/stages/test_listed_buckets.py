@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +20,6 @@ from bucketjit.errors import (
     FallbackWarning,
     SpecError,
 )
-from bucketjit.strategies import Linear
 from bucketjit.types import Event
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
@@ -77,18 +75,6 @@ def test_nothing_more_without_a_list(executor: BucketedExec) -> None:
         assert each.stats().compiles == 1
 
 
-def test_a_joint_plan_of_ones_own_lists_nothing(executor: BucketedExec) -> None:
-    class Same:
-        dims = ("b", "s")
-
-        def bucket_of(self, sizes: dict[str, int]) -> dict[str, int]:
-            return {name: -(-size // 8) * 8 for name, size in sizes.items()}
-
-    executor = executor.with_plan(Same())
-    assert_like_jit(executor, rows, floats(3, 4))
-    assert buckets(executor) == [{"b": 8, "s": 8}]
-
-
 def test_fitted_plans() -> None:
     executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(LOG, 2, ahead=True)
     assert_like_jit(executor, rows, floats(2, 30))
@@ -132,23 +118,6 @@ def told(executor: BucketedExec) -> tuple[BucketedExec, list[str]]:
             found.append(event.detail)
 
     return executor.with_on_event(note), found
-
-
-def test_a_bucket_that_fails_is_told_and_the_call_goes_on() -> None:
-    def picky(x: Any) -> Any:
-        if x.shape[0] > 20:
-            raise ValueError("more than 20")
-        return x.sum(1)
-
-    executor, reasons = told(
-        BucketedExec(picky, dynamic_axes="b, _").with_buckets([4, 16, 32], "b").with_ahead_compile()
-    )
-    np.testing.assert_array_equal(executor(np.ones((3, 2))), [2, 2, 2])
-    assert [b["b"] for b in buckets(executor)] == [4, 16]
-    np.testing.assert_array_equal(executor(np.ones((9, 2))), [2] * 9)
-    with pytest.raises(ValueError, match="more than 20"):
-        executor(np.ones((21, 2)))
-    assert reasons == ["not all of the plan is compiled: ValueError: more than 20"]
 
 
 def test_of_a_budget_the_call_itself_comes_first() -> None:
@@ -263,62 +232,6 @@ def test_a_plan_that_does_not_fit_into_the_bytes_ends(executor: BucketedExec) ->
     assert "would drive executables out of the cache" in reason
 
 
-def test_functions_that_are_traced_at_each_size_compile_as_they_come() -> None:
-    def deep(x: Any) -> Any:
-        for _ in range(int(np.log2(x.shape[0]))):
-            x = jnp.tanh(x) * 1.1
-        return x.sum()
-
-    executor, reasons = told(
-        BucketedExec(deep, dynamic_axes="n")
-        .with_buckets([2**i - 1 for i in range(1, 12)], "n")
-        .with_ahead_compile()
-    )
-    for n in (600, 200, 220, 240):
-        x = floats(n)
-        np.testing.assert_allclose(executor(x), deep(x), rtol=1e-4, atol=1e-5)
-    assert executor.stats().compiles == 2
-    assert set(reasons) == {"nothing of the plan is compiled: the function is traced at each size"}
-
-
-def test_axes_that_turn_out_to_be_open_are_planned_too() -> None:
-    def both(x: Any, y: Any) -> Any:
-        return x.sum(0) + y.sum(0)
-
-    executor = BucketedExec(both).with_buckets([4, 16]).with_ahead_compile()
-    shapes = ((3, 3), (3, 9), (9, 3), (1, 1), (16, 16))
-    for i, (m, n) in enumerate(shapes):
-        x, y = floats(m, 2), floats(n, 2)
-        with executor.forbid_compiles() if i > 1 else contextlib.nullcontext():
-            np.testing.assert_allclose(executor(x, y), both(x, y), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("boundaries", [np.array([4, 8]), lambda self: (4, 8)])
-def test_strategies_of_ones_own_list_nothing(boundaries: Any) -> None:
-    class Own:
-        def bucket(self, size: int) -> int:
-            return -(-size // 8) * 8
-
-    Own.boundaries = boundaries  # type: ignore[attr-defined]
-    executor = BucketedExec(rows, dynamic_axes="b, _").with_strategy(Own(), "b")
-    executor = executor.with_ahead_compile()
-    assert_like_jit(executor, rows, floats(3, 4))
-    assert executor.stats().compiles == 1
-
-
-def test_strategies_with_a_largest_bucket_are_compiled_ahead() -> None:
-    executor = (
-        BucketedExec(rows, dynamic_axes="b, s").with_pow2("b", min=2, max=6).with_ahead_compile()
-    )
-    executor = executor.with_strategy(Linear(8, max=16), "s")
-    assert_like_jit(executor, rows, floats(3, 4))
-    expected = [{"b": b, "s": s} for b in (2, 4, 6) for s in (8, 16)]
-    assert sorted(buckets(executor), key=lambda bucket: tuple(bucket.values())) == expected
-    with executor.forbid_compiles():
-        for b, s in ((1, 1), (5, 9), (6, 16)):
-            assert_like_jit(executor, rows, floats(b, s))
-
-
 def test_calls_that_fail_compile_nothing(executor: BucketedExec) -> None:
     executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
     with pytest.raises(BucketOverflowError):
@@ -349,23 +262,6 @@ def test_what_cannot_be_masked_runs_exact_as_ever() -> None:
     assert executor.stats().compiles == 1
 
 
-def test_an_interrupt_ends_the_call_and_not_the_executor(
-    executor: BucketedExec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    executor = executor.with_buckets([2, 8], "b").with_buckets([9], "s")
-
-    def interrupted(*_: Any, **__: Any) -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(provider.ExecutableProvider, "prepare", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        executor(floats(1, 4))
-    monkeypatch.undo()
-    assert_like_jit(executor, rows, floats(1, 4))
-    with executor.forbid_compiles():
-        assert_like_jit(executor, rows, floats(7, 4))
-
-
 def test_other_threads_do_not_wait_for_the_plan(
     executor: BucketedExec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,29 +285,6 @@ def test_other_threads_do_not_wait_for_the_plan(
     first.join(60)
     assert not first.is_alive()
     assert executor.stats().compiles == 2
-
-
-def test_sixteen_threads_at_once(executor: BucketedExec) -> None:
-    executor = executor.with_buckets([2, 4, 8], "b").with_buckets([5, 9], "s")
-    wrong: list[Any] = []
-    meet = threading.Barrier(16)
-
-    def work(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        meet.wait(60)
-        for _ in range(20):
-            x = rng.standard_normal((rng.integers(1, 9), rng.integers(1, 10))).astype(np.float32)
-            got = np.asarray(executor(x))
-            if got.shape != (len(x),) or not np.allclose(got, np.tanh(x).sum(1), atol=1e-5):
-                wrong.append(x)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not wrong
-    assert executor.stats().compiles == 6
 
 
 def test_contexts_of_jax_hold_in_its_threads(executor: BucketedExec) -> None:

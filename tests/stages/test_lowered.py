@@ -96,18 +96,6 @@ def test_8_texts_are_static_and_argument_0_is_the_sizes() -> None:
             lowered.compiler_ir(wrong)  # type: ignore[arg-type]
 
 
-def test_8_sizes_are_in_the_order_of_the_variables() -> None:
-    executor = BucketedExec(
-        lambda x, y: (x.mean(0).sum(), y.mean(0).sum()), dynamic_axes=("b, s", "t, b")
-    ).with_pow2()
-    lowered = executor.lower(ramp(3, 5), ramp(9, 3))
-    assert lowered.variables == ("b", "s", "t")
-    assert dict(lowered.bucket) == {"b": 4, "s": 8, "t": 16}
-    assert "%arg0: tensor<3xi32>" in lowered.as_text()
-    with pytest.raises(TypeError):
-        lowered.bucket["b"] = 1  # type: ignore[index]
-
-
 # --- check 9: analyses ---
 
 
@@ -178,19 +166,6 @@ def test_10_named_arguments_and_sizes() -> None:
     assert str(lowered.in_avals[1]["x"]) == "float32[n]"
 
 
-@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-def test_10_at_exact_shapes_the_types_are_equal() -> None:
-    plain = BucketedExec(score, dynamic_axes=(None, "b, _"), donate_argnums=1)
-    theirs = jax.jit(score, donate_argnums=1).lower(PARAMS, rows(5))
-    lowered = plain.lower(PARAMS, rows(5))
-    assert lowered.exact and lowered.variables == ()
-    for ours in (lowered, plain.trace(PARAMS, rows(5)), lowered.compile()):
-        assert ours.in_avals == theirs.in_avals
-        assert ours.in_tree == theirs.in_tree and ours.out_tree == theirs.out_tree
-        assert _open(ours.out_info, {}) == _open(theirs.out_info, {})
-        assert ours.donate_argnums == theirs.donate_argnums
-
-
 def test_10_traced() -> None:
     traced = scorer().trace(PARAMS, rows(5))
     assert isinstance(traced, Traced)
@@ -202,30 +177,6 @@ def test_10_traced() -> None:
     exact = BucketedExec(score).trace(PARAMS, rows(5))
     assert exact.exact and exact.guards == ()
     assert [str(v.aval) for v in exact.jaxpr.jaxpr.invars][-1] == "float32[5,8]"
-
-
-def test_10_a_bucket_of_ones_own() -> None:
-    traced = scorer().trace(PARAMS, rows(5))
-    compiled = traced.lower({"b": 12}).compile()
-    for n in (5, 9, 12):
-        assert_same(compiled(PARAMS, rows(n)), jax.jit(score)(PARAMS, rows(n)), rtol=1e-5)
-    for wrong, message in (
-        ({"b": 4}, r"bucket\['b'\] must be an int of at least 5"),
-        ({"b": 9.0}, "must be an int"),
-        ({"b": True}, "must be an int"),
-        ({"c": 9}, "names 'c'; the variables are b"),
-        (9, "bucket must be a dict such as {'n': 16}, got 9"),
-    ):
-        with pytest.raises(SpecError, match=message):
-            traced.lower(wrong)
-    assert dict(traced.lower({"b": np.int64(12)}).bucket) == {"b": 12}
-    even = BucketedExec(
-        lambda x: (x[::2] + x[1::2]).mean(), dynamic_axes="n", constraints=["mod(n, 2) == 0"]
-    ).with_pow2()
-    with pytest.raises(SpecError, match="does not hold at n=9"):
-        even.trace(ramp(4)).lower({"n": 9})
-    with pytest.raises(SpecError, match="runs at its exact shape"):
-        BucketedExec(score).trace(PARAMS, rows(5)).lower({"b": 8})
 
 
 # --- where the executable is kept ---
@@ -333,71 +284,6 @@ def test_13_eigenvalues_are_masked() -> None:
     compiled = strict.lower(square(3)).compile()
     assert not compiled.exact
     np.testing.assert_allclose(compiled(square(4)), eigen(square(4)), rtol=1e-5, atol=1e-5)
-
-
-def test_13_other_reasons_to_be_exact(xla_compiles: Count) -> None:
-    plain = BucketedExec(score, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR)
-    lowered = plain.lower(PARAMS, rows(5))
-    assert lowered.exact and dict(lowered.bucket) == {"b": 5}
-    compiled = lowered.compile()
-    assert_same(compiled(PARAMS, rows(5)), jax.jit(score)(PARAMS, rows(5)))
-    before = xla_compiles()
-    plain(PARAMS, rows(5))
-    assert xla_compiles() == before
-    empty = scorer().lower(PARAMS, rows(0))
-    assert empty.exact and empty.compile()(PARAMS, rows(0))["best"].shape == (0, 4)
-    fixed = BucketedExec(score, dynamic_axes=(None, None)).with_pow2().lower(PARAMS, rows(5))
-    assert fixed.exact and dict(fixed.bucket) == {}
-    served = fixed.compile()
-    for _ in range(3):
-        assert_same(served(PARAMS, rows(5)), jax.jit(score)(PARAMS, rows(5)))
-    with pytest.raises(ArgumentError, match=r"x: compiled for float32\[5, 8\]"):
-        served(PARAMS, rows(4))
-    with pytest.raises(ArgumentError, match=r"params\['w'\]: compiled for float32\[8, 4\]"):
-        served({**PARAMS, "w": ramp(8, 5)}, rows(5))
-
-
-def test_inside_of_transformations_the_types_of_tracers_are_taken() -> None:
-    executor = scorer()
-    found = []
-
-    @jax.jit
-    def outer(x: Any) -> Any:
-        lowered = executor.lower(PARAMS, x)
-        found.append((lowered.in_avals, executor.trace(PARAMS, x).guards))
-        return lowered.compile()(PARAMS, x)
-
-    assert_same(outer(rows(5)), jax.jit(score)(PARAMS, rows(5)), rtol=1e-5)
-    assert_same(jax.vmap(outer)(rows(5)[None])["best"][0], outer(rows(5))["best"], rtol=1e-5)
-    assert found[0] == (executor.lower(PARAMS, rows(5)).in_avals, ())
-    assert_same(executor(PARAMS, rows(6)), jax.jit(score)(PARAMS, rows(6)), rtol=1e-5)
-
-
-def test_disable_jit_changes_neither_stages_nor_modules() -> None:
-    def last(x: Any) -> Any:
-        return jax.lax.scan(lambda c, row: (c * 0.5 + row, None), jnp.zeros(8), x)[0]
-
-    executor = BucketedExec(last, dynamic_axes="n, _").with_pow2()
-    with jax.disable_jit():
-        assert not executor.trace(rows(5)).exact
-        compiled = executor.lower(rows(5)).compile()
-        assert_same(compiled(rows(6)), last(rows(6)), rtol=1e-5)  # runs the function itself
-        exported = executor.export_dynamic(rows(5))
-        assert executor.export_bounded(rows(5)).startswith(b"ML\xefR")
-    for served in (compiled, exported.call, executor):
-        np.testing.assert_allclose(served(rows(7)), last(rows(7)), rtol=1e-5)
-    assert executor.stats().compiles == 1
-
-
-def test_6_a_struct_has_the_sharding_of_a_mesh_of_one_device() -> None:
-    mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Explicit,))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
-    given = jax.device_put(rows(8), sharding)
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
-    struct = jax.ShapeDtypeStruct(given.shape, given.dtype, sharding=sharding)
-    compiled = executor.lower(struct).compile()
-    assert_same(compiled(given), executor(given))
-    assert executor.stats().compiles == 1
 
 
 def test_13_an_exact_size_argument() -> None:

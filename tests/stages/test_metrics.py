@@ -113,19 +113,6 @@ def test_programs_that_share_a_bucket_are_one_sample(registry: Any) -> None:
     assert found["total", "bucketjit_programs"] == 2
 
 
-def test_unregistering(registry: Any) -> None:
-    executor = BucketedExec(total).with_pow2()
-    registration = metrics.prometheus(executor, registry=registry)
-    assert registration.name == "total"
-    assert samples(registry)
-    registration.unregister()
-    registration.unregister()
-    assert samples(registry) == {} and list(registry.collect()) == []
-    again = metrics.prometheus(executor, registry=registry)
-    registration.unregister()  # the same executor under the same name: it is the same
-    assert samples(registry) == {} and again == registration
-
-
 def test_executors_are_not_kept_alive(registry: Any) -> None:
     executor = BucketedExec(total).with_pow2()
     executor(ones(3))
@@ -137,17 +124,6 @@ def test_executors_are_not_kept_alive(registry: Any) -> None:
     assert gone() is None
     assert samples(registry) == {}
     metrics.prometheus(BucketedExec(total), registry=registry)  # the name is free again
-
-
-def test_registries_are_not_kept_alive() -> None:
-    client = pytest.importorskip("prometheus_client")
-    registry = client.CollectorRegistry()
-    executor = BucketedExec(total)
-    metrics.prometheus(executor, registry=registry)
-    gone = weakref.ref(registry)
-    del registry
-    gc.collect()
-    assert gone() is None
 
 
 def test_names_are_taken_once(registry: Any) -> None:

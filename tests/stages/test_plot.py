@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,38 +40,10 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pyplot.get_fignums() == []
 
 
-def test_variables_may_have_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda self, path: figures.append(self))
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="all, b").with_pow2()
-    executor(np.ones((3, 17), np.float32))
-    executor.plot(tmp_path / "plot.svg")
-    heights = [bar.get_height() for bar in figures[0].axes[2].patches]
-    stats = executor.stats()
-    shares = [*stats.dimension_waste.values(), stats.padding_waste]
-    assert heights == [100 * share for share in shares] and len(heights) == 3
-
-
 def test_an_executor_that_has_done_nothing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     BucketedExec(lambda x: x).plot(tmp_path / "empty.svg")
     assert ElementTree.parse(tmp_path / "empty.svg").getroot().tag.endswith("svg")
-
-
-def test_a_name_is_no_formula(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-
-    def total(x: Any) -> Any:
-        return x.sum()
-
-    total.__name__ = r"$\frac{$ <b> _x"
-    executor = BucketedExec(total).with_pow2()
-    executor(np.ones(3, np.float32))
-    executor.plot(tmp_path / "plot.svg")
-    assert ElementTree.parse(tmp_path / "plot.svg").getroot().tag.endswith("svg")
 
 
 def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
-from bucketjit._stages.report import Table, plain_lines
 from bucketjit.errors import FallbackWarning
 
 
@@ -53,20 +52,6 @@ def test_the_command_line_shows_the_same(tmp_path: Any, capsys: pytest.CaptureFi
     assert (summary, head) == (executor.stats().summary, repr(executor))
     shown = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert shown == [summary, *(line.rstrip() for line in tables.splitlines())]
-
-
-@pytest.mark.parametrize("columns", [10, 40, 64])
-def test_plain_tables_wrap_and_lose_nothing(columns: int) -> None:
-    words = [f"word{i}" for i in range(30)]
-    rows = [("a", " ".join(words), "1"), ("b", "y" * 90, "1,000"), ("c", "one\ntwo\x1b[2J", "3")]
-    lines = list(plain_lines(Table("Rows", ("name", "text", "n"), rows, ("n",)), columns))
-    assert lines[0] == "Rows" and max(map(len, lines)) <= columns
-    text = " ".join(lines)
-    assert text.count("y") == 90 and "\x1b" not in text
-    if columns > 10:
-        assert [word for word in words if word not in text.split()] == []
-        numbers = [line[-5:] for line in lines if line.endswith("000") or line.endswith(" 3")]
-        assert numbers == ["1,000", "    3"]
 
 
 class Texts(HTMLParser):

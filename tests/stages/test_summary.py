@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._runtime import call_counts, summary
-from bucketjit.errors import FallbackWarning
+from bucketjit._runtime import summary
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -82,27 +81,6 @@ def test_nothing_saved() -> None:
     assert warm.stats().summary == ("1 shape, 3 executables: no compile saved yet; padding 25 %")
 
 
-def test_fallbacks() -> None:
-    def halves(x: jax.Array) -> jax.Array:
-        return jnp.linalg.eigh(x @ x.T)[1].sum() * jnp.ones(3)
-
-    refused = BucketedExec(halves, dynamic_axes="n, _").with_pow2()
-    with pytest.warns(FallbackWarning):
-        for n in (3, 4, 3):
-            refused(ones(n, 2))
-    assert refused.stats().summary == (
-        "2 shapes, 2 executables: no compile saved, because every call ran at its exact shape"
-    )
-    some = BucketedExec(total).with_pow2(max=8, overflow="exact")
-    for n in (5, 6, 7, 9):
-        some(ones(n))
-    assert re.fullmatch(
-        r"4 shapes, 2 executables: 2 compiles, about .* saved; padding 25 %; "
-        "1 of 4 calls ran at the exact shape",
-        some.stats().summary,
-    )
-
-
 def test_compiles_that_wait_in_the_background_save_no_more_time() -> None:
     seconds = (1.5, 29.5, 1.4, 20.4)
     stats: dict[str, Any] = dict(calls=50, shapes=16, compiles=4, loads=0, fallback_calls=0)
@@ -111,26 +89,3 @@ def test_compiles_that_wait_in_the_background_save_no_more_time() -> None:
     assert summary.summary_of(stats) == (
         "16 shapes, 4 executables: 12 compiles, about 18 s, saved; padding 50 %"
     )
-
-
-def test_after_a_reset() -> None:
-    executor = BucketedExec(total).with_pow2()
-    for n in (3, 4, 5):
-        executor(ones(n))
-    executor.reset_stats()
-    assert executor.stats().summary == "no calls yet, 2 executables ready"
-    for n in (5, 6, 7, 8):
-        executor(ones(n))
-    # Of the seconds of compiles nothing is known any more.
-    assert executor.stats().summary == "4 shapes, 2 executables: 2 compiles saved; padding 19 %"
-
-
-def test_shapes_are_counted_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (call_counts, summary):
-        monkeypatch.setattr(module, "SHAPES_KEPT", 3)
-    executor = BucketedExec(total).with_pow2()
-    for n in range(5, 9):
-        executor(ones(n))
-    stats = executor.stats()
-    assert stats.shapes == 3
-    assert stats.summary.startswith("at least 3 shapes, 1 executable: at least 2 compiles, about ")

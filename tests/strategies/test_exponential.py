@@ -1,6 +1,5 @@
 import math
 import pickle
-import threading
 from fractions import Fraction
 
 import pytest
@@ -74,23 +73,6 @@ def test_asking_in_any_order_gives_the_same_ladder():
     up, down = Exponential(1.1), Exponential(1.1)
     asked = list(range(1, 2000, 7))
     assert [up.bucket(n) for n in asked] == [down.bucket(n) for n in reversed(asked)][::-1]
-
-
-def test_threads_may_climb_at_the_same_time():
-    expected = [Exponential(1.01).bucket(n) for n in range(1, 5000, 3)]
-    strategy, results = Exponential(1.01), []
-    start = threading.Barrier(8)
-
-    def climb():
-        start.wait()
-        results.append([strategy.bucket(n) for n in range(1, 5000, 3)])
-
-    threads = [threading.Thread(target=climb) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 8
 
 
 def test_what_was_climbed_is_no_part_of_the_value():

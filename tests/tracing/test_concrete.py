@@ -18,7 +18,6 @@ from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.pairing import pair
-from bucketjit._tracing.skeleton import decompose
 from bucketjit.errors import FallbackError, FallbackWarning
 from tests.comparison import assert_like_jit, assert_same, ramp
 
@@ -69,24 +68,6 @@ def test_what_differs_by_parity_has_two_programs() -> None:
     _serves(lambda x: x.sum(axis=int(x.shape[0]) % 2), compiles=6, axes="n, _", rank=2)
 
 
-def test_sizes_that_no_expression_gives() -> None:
-    """The square root of a size is a size of the program's own, with room made as it grows."""
-    executor = _executor(lambda x: x[: math.isqrt(x.shape[0])])
-    for n in (17, 30, 18, 31, 24, 26):
-        assert_like_jit(executor, lambda x: x[: math.isqrt(x.shape[0])], ramp(n))
-    assert executor.stats().fallback_calls == 0
-    assert executor.stats().compiles == 1
-
-    def widened(x: Any) -> Any:
-        wide = 1 << (int(x.shape[0]) - 1).bit_length()
-        return jnp.pad(x, (0, wide - x.shape[0]), constant_values=1.0)
-
-    executor = _executor(widened)
-    for n in (5, 6, 7, 8, 5, 6):
-        assert_like_jit(executor, widened, ramp(n))
-    assert executor.stats().fallback_calls == 0
-
-
 @pytest.mark.parametrize("static", [4, 5, 16])
 def test_an_axis_that_happens_to_have_the_size_of_another(static: int) -> None:
     """Coincidences of the sizes traced at must not matter."""
@@ -100,18 +81,6 @@ def test_an_axis_that_happens_to_have_the_size_of_another(static: int) -> None:
         assert_like_jit(executor, fn, ramp(n, static) / n, ramp(static, static) / 50)
     assert executor.stats().fallback_calls == 0
     assert executor.stats().compiles <= 3
-
-
-@pytest.mark.parametrize(("b", "s"), [(8, 8), (5, 5), (4, 8)])
-def test_variables_that_happen_to_have_one_size(b: int, s: int) -> None:
-    def fn(x: Any) -> Any:
-        weights = np.arange(x.shape[1]) / math.sqrt(x.shape[0])
-        return (x * weights.astype(np.float32)).sum(1), x.sum(0) * len(range(x.shape[1]))
-
-    executor = _executor(fn, "b, s")
-    for sizes in ((b, s), (6, 5), (s, b), (3, 7), (b, s)):
-        assert_like_jit(executor, fn, ramp(*sizes) / 9)
-    assert executor.stats().fallback_calls == 0
 
 
 @pytest.mark.parametrize("floor", [1, 4])
@@ -153,21 +122,6 @@ def test_tables_kept_by_size() -> None:
     for n in (5, 6, 5, 7, 6):
         want = ramp(n) * np.arange(n) * 2 * math.sqrt(n)
         np.testing.assert_allclose(np.asarray(executor(ramp(n))), want, rtol=1e-6)
-
-
-def test_memory_of_constants_by_size_is_bounded() -> None:
-    program = pair(
-        Tracer(
-            lambda x: x @ np.tri(x.shape[0], dtype=np.float32),
-            jax.tree_util.tree_structure(((0,), {})),
-            [Leaf("x", ("n",), np.dtype(np.float32))],
-        ),
-        {"n": 2000},
-    )
-    pairing: Any = program.pairing
-    for n in range(2000, 2010):
-        assert pairing.size_constants({"n": n}) is not None
-    assert pairing._at.currsize <= 1 << 26 and len(pairing._at) < 10
 
 
 def test_a_constant_that_happens_to_be_equal() -> None:
@@ -259,33 +213,6 @@ def test_errors_and_the_strict_policy() -> None:
         _executor(lambda x: x * (1 / (int(x.shape[0]) - 5)))(ramp(5))
 
 
-def test_host_functions_that_are_made_anew_are_compared_by_their_parts() -> None:
-    def fn(x: Any, scale: float = 2.0) -> Any:
-        def host(y: Any) -> Any:
-            return later(y) if scale < 0 else y * np.float32(scale)
-
-        out = jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-        if scale < 0:
-            later = None  # a cell of the closure that is never bound
-        return out * math.sqrt(x.shape[0])
-
-    _serves(fn, compiles=3)
-
-
-@pytest.mark.parametrize("through", ["a size", "an array"])
-def test_host_functions_that_close_over_sizes(through: str) -> None:
-    """Each logical size calls the function of its own trace."""
-
-    def fn(x: Any) -> Any:
-        n = x.shape[0]
-        of_size = lambda y: y * int(n)  # noqa: E731
-        of_array = lambda y: y * int(x.shape[0])  # noqa: E731
-        host = of_size if through == "a size" else of_array
-        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    _serves(fn, compiles=4)
-
-
 @pytest.mark.parametrize("check", [Check.POISON, Check.EXACT, Check.EXACT_ALWAYS])
 def test_checked_execution(check: Check) -> None:
     fn = lambda x: (x * np.arange(x.shape[0], dtype=np.float32)).sum() / math.sqrt(len(x))  # noqa: E731
@@ -313,17 +240,3 @@ def test_several_threads() -> None:
         t.join()
     assert not failed
     assert executor.stats().compiles == 4  # 4, 8, 16, 32
-
-
-def test_skeletons_tell_axes_from_sizes() -> None:
-    def skeleton(fn: Callable[..., Any], *shape: int) -> Any:
-        closed = jax.make_jaxpr(fn)(jnp.zeros(shape))
-        return decompose(closed.jaxpr, closed.consts)
-
-    total = lambda axis: lambda x: x.sum(axis)  # noqa: E731
-    assert skeleton(total(0), 3, 3).difference(skeleton(total(0), 5, 5)) is None
-    assert "reduce_sum" in skeleton(total(0), 3, 3).difference(skeleton(total(1), 3, 3))
-    assert skeleton(jnp.sin, 3).difference(skeleton(jnp.cos, 3)) == (
-        "sin at one size, cos at another"
-    )
-    assert skeleton(lambda x: x * 2, 3).difference(skeleton(lambda x: x * 3, 3)) is None

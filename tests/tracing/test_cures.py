@@ -121,18 +121,6 @@ def test_lists_that_are_trees_stay_trees() -> None:
     assert sizes([3], np.ones(3, np.float32)).tolist() == [3, 3, 3]
 
 
-@pytest.mark.parametrize("fn", [f, total])
-def test_a_list_without_dynamic_axes_is_what_it_is_under_jit(fn: Any) -> None:
-    """The function raises, as under `jax.jit`; the note says what to pass."""
-    with pytest.raises((TypeError, AttributeError)) as raised:
-        BucketedExec(fn).with_pow2()([1, 2, 3])
-    (note,) = (n for n in raised.value.__notes__ if n.startswith("bucketjit"))
-    assert note.startswith("bucketjit: ids: ") and note.endswith("pass np.asarray(ids)")
-    with pytest.raises(TypeError) as other:
-        BucketedExec(lambda ids, x: x.shape + 1).with_pow2()([1, 2], X, y=2)
-    assert any("np.asarray(ids)" in note for note in other.value.__notes__)
-
-
 @pytest.mark.parametrize(
     ("spec", "told"),
     [
@@ -185,38 +173,6 @@ def test_what_is_meant_for_no_variable(made: Any) -> None:
         made(executor)(np.ones((2, 8), np.float32))
     with pytest.raises(SpecError, match="batch, axis1, axis2 and so on; name them with"):
         made(BucketedExec(f))(X)
-
-
-def test_sizes_for_no_variable() -> None:
-    executor = BucketedExec(f, dynamic_axes="b, s").with_pow2()
-    with pytest.raises(SpecError, match="no dimension 'seq'; these arguments have 'b', 's'"):
-        executor.warmup(X, sizes={"seq": [4]}, progress=False)
-    with pytest.raises(SpecError, match="'seq'.*the variables are b, s"):
-        executor.pin(seq=4)
-    assert executor.pin(b=4) == 0 and BucketedExec(f).with_pow2().pin(batch=4) == 0
-    executor(X)
-    with pytest.raises(SpecError, match="they have b, s"):
-        executor.pin(seq=4)
-    constrained = BucketedExec(f, dynamic_axes="b, s", constraints=["seq >= 4"]).with_pow2()
-    with pytest.raises(SpecError, match=r"names \['seq'\].*the variables are b, s"):
-        constrained(X)
-
-
-@pytest.mark.parametrize(
-    ("args", "kwargs", "told"),
-    [
-        ((X,), {"mod": "max"}, "keyword argument 'mod'"),
-        ((X, "max"), {}, "too many positional arguments"),
-    ],
-)
-def test_an_argument_without_a_parameter_is_told_first(args: Any, kwargs: Any, told: str) -> None:
-    def reduced(ids: Any, *, mode: str = "sum") -> Any:
-        return getattr(ids, mode)(axis=0)
-
-    executor = bucketjit.jit(reduced, static_argnames="mode")
-    with pytest.raises(ArgumentError, match=f"reduced: .*{told}; its parameters are ids, mode"):
-        executor(*args, **kwargs)
-    np.testing.assert_array_equal(executor(X, mode="max"), X.max(axis=0))
 
 
 def test_a_scalar_whose_value_is_needed_is_named() -> None:

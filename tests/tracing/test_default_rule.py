@@ -101,27 +101,3 @@ def test_a_function_that_refuses_the_guess_is_traced_few_times() -> None:
     with pytest.warns(bucketjit.errors.FallbackWarning):
         assert float(executor([ones(5) for _ in range(8)])) == 80
     assert len(traces) < 20
-
-
-def test_linen_train_state() -> None:
-    linen, optax = pytest.importorskip("flax.linen"), pytest.importorskip("optax")
-    from flax.training.train_state import TrainState
-
-    module = linen.Dense(2)
-    state = TrainState.create(
-        apply_fn=module.apply,
-        params=module.init(jax.random.key(0), ones(1, 3)),
-        tx=optax.adam(0.01),
-    )
-
-    @bucketjit.jit
-    def train(state: Any, batch: Any) -> Any:
-        def loss(params: Any) -> Any:
-            return ((state.apply_fn(params, batch["x"]) - batch["y"]) ** 2).mean()
-
-        value, grads = jax.value_and_grad(loss)(state.params)
-        return state.apply_gradients(grads=grads), value
-
-    for n in (5, 6, 9):
-        state, _ = train(state, data(n))
-    assert train.stats().compiles == 2

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import bucketjit
-from bucketjit import BucketedExec, Check
-from bucketjit.errors import ArgumentError, ArtifactError, FallbackWarning
+from bucketjit import BucketedExec
+from bucketjit.errors import ArtifactError, FallbackWarning
 
 Function = Callable[..., Any]
 
@@ -117,22 +117,6 @@ def test_map_gradients_and_warmup(axes: Any) -> None:
     for sizes in [(8, 0), (13, 0), (3, 1), (16, 2)]:
         executor(*graph(*sizes))
     assert executor.stats().compiles == before
-
-
-@pytest.mark.parametrize("check", ["poison", "exact"])
-def test_constraints_checks_and_explanations(check: Check) -> None:
-    executor = BucketedExec(
-        passed, dynamic_axes=GRAPH, constraints=("e <= 4*n", "e <= 64"), check=check
-    ).with_pow2(min=8)
-    check_equal(executor(*graph(5, 0)), exactly(passed, graph(5, 0)))
-    told = executor.explain(*graph(6, 0))
-    assert told.kind == "masked" and dict(told.bucket) == {"n": 8}
-    with pytest.raises(ArgumentError, match="break the constraint"):
-        BucketedExec(jnp.add, dynamic_axes="n", constraints=("n >= 1",)).with_pow2()(floats(0))
-    compiled = executor.lower(*graph(5, 0)).compile()
-    check_equal(compiled(*graph(7, 0)), exactly(passed, graph(7, 0)))
-    with pytest.raises(ArgumentError, match=r"source: compiled for int\d+\[0\]"):
-        compiled(*graph(7, 2))
 
 
 def test_all_open_axes_empty() -> None:

@@ -14,7 +14,7 @@ from jax import lax
 from bucketjit import BucketedExec, Fallback
 from bucketjit._ir.program import Leaf
 from bucketjit._tracing.symbolic import trace
-from tests.harness import Arg, Case, check, gradient_of, primitives_of
+from tests.harness import Arg, Case, check, gradient_of
 
 X, W, V = "b, s, 4", "4, 6", "6"
 
@@ -134,34 +134,6 @@ def test_what_does_not_pay_is_left_alone(fn: Callable[..., Any]) -> None:
     of = Case("unmerge_left_alone", fn, (X, W))
     assert merged_axes(program(of, fn))
     check(of, poisons=("nan", "index"))
-
-
-def test_a_value_needed_both_ways_is_merged_once() -> None:
-    def fn(x: Any, w: Any) -> Any:
-        y = flat(x) @ w
-        return back(jnp.tanh(y), x) + back(jnp.exp(-y * y), x), y
-
-    of = Case("unmerge_both_ways", fn, (X, W))
-    found = program(of, fn)
-    assert [e.primitive.name for e in found.eqns if merged_axes_of(e)] == ["reshape"]
-    check(of, poisons=("nan", "index"))
-
-
-def merged_axes_of(eqn: Any) -> list[Any]:
-    return [d for v in eqn.outvars for d in v.aval.shape if "*" in str(d)]
-
-
-def test_functions_within_are_looked_into() -> None:
-    @jax.custom_jvp
-    def act(y: Any) -> Any:
-        return y * jax.nn.sigmoid(y)
-
-    act.defjvp(lambda p, t: (act(*p), t[0] * p[0]))
-    fn = lambda x, w: back(jax.jit(lambda y: act(y @ w))(flat(x)), x)  # noqa: E731
-    of = Case("unmerge_functions", fn, (X, W))
-    assert merged_axes(program(of, fn)) == []
-    assert not primitives_of(program(of, fn)) & {"jit", "custom_jvp_call"}
-    check(of, fn=gradient_of(of), poisons=("nan",))
 
 
 @pytest.mark.parametrize("axes", ["n, m", "_, m", "n, _"])

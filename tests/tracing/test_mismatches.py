@@ -23,7 +23,6 @@ from bucketjit._tracing.mismatches import (
 
 NAMES = ("x", "y", "z")
 Pair = collections.namedtuple("Pair", "first second")
-Couple = collections.namedtuple("Couple", "first second")
 
 
 def name(position: int) -> str:
@@ -115,22 +114,6 @@ def test_none_on_either_side() -> None:
     assert lines(made(None), [1]) == ["x: compiled for None, called with a container of x[0]"]
 
 
-def test_containers_of_other_types() -> None:
-    x = np.ones(3, np.float32)
-    facts = made((x, [x]))
-    assert lines(facts, (x, (x,))) == [
-        "x[1][0]: compiled for an element of a list, called with an element of a tuple"
-    ]
-    assert lines(facts, [x, [x]]) == [
-        "x[0]: compiled for an element of a tuple, called with an element of a list"
-    ]
-    assert lines(made(Pair(x, x)), Couple(x, x)) == [
-        "x.first: compiled for an element of a Pair, called with an element of a Couple"
-    ]
-    (line,) = lines(made(x, ()), x, [])
-    assert "the arguments: compiled for the tree" in line
-
-
 def test_by_name_in_place_of_by_position() -> None:
     x = np.ones(3, np.float32)
     assert lines(made(x), x=x) == [
@@ -154,31 +137,6 @@ def test_sizes_are_ints() -> None:
     fixed = facts_made_for(tree, [LeafType(None, True, 1)], [(5,)], name)
     assert lines(fixed, 5) == []
     assert lines(fixed, 6) == ["x: compiled for an int, the size 5, called with 6"]
-
-
-def test_static_arguments_that_are_given_all_the_same() -> None:
-    x = np.ones(3, np.float32)
-    facts = made(x, statics={"n": 3})
-    part = "static argument n=3 is part of what was compiled; call it without n"
-    for value in (3, 4, [1], np.ones(2)):
-        assert lines(facts, x, value) == lines(facts, x, n=value) == [part]
-    assert lines(facts, x) == []
-    assert lines(facts, x, 3, 4) != [part]
-    named = facts._replace(positional_statics={}, keyword_statics={"mode": "a" * 200})
-    (line,) = lines(named, x, mode=3)
-    assert line.startswith("static argument mode='aaa") and len(line) < 200
-
-
-def test_tracers_have_types_too() -> None:
-    seen: list[list[str]] = []
-
-    def traced(x: Any) -> Any:
-        seen.append(lines(OPEN, x))
-        return x
-
-    jax.jit(traced)(np.ones((5, 8), np.float32))
-    jax.vmap(traced)(np.ones((2, 5, 9), np.float32))
-    assert seen == [[], ["x: compiled for float32[b, 8], called with float32[5, 9]"]]
 
 
 def test_shardings_are_part_of_the_type() -> None:

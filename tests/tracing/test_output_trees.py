@@ -8,7 +8,6 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -101,20 +100,6 @@ def test_a_sparse_result_can_be_used() -> None:
         np.testing.assert_allclose(executor(x) @ jnp.ones(n), x[:, 0])
 
 
-def test_closures_of_vjp() -> None:
-    def fn(x: Any) -> Any:
-        return jax.vjp(lambda y: jnp.sin(y) * y.shape[0], x)
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    for n in (5, 7, 3):
-        x = ramp(n)
-        (got, pull), (want, other) = executor(x), jax.jit(fn)(x)
-        np.testing.assert_allclose(got, want, rtol=1e-6)
-        np.testing.assert_allclose(pull(x)[0], other(x)[0], rtol=1e-6)
-    assert not executor.stats().fallback_reasons
-    assert executor.stats().compiles == 2
-
-
 @pytest.mark.parametrize("out", ["jax", "numpy", "padded"])
 @pytest.mark.parametrize("check", [Check.OFF, Check.POISON, Check.EXACT])
 def test_in_every_form_and_checked(out: str, check: Check) -> None:
@@ -123,32 +108,6 @@ def test_in_every_form_and_checked(out: str, check: Check) -> None:
         got = executor(ramp(n, 4))
         assert isinstance(got, Sized)
         assert (got.size, got.data.shape) == (n, (n, 4))
-
-
-def test_differentiated() -> None:
-    def fn(w: Any, x: Any) -> Any:
-        return (x @ w).sum(), Sized(x * w, x.shape)
-
-    executor = BucketedExec(fn, dynamic_axes=(None, "n, _")).with_pow2()
-    of_it = BucketedExec(
-        jax.value_and_grad(fn, has_aux=True), dynamic_axes=(None, "n, _")
-    ).with_pow2()
-    for n in (5, 6, 7):
-        args = ramp(3), ramp(n, 3)
-        want = jax.value_and_grad(fn, has_aux=True)(*args)
-        for got in (jax.value_and_grad(executor, has_aux=True)(*args), of_it(*args)):
-            assert jax.tree.structure(got) == jax.tree.structure(want)
-            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), got, want)
-
-
-def test_warmed_up_and_read_from_files(tmp_path: Path) -> None:
-    for is_second in (False, True):
-        executor = BucketedExec(FORMS["size"], dynamic_axes="n, _").with_pow2()
-        executor = executor.with_persistence(tmp_path)
-        executor.warmup(jax.ShapeDtypeStruct((5, 4), np.float32), sizes={"n": range(1, 17)})
-        with executor.forbid_compiles():
-            assert [executor(ramp(n, 4)).size for n in range(2, 17)] == list(range(2, 17))
-        assert (executor.stats().compiles == 0) == is_second
 
 
 def test_what_came_with_the_arguments_costs_no_trace() -> None:
@@ -169,21 +128,6 @@ def test_what_came_with_the_arguments_costs_no_trace() -> None:
     assert traces == 1
 
 
-@pytest.mark.parametrize("held", [3, NO_SIZE])
-def test_what_is_no_size_stays_symbolic(held: Any) -> None:
-    traces = 0
-
-    def fn(x: Any) -> Any:
-        nonlocal traces
-        traces += 1
-        return Opaque(x * 2, held), Sized(x, ("a", np.float32, len, {"k": 2.5}))
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    for n in (5, 6, 7):
-        assert executor(ramp(n))[0].size == held
-    assert traces == (1 if held == 3 else 2)  # one to look at what cannot be looked into
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -202,20 +146,6 @@ def test_texts_of_sizes_are_those_of_the_unpadded_run(make: Callable[[Any], str]
     for n in (5, 1, 9, 10, 22, 3):
         np.testing.assert_allclose(executor(ramp(n)), jax.jit(fn)(ramp(n)))
     assert not executor.stats().fallback_reasons
-
-
-def test_a_text_of_a_size_that_decides_names_its_line() -> None:
-    def fn(x: Any) -> Any:
-        return x * 3 if str(x.shape) == "(5,)" else x
-
-    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
-        for n in (5, 6, 7):
-            np.testing.assert_array_equal(executor(ramp(n)), jax.jit(fn)(ramp(n)))
-    (reason,) = executor.stats().fallback_reasons
-    assert reason.startswith("a size is made a text [")
-    assert "test_output_trees.py:" in reason
 
 
 def test_the_text_of_an_array_is_no_text_of_a_size() -> None:

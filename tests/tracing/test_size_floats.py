@@ -157,17 +157,6 @@ def test_numbers_of_two_sizes_are_those_of_python() -> None:
         assert kinds(executor) == {kind}
 
 
-def test_numbers_of_very_many_sizes() -> None:
-    def function(*arrays: Any) -> Any:
-        return sum(a.sum() * (0.5 / a.shape[0]) for a in arrays)
-
-    axes = tuple(f"n{i}" for i in range(40))
-    executor = BucketedExec(function, dynamic_axes=axes, fallback=Fallback.ERROR).with_pow2()
-    arrays = [normal(i % 3 + 2) for i in range(40)]
-    np.testing.assert_allclose(executor(*arrays), jax.jit(function)(*arrays), rtol=1e-5)
-    assert kinds(executor) == {"symbolic"}
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
 @pytest.mark.parametrize(
     "function",
@@ -184,23 +173,6 @@ def test_narrow_integers_meet_sizes_as_without_padding(function: Any, dtype: Any
     executor = BucketedExec(function, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
     for n in (9, 5, 12):
         assert_like_jit(executor, function, np.full(n, 100, dtype))
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: jnp.pad(x, (0, x.shape[0])),
-        lambda x: x + jnp.arange(5).astype(x.dtype).sum(dtype=x.dtype),
-        lambda x: jax.lax.fori_loop(0, 3, lambda i, y: y + jnp.asarray(i, y.dtype), x),
-        lambda x: jnp.where(x > 3, x, 0) * jnp.clip(jnp.asarray(7), 0, 3).astype(x.dtype),
-        lambda x: jax.lax.cond(x[0] > 3, lambda c: c, lambda c: c + 1, 0).astype(x.dtype) + x,
-    ],
-)
-def test_constants_become_narrow_integers(function: Any) -> None:
-    executor = BucketedExec(function, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
-    for n in (9, 5, 12):
-        assert_like_jit(executor, function, np.arange(n, dtype=np.int8))
-    assert kinds(executor) == {"symbolic"}
 
 
 def test_a_size_that_a_type_does_not_hold_raises_as_without_padding() -> None:
@@ -230,31 +202,6 @@ def test_a_division_of_sizes_by_zero_raises(divide: Callable[[Any], Any]) -> Non
                 executor(normal(n))
         else:
             np.testing.assert_allclose(executor(normal(n)), normal(n) * divide(n), rtol=1e-6)
-
-
-def test_a_division_by_zero_that_is_caught() -> None:
-    def careful(x: Any) -> Any:
-        try:
-            return x * (10 // (x.shape[0] - 3))
-        except ZeroDivisionError:
-            return x * 77
-
-    executor = BucketedExec(careful).with_pow2()
-    for n in (5, 3, 7, 3):
-        assert_like_jit(executor, careful, normal(n))
-
-
-@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0)])
-def test_a_division_by_zero_itself(zero: Any) -> None:
-    def careful(x: Any) -> Any:
-        try:
-            return x * (x.shape[0] / zero)
-        except ZeroDivisionError:
-            return x * 77
-
-    executor = BucketedExec(careful).with_pow2()
-    for n in (5, 3):
-        np.testing.assert_allclose(executor(normal(n)), jax.jit(careful)(normal(n)))
 
 
 def test_a_guard_that_divides_by_a_size() -> None:

@@ -89,17 +89,6 @@ def test_debug_print(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "[1. 2. 3.] 6.0\n"
 
 
-def test_debug_print_of_the_size(capsys: pytest.CaptureFixture[str]) -> None:
-    def fn(x: Any) -> Any:
-        jax.debug.print("{}", jnp.asarray(x.shape[0]))
-        return x * 2
-
-    masked = Masked(Case("print", fn, (Arg("s"),)), fn)
-    masked([np.zeros(3, np.float32)], {"s": 3}, "nan")
-    jax.effects_barrier()
-    assert capsys.readouterr().out == "3\n"
-
-
 def test_in_loops() -> None:
     """A scan over padded rows calls for real rows only."""
     seen: list[Any] = []
@@ -119,17 +108,6 @@ def test_in_map_and_cond() -> None:
         return x.sum()
 
     calls_of(lambda x: lax.map(row, x), seen)
-
-
-def test_in_vmap() -> None:
-    """JAX calls once for every row, which at an open axis is a scan."""
-    seen: list[Any] = []
-
-    def row(x: Any, total: Any) -> Any:
-        jax.debug.callback(lambda x, t: seen.extend([x, t]), x, total)
-        return x.sum()
-
-    calls_of(lambda x: jax.vmap(row, in_axes=(1, None))(x, x.sum()), seen)
 
 
 def test_pure_callback() -> None:
@@ -166,19 +144,6 @@ def test_pure_callback_of_a_vmap(method: str) -> None:
     calls_of(jax.vmap(row), seen)
 
 
-def test_pure_callback_without_operands() -> None:
-    seen: list[Any] = []
-
-    def fn(x: Any) -> Any:
-        def host() -> Any:
-            seen.append(np.zeros(0))
-            return np.arange(12.0, dtype=np.float32)[:, None]
-
-        return jax.pure_callback(host, jax.ShapeDtypeStruct((12, 1), jnp.float32)) + x.sum()
-
-    calls_of(fn, seen)
-
-
 def test_pure_callback_with_wrong_result() -> None:
     def fn(x: Any) -> Any:
         return jax.pure_callback(lambda y: np.zeros(7, np.float32), jax.typeof(x), x)
@@ -209,18 +174,3 @@ def test_keys_arrive_as_their_words() -> None:
         return x.sum()
 
     calls_of(fn, seen)
-
-
-def test_custom_gradient_through_a_callback() -> None:
-    seen: list[Any] = []
-
-    @jax.custom_jvp
-    def cube(x: Any) -> Any:
-        def host(y: Any) -> Any:
-            seen.append(y)
-            return np.asarray(y) ** 3
-
-        return jax.pure_callback(host, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    cube.defjvp(lambda p, t: (cube(*p), 3 * p[0] ** 2 * t[0]))
-    calls_of(jax.grad(lambda x: (cube(x) * x).mean()), seen)

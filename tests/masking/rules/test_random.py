@@ -24,17 +24,6 @@ def test_64_bit_draws(partitionable: bool) -> None:
         check(case)
 
 
-def test_gamma_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How it is drawn on accelerators: one loop over all elements, until the last is accepted."""
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-
-    def fn(key: jax.Array, x: jax.Array) -> jax.Array:
-        return random.gamma(key, jnp.abs(x) + 0.5)
-
-    sizes = ({"b": 3, "s": 2}, {"b": 1, "s": 4})
-    check(Case("at_once", fn, (Arg("", "key"), "b, s"), buckets={"s": 4}, sizes=sizes))
-
-
 def _user_generator(name: str, traceable: bool) -> jax.Array:
     def bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
         size = math.prod(shape) if traceable else int(math.prod(shape))

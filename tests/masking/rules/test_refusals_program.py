@@ -16,14 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
-from bucketjit import BucketedExec, Fallback
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._masking.rules.refused import REFUSED
 from bucketjit._tracing.symbolic import trace
-from bucketjit.errors import FallbackWarning, MaskingError
+from bucketjit.errors import MaskingError
 
 
 def refusal(fn: Callable[..., Any], *shape: int | str, dtype: Any = "float32") -> MaskingError:
@@ -210,19 +209,3 @@ def test_bits_by_the_backend(draw: Callable[..., Any]) -> None:
 
 def _generate(shape: Any) -> Any:
     return lax.rng_bit_generator(jnp.zeros(4, jnp.uint32), shape)[1]
-
-
-@pytest.mark.parametrize("scan", [jnp.cumprod, lambda x: lax.associative_scan(jnp.multiply, x)])
-def test_the_gradient_of_a_gradient_of_an_associative_scan_runs_exact(scan: Any) -> None:
-    def once(x: Any) -> Any:
-        return jnp.sum(jnp.sin(scan(x)))
-
-    def twice(x: Any) -> Any:
-        return jax.grad(lambda x: jnp.sum(jax.grad(once)(x) ** 2))(x)
-
-    x = np.linspace(0.5, 1.5, 5, dtype=np.float32)
-    with pytest.warns(FallbackWarning, match="jax.hessian, which is forward over reverse"):
-        found = BucketedExec(twice).with_pow2()(x)
-    np.testing.assert_allclose(found, jax.jit(twice)(x), rtol=1e-3)
-    hessian = BucketedExec(jax.hessian(once), fallback=Fallback.ERROR).with_pow2()
-    np.testing.assert_allclose(hessian(x), jax.hessian(once)(x), rtol=1e-3, atol=1e-4)

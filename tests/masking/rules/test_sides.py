@@ -141,23 +141,6 @@ def test_precisions_change_sides_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype, options",
-    [
-        ("bfloat16", {"preferred_element_type": jnp.float32}),
-        ("int8", {"preferred_element_type": jnp.int32}),
-        ("float32", {"precision": lax.DotAlgorithmPreset.F32_F32_F32}),
-        (
-            "float32",
-            {"precision": lax.DotAlgorithm(jnp.float32, jnp.float32, jnp.float32)},
-        ),
-    ],
-)
-def test_what_is_not_the_same_on_either_side_stays(dtype: str, options: dict[str, Any]) -> None:
-    eqn = _contraction(_weighted(dtype, **options))
-    assert eqn.params["dimension_numbers"] == (((1,), (3,)), ((0, 2), (0, 1)))
-
-
-@pytest.mark.parametrize(
     "dtype, result",
     [
         *((dtype, None) for dtype in ("bfloat16", "float16", "int8", "float64", "complex64")),
@@ -173,14 +156,3 @@ def test_dtypes(dtype: str, result: str | None) -> None:
         ).with_pow2()
         for b, s in ((3, 5), (4, 8), (1, 1)):
             assert_like_jit(executor, fn, ramp(b, s, 2, 3), ramp(b, 2, s, s))
-
-
-def test_nothing_is_contracted() -> None:
-    """A contracted axis of size 0: the result is zeros."""
-
-    def fn(x: Any, y: Any) -> Any:
-        return lax.dot_general(x, y, (((1,), (2,)), ((0,), (0,))))
-
-    executor = BucketedExec(fn, dynamic_axes=("b, _, s", "b, s, _"), fallback=Fallback.ERROR)
-    x, y = np.ones((3, 0, 5), np.float32), np.ones((3, 5, 0), np.float32)
-    np.testing.assert_array_equal(executor.with_pow2()(x, y), np.zeros((3, 5, 5), np.float32))
