@@ -167,7 +167,7 @@ def test_memory_of_constants_by_size_is_bounded() -> None:
     pairing: Any = program.pairing
     for n in range(2000, 2010):
         assert pairing.size_constants({"n": n}) is not None
-    assert pairing._at.currsize <= 1 << 26 and len(pairing._at) < 10
+    assert pairing._known.currsize <= 1 << 26 and len(pairing._known) < 10
 
 
 def test_a_constant_that_happens_to_be_equal() -> None:
