@@ -14,7 +14,7 @@ from bucketjit._compile.files.keys import device_of
 from bucketjit._events import shown
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.resolution import Resolution
+from bucketjit._tracing.call import Resolution
 from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError
 

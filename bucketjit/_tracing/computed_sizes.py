@@ -12,8 +12,7 @@ value outside of it, so neither is possible there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from jax.extend.core import Jaxpr
 
 from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.computed_sizes import Computed, Sizing
-from bucketjit._ir.expressions import Shape, is_symbolic, variables_in, variables_of
+from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
 from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
@@ -41,6 +40,8 @@ from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit.errors import MaskingError
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
+
+_SIZED_OUTSIDE = "call bucketjit.sized outside of it"
 
 _REMEDY = "compute with masks (jnp.where) there, or make the selection outside"
 
@@ -67,9 +68,7 @@ def meeting_of_sizes(
         what = f"arrays of different computed sizes meet: {sides}; select both by one mask"
         remedy = f"or {whole}"
     code, line = raising_code(error), raising_line(error)
-    return TraceRefused(
-        f"{f'{code}: ' if code else ''}{what}{f' [{line}]' if line else ''}", remedy, error
-    )
+    return TraceRefused(f"{f'{code}: ' if code else ''}{what}{_at(line)}", remedy, error)
 
 
 def _told(variable: str, sizing: Sizing, presumed: Mapping[str, int]) -> str:
@@ -90,70 +89,6 @@ def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, A
         elif variable in of_outs and is_symbolic(dim):
             counts[variable] = dim.dimension_as_value()
     return counts
-
-
-@dataclass(frozen=True)
-class Split:
-    """The guards of a program with computed sizes, and the counts that it must return.
-
-    Attributes:
-        guards: The guards on the sizes of the call.
-        presumed: The guards that name computed sizes.
-        counts: The variables whose counts are returned.
-    """
-
-    guards: tuple[Guard, ...]
-    presumed: tuple[Guard, ...]
-    counts: tuple[str, ...]
-
-
-def split_guards(
-    sizing: Sizing,
-    counts: Sequence[str],
-    out_shapes: Sequence[Shape],
-    reshapes: Sequence[tuple[Shape, Shape]],
-    guards: Sequence[Guard],
-) -> Split:
-    """Split the guards of a program, and find the counts that it must return."""
-    computed = sizing.computed.keys()
-    presumed = tuple(
-        g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
-    )
-    needed = {v for g in presumed for v in g.variables & computed}
-    missing = needed - set(counts)
-    if missing:
-        line = sizing.computed[min(missing)].line
-        raise TraceRefused(
-            "a decision depends on a size that is computed in a loop, a branch or a function "
-            f"under jit{f' [{line}]' if line else ''}",
-            _REMEDY,
-        )
-    needed |= variables_in(d for shape in out_shapes for d in shape) & computed
-    of_reshapes = variables_in(d for pair in reshapes for shape in pair for d in shape) & computed
-    if missing := of_reshapes - set(counts):
-        line = sizing.computed[min(missing)].line
-        raise TraceRefused(
-            "a reshape of a size that is computed in a loop, a branch or a function under jit "
-            f"cannot be checked{f' [{line}]' if line else ''}",
-            _REMEDY,
-        )
-    needed |= of_reshapes
-    checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
-    # A number of rows is compared with those that there are, which may be computed too.
-    needed |= checked.keys()
-    needed |= {v for made in checked.values() for v in variables_of(made.bound)} & computed
-    if missing := needed - set(counts):
-        line = sizing.computed[min(missing)].line
-        raise TraceRefused(
-            "sized: in a loop, a branch or a function under jit its size cannot be checked"
-            f"{f' [{line}]' if line else ''}",
-            "call bucketjit.sized outside of it",
-        )
-    return Split(
-        tuple(g for g in guards if not g.variables & computed),
-        presumed,
-        tuple(v for v in counts if v in needed),
-    )
 
 
 def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
@@ -178,12 +113,13 @@ def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
         if name_of(eqn) in CALLS - _STAGED:
             continue
         for body in bodies(eqn):
-            made = {e.params["variable"] for e in all_equations(body) if makes_size(e)}
-            if made & variables_in(d for v in body.outvars for d in shape_of(v)):
+            if _made_in(all_equations(body)) & variables_in(
+                d for v in body.outvars for d in shape_of(v)
+            ):
                 line = source_line(eqn, equations_around(jaxpr, eqn))
                 raise TraceRefused(
                     f"{eqn.primitive.name}: it returns an array, or needs one for a derivative, "
-                    f"whose size is computed inside of it{f' [{line}]' if line else ''}",
+                    f"whose size is computed inside of it{_at(line)}",
                     _REMEDY,
                 )
 
@@ -207,14 +143,13 @@ def with_sizes_alive(jaxpr: Jaxpr) -> Jaxpr:
     while True:
         more = without_dead_code(_returning(jaxpr, [*jaxpr.outvars, *kept]))
         living = _returning(more, more.outvars[: len(jaxpr.outvars)])
-        made = {e.params["variable"] for e in all_equations(living) if makes_size(e)}
-        lacking = (_mentioned(living) & _made_in(jaxpr)) - made
+        lacking = (_mentioned(living) & _made_in(all_equations(jaxpr))) - _made_in(
+            all_equations(living)
+        )
         if not lacking:
             return living
-        kept += [
-            e.outvars[0] for e in jaxpr.eqns if makes_size(e) and e.params["variable"] in lacking
-        ]
-        if not lacking <= {e.params["variable"] for e in jaxpr.eqns if makes_size(e)}:
+        kept += [e.outvars[0] for e in jaxpr.eqns if _made_in([e]) & lacking]
+        if not lacking <= _made_in(jaxpr.eqns):
             return jaxpr  # one of a program inside: nothing is removed
 
 
@@ -223,8 +158,9 @@ def _returning(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Jaxpr:
     return rebuilt_jaxpr(jaxpr, jaxpr.constvars, consts, jaxpr.invars, outvars, jaxpr.eqns)
 
 
-def _made_in(jaxpr: Jaxpr) -> set[str]:
-    return {e.params["variable"] for e in all_equations(jaxpr) if makes_size(e)}
+def _made_in(eqns: Iterable[Any]) -> set[str]:
+    """The computed sizes that equations make."""
+    return {eqn.params["variable"] for eqn in eqns if makes_size(eqn)}
 
 
 def _mentioned(jaxpr: Jaxpr) -> set[str]:
@@ -240,13 +176,37 @@ def _mentioned(jaxpr: Jaxpr) -> set[str]:
 def with_counts(
     jaxpr: Jaxpr, results: int, sizing: Sizing, counts: Sequence[str], guards: Sequence[Guard]
 ) -> tuple[Jaxpr, tuple[Guard, ...], dict[str, Any]]:
-    """A program that returns the counts which are needed, and no others."""
-    shapes = [shape_of(v) for v in jaxpr.outvars[:results]]
-    split = split_guards(sizing, counts, shapes, unchecked_reshapes(jaxpr), guards)
-    used = [v in split.counts for v in counts]
-    kept = [v for v, is_used in zip(jaxpr.outvars[results:], used, strict=True) if is_used]
+    """A program that returns the counts which are needed, its guards, and what else it knows."""
+    computed = sizing.computed.keys()
+    presumed = tuple(
+        g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
+    )
+    checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
+    reshapes = unchecked_reshapes(jaxpr)
+    decided = {v for g in presumed for v in g.variables}
+    reshaped = variables_in(d for pair in reshapes for shape in pair for d in shape)
+    inside = "computed in a loop, a branch or a function under jit"
+    # A number of rows is compared with those that there are, which may be computed too.
+    rows = {v for made in checked.values() for v in variables_of(made.bound)}
+    wanted = (
+        (decided, f"a decision depends on a size that is {inside}", _REMEDY),
+        (reshaped, f"a reshape of a size that is {inside} cannot be checked", _REMEDY),
+        ({*checked, *rows}, f"sized: a size that is {inside} cannot be checked", _SIZED_OUTSIDE),
+    )
+    needed = variables_in(d for v in jaxpr.outvars[:results] for d in shape_of(v)) & computed
+    for names, why, remedy in wanted:
+        own = names & computed
+        if missing := own - set(counts):
+            raise TraceRefused(f"{why}{_at(sizing.computed[min(missing)].line)}", remedy)
+        needed |= own
+    kept = [v for v, name in zip(jaxpr.outvars[results:], counts, strict=True) if name in needed]
     jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])
     refuse_sizes_that_escape(jaxpr)
-    refuse_effects(jaxpr, split.presumed)
-    more = {"computed": sizing.computed, "counts": split.counts, "presumed": split.presumed}
-    return jaxpr, split.guards, more
+    refuse_effects(jaxpr, presumed)
+    returned = tuple(v for v in counts if v in needed)
+    more = {"computed": sizing.computed, "counts": returned, "presumed": presumed}
+    return jaxpr, tuple(g for g in guards if not g.variables & computed), more
+
+
+def _at(line: str) -> str:
+    return f" [{line}]" if line else ""

@@ -366,7 +366,7 @@ class _Keeping:
         if plan is None:  # the equation needs its operands merged
             operands = [self._array(value, None, value.merge) for value in ins]
             outs = bind_equation(eqn, operands)
-            places = eqn.params.get("broadcast_dimensions")
+            places: Any = eqn.params.get("broadcast_dimensions")
             spread = (ins[0], places) if name == "broadcast_in_dim" and len(ins) == 1 else None
             return [
                 _Value(shape, {None: x}, spread=spread)

@@ -92,7 +92,7 @@ def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple
         leaves, tree = jax.tree_util.tree_flatten(values, is_leaf=lambda x: not _is_plain(x))
         owned = [of(x) for x in leaves]
         same = all(x is y for x, y in zip(owned, leaves, strict=True))
-        return values if same else tree.unflatten(owned)
+        return values if same else jax.tree_util.tree_unflatten(tree, owned)
 
     eqns = []
     for eqn in jaxpr.eqns:

@@ -82,6 +82,19 @@ class Parameters:
         """How errors name a positional argument."""
         return self.positional[position] if position < len(self.positional) else f"args[{position}]"
 
+    def name_of_dynamic(self, position: int) -> str:
+        """How errors name an argument that is not static, by its position among these."""
+        return self.name(self.first_dynamic(position + 1)[-1])
+
+    def first_dynamic(self, count: int) -> list[int]:
+        """Positions of the first ``count`` arguments that are not static."""
+        return self.dynamic_positions(count + len(self.static_nums))[:count]
+
+    def named(self, statics: Statics) -> list[tuple[str, Any]]:
+        """Static arguments with their names."""
+        positional = [(self.name(i), value) for i, value in statics.positional.items()]
+        return [*positional, *statics.keyword.items()]
+
     def names(self, count: int) -> list[str]:
         """Names of the first ``count`` positional arguments, and of those after them."""
         return [self.name(i) for i in range(max(count, len(self.positional)))]
@@ -106,12 +119,11 @@ class Parameters:
         """Separate the static arguments from the others."""
         if not self.static_nums and not self.static_names:
             return args, dict(kwargs), NO_STATICS
-        positional = {i: a for i, a in enumerate(args) if i in self.static_nums}
-        keyword = {k: v for k, v in kwargs.items() if k in self.static_names}
-        for what, value in [
-            *((self.name(i), a) for i, a in positional.items()),
-            *keyword.items(),
-        ]:
+        statics = Statics(
+            {i: a for i, a in enumerate(args) if i in self.static_nums},
+            {k: v for k, v in kwargs.items() if k in self.static_names},
+        )
+        for what, value in self.named(statics):
             try:
                 hash(value)
             except TypeError as error:
@@ -119,12 +131,8 @@ class Parameters:
                     f"{what}: static arguments must be hashable, got {type(value).__name__} "
                     f"({error}); pass a tuple in place of a list, or make it a traced argument"
                 ) from error
-        rest = tuple(a for i, a in enumerate(args) if i not in positional)
-        return (
-            rest,
-            {k: v for k, v in kwargs.items() if k not in keyword},
-            Statics(positional, keyword),
-        )
+        rest = tuple(a for i, a in enumerate(args) if i not in statics.positional)
+        return rest, {k: v for k, v in kwargs.items() if k not in statics.keyword}, statics
 
     def dynamic_positions(self, count: int) -> list[int]:
         """Positions of the arguments that are not static, among ``count`` positional ones."""

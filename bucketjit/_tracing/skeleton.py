@@ -59,11 +59,7 @@ _IDLE = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class HostFunction:
-    """The host function of a callback. It counts as a constant, so it may differ between traces.
-
-    Attributes:
-        function: The function.
-    """
+    """The host function of a callback. It counts as a constant, so it may differ between traces."""
 
     function: Any
 
@@ -228,7 +224,7 @@ def same_constant(a: Any, b: Any) -> bool:
 def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
     """Decompose a concrete program."""
     found = Skeleton()
-    _Listing(found).program(jaxpr, jaxpr, consts)
+    _Listing(found).program(jaxpr, consts)
     return found
 
 
@@ -245,7 +241,7 @@ def recompose(
     A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
     """
     work = _Walk(iter(sizes), iter(size_constants), depends_on, hosts)
-    together, kept = work.program(jaxpr, jaxpr, consts)
+    together, kept = work.program(jaxpr, consts)
     return together, kept, tuple(shape for _, shape in sorted(work.shapes.items()))
 
 
@@ -279,13 +275,12 @@ class _Walk:
         return next(self._sizes)
 
     def constant(self, given: object) -> int | None:
-        """The number of the size constant that takes the place of a constant; None if it stays."""
+        """The number of the size constant in the place of a constant; None if it stays."""
         return next(self._size_constants)
 
-    def program(
-        self, original: Any, jaxpr: Jaxpr, consts: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def program(self, original: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
         """The rebuilt program, and its constants."""
+        jaxpr, _ = open_jaxpr(original)
         # Variables are compared by the order in which they are bound, which comes first here.
         env: dict[Any, tuple[int, Any]] = {}
         eqns, kept, constvars = list[Any](), list[Any](), list[Any]()
@@ -373,7 +368,7 @@ class _Walk:
         if slot and isinstance(value, int | np.integer) and not isinstance(value, bool):
             return self.size(int(value))
         if is_jaxpr(value):
-            return self.program(value, *open_jaxpr(value))[0]
+            return self.program(value, open_jaxpr(value)[1])[0]
         if isinstance(value, tuple | list):
             self.part((type(value), len(value)))
             parts = [self._param(v, slot) for v in value]

@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
@@ -118,8 +118,12 @@ def _traced(
             if others is not None:
                 guards = others
                 continue
-            raise _not_held(error, guards, decided_at) from error
-        closed, failure = attempt.outcome(fn, in_tree)
+            told = ", ".join(map(str, guards)) or "the spec"
+            raise TraceRefused(
+                f"jax.export cannot hold the sizes to {told}: {error}{decided_at}",
+                "decide by other sizes, or by fewer, or leave the axis static",
+            ) from error
+        closed, failure = attempt.run(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
@@ -146,7 +150,9 @@ def _traced(
             continue
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
-            _raise_of_machine(failure, attempt.texts)
+            if attempt.texts:  # a text that holds a symbolic size may have led to it
+                raise _size_in_text(attempt.texts[0]) from failure
+            raise failure
         guard = all_sizes.pinned(_guard_after(failure, sizes, guards), attempt.sizing)
         if guard is not None and guard not in guards:
             guards = all_sizes.with_guard(guards, guard)
@@ -159,22 +165,6 @@ def _traced(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
     )
-
-
-def _not_held(error: Exception, guards: Sequence[Guard], decided_at: str) -> TraceRefused:
-    """The refusal of guards that ``jax.export`` does not accept."""
-    return TraceRefused(
-        f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
-        f" {error}{decided_at}",
-        "decide by other sizes, or by fewer, or leave the axis static",
-    )
-
-
-def _raise_of_machine(failure: Exception, texts: Sequence[str]) -> NoReturn:
-    """Raise an error of the machine, unless a text that holds a symbolic size has led to it."""
-    if texts:
-        raise _size_in_text(texts[0]) from failure
-    raise failure
 
 
 def _other_guards(
@@ -269,13 +259,8 @@ def _refusal(
     what = f"{code}: {told}" if code else told
     refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(raising_line(error))}"
     if trouble := trouble_of_versions(error) or left_out():
-        remedy = f"{remedy}, or {REMEDY_OF_VERSIONS}"
-        return TraceRefused(f"{refused}; {trouble}", remedy, error)
-    return TraceRefused(
-        refused,
-        remedy,
-        error,
-    )
+        refused, remedy = f"{refused}; {trouble}", f"{remedy}, or {REMEDY_OF_VERSIONS}"
+    return TraceRefused(refused, remedy, error)
 
 
 COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
