@@ -46,7 +46,6 @@ from bucketjit._stages.explain import Explanation, explain
 from bucketjit._stages.listed_buckets import ahead
 from bucketjit._stages.views import Views
 from bucketjit._tracing.signer import Signer
-from bucketjit._tracing.structs import array_like
 from bucketjit.errors import MaskingError, SelectionError
 
 _REASON = f"{DISABLE} is set: plain jit"
@@ -337,7 +336,6 @@ class BucketedExec(
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
-        given = tuple(map(array_like, args))
-        named = {name: array_like(value) for name, value in kwargs.items()}
-        call = call_of_shard(self._engine, self._engine.signer.sign(given, named))
+        signed = self._engine.signer.sign(args, kwargs, structs=True)
+        call = call_of_shard(self._engine, signed)
         return explain(self._engine, call, unpadded=None if self._plain is None else WHY)

@@ -16,7 +16,6 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._stages.bounded import bounded_module
 from bucketjit._stages.dynamic import export_dynamic
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ExportError, MaskingError
 
 if TYPE_CHECKING:
@@ -154,5 +153,5 @@ class Exporting:
         """A call that is not run: it opens no axes."""
         engine = self._engine
         refuse_apart(engine.config, "export")
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         return engine.looked_at(call)

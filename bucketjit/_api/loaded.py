@@ -27,7 +27,6 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, MaskedEquation, explain
 from bucketjit._stages.views import Views
 from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
-from bucketjit._tracing.structs import array_like, sign_like
 from bucketjit.errors import ArtifactError, SpecError
 
 
@@ -154,9 +153,8 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
             ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
         """
         args, kwargs = self._functions[0].by_position(args, kwargs)
-        given = tuple(map(array_like, args))
-        named = {name: array_like(value) for name, value in kwargs.items()}
-        return explain(self._engine, self._engine.signer.sign(given, named), _masked_equations)
+        call = self._engine.signer.sign(args, kwargs, structs=True)
+        return explain(self._engine, call, _masked_equations)
 
     @boundary
     def warmup(
@@ -187,7 +185,7 @@ class Loaded(CallPath[..., Any], Batching, ResourceBuilders, CacheControl, Views
         epoch = engine.provider.epoch
         wanted = list(self.buckets) if sizes is None else sizes
         args, kwargs = function.like(self.buckets[0])
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         warmed = warm_up(
             *(engine, call, wanted),
             workers=workers,

@@ -8,7 +8,6 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.warm import rows_to_compile
 from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
-from bucketjit._tracing.structs import sign_like
 
 
 class Warming:
@@ -93,7 +92,7 @@ class Warming:
             return WarmupReport((), (), (), (), (), 0.0)
         engine = self._engine
         epoch = engine.provider.epoch
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         batches = []
         if rows is not None:
             batches = rows_to_compile(engine.signer, call, args, kwargs, rows, in_axes)

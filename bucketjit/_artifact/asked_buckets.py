@@ -24,7 +24,8 @@ from bucketjit._raised import frames_inside, is_of_machine
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.warmup import asked
-from bucketjit._tracing.call import Call, variables_in
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import variables_in
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
 BucketCall = tuple[Mapping[str, int], Call]  # padded sizes, and a call of them

@@ -14,8 +14,7 @@ from bucketjit._compile.files.keys import device_of
 from bucketjit._events import shown
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.call import Resolution
-from bucketjit._tracing.structs import sign_like
+from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import ArtifactError
 
 
@@ -49,7 +48,7 @@ def _compiled(
 ) -> Bucket:
     """A bucket with its executable."""
     args, kwargs = function.like(bucket.sizes)
-    call = sign_like(engine.signer, args, kwargs)
+    call = engine.signer.sign(args, kwargs, structs=True)
     sizes = {v: n for v, n in bucket.sizes.items() if v not in program.unfitted}
     constants = program.size_constants(sizes)
     if constants is None:  # a guard keeps these sizes from the program

@@ -31,7 +31,8 @@ from bucketjit._jax.compiler import refused_option
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._raised import first_line
-from bucketjit._tracing.call import UNRESOLVED, Call
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import UNRESOLVED
 from bucketjit.errors import SpecError
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.

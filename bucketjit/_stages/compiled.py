@@ -30,9 +30,10 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.stage import Stage, StageTypes, Subject
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.call import Call, Resolution
+from bucketjit._tracing.call import Call
 from bucketjit._tracing.made_for import MadeFor, fixed_signature
 from bucketjit._tracing.mismatches import Key, in_words, open_shapes
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArgumentError

@@ -24,7 +24,8 @@ from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import why_not_batched
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._tracing.call import Call, Resolution
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import FallbackError, SpecError
 from bucketjit.strategies.listing import MOST_LISTED
 

@@ -35,7 +35,8 @@ from bucketjit._stages.listed_buckets import compile_all, volume
 from bucketjit._stages.progress import Unbreakable, bar
 from bucketjit._stages.requests import Asked, check_names, combinations, requests_for
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.call import Call, variables_in
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import variables_in
 from bucketjit.errors import MaskingError, SpecError
 
 

@@ -25,9 +25,8 @@ from bucketjit._ir.program import Leaf
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.transformations import current_trace
-from bucketjit._tracing.computed_sizes import counts_of
+from bucketjit._tracing.computed_sizes import PresumedSizes, counts_of
 from bucketjit._tracing.held_output import begin_trace
-from bucketjit._tracing.presumed_sizes import PresumedSizes
 
 
 def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:

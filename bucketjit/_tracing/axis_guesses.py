@@ -272,7 +272,7 @@ def _sizes(value: Any) -> list[int]:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, jax.Array | np.ndarray | Padded)
+    return isinstance(value, jax.Array | np.ndarray | Padded | jax.ShapeDtypeStruct)
 
 
 def _may_be_key(value: Any) -> bool:
@@ -282,5 +282,6 @@ def _may_be_key(value: Any) -> bool:
 
 def _holds_data(value: Any) -> bool:
     """Whether a container may be data: a plain one, or one with arrays of the host."""
-    plain = isinstance(value, dict | list | tuple)
-    return plain or all(isinstance(x, np.ndarray) for x in jax.tree_util.tree_leaves(value))
+    of_host = np.ndarray | jax.ShapeDtypeStruct
+    leaves = jax.tree_util.tree_leaves(value)
+    return isinstance(value, dict | list | tuple) or all(isinstance(x, of_host) for x in leaves)

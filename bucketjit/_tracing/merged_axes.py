@@ -299,7 +299,7 @@ _FOLLOW: dict[str, Callable[[Any, Sequence[Form]], SplitEquation | None]] = {
 
 
 @dataclass
-class _Value:
+class _InForms:
     """A value of the program, in one form or in several.
 
     Attributes:
@@ -314,7 +314,7 @@ class _Value:
     arrays: dict[Any, Any]
     form: Form = None
     merge: int = 0
-    spread: tuple[_Value, Sequence[int]] | None = None
+    spread: tuple[_InForms, Sequence[int]] | None = None
 
 
 class _Keeping:
@@ -332,18 +332,18 @@ class _Keeping:
         """The program as a function."""
 
         def fn(*args: Any) -> list[Any]:
-            values = self._run(jaxpr, consts, [_Value(x.shape, {None: x}) for x in args])
+            values = self._run(jaxpr, consts, [_InForms(x.shape, {None: x}) for x in args])
             return [self._array(value, None, value.merge) for value in values]
 
         return fn
 
-    def _run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[_Value]) -> list[_Value]:
-        env: dict[Any, _Value] = dict(zip(jaxpr.invars, args, strict=True))
+    def _run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[_InForms]) -> list[_InForms]:
+        env: dict[Any, _InForms] = dict(zip(jaxpr.invars, args, strict=True))
         for var, constant in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = _Value(shape_of(var), {None: constant})
+            env[var] = _InForms(shape_of(var), {None: constant})
 
-        def value_of(v: Any) -> _Value:
-            return _Value(shape_of(v), {None: v.val}) if is_literal(v) else env[v]
+        def value_of(v: Any) -> _InForms:
+            return _InForms(shape_of(v), {None: v.val}) if is_literal(v) else env[v]
 
         scope_of = EquationScopes()
         for eqn in jaxpr.eqns:
@@ -352,7 +352,7 @@ class _Keeping:
                 env.update(zip(eqn.outvars, self._equation(eqn, ins), strict=True))
         return list(map(value_of, jaxpr.outvars))
 
-    def _equation(self, eqn: JaxprEqn, ins: list[_Value]) -> list[_Value]:
+    def _equation(self, eqn: JaxprEqn, ins: list[_InForms]) -> list[_InForms]:
         name = name_of(eqn)
         if name in _CALLS:
             inner, consts = open_jaxpr(called_jaxpr(eqn.params))
@@ -369,16 +369,16 @@ class _Keeping:
             places: Any = eqn.params.get("broadcast_dimensions")
             spread = (ins[0], places) if name == "broadcast_in_dim" and len(ins) == 1 else None
             return [
-                _Value(shape, {None: x}, spread=spread)
+                _InForms(shape, {None: x}, spread=spread)
                 for shape, x in zip(shapes, outs, strict=True)
             ]
         # A reshape that merges or splits the axis moves nothing any more.
         self.saved[merge] += name == "reshape" and (plan.ins[0] is None or plan.out is None)
         operands = [self._array(x, form, merge) for x, form in zip(ins, plan.ins, strict=True)]
         out = eqn.primitive.bind(*operands, **plan.params)
-        return [_Value(shapes[0], {_key(plan.out): out}, plan.out, merge if plan.out else 0)]
+        return [_InForms(shapes[0], {_key(plan.out): out}, plan.out, merge if plan.out else 0)]
 
-    def _array(self, value: _Value, form: Form, merge: int) -> Any:
+    def _array(self, value: _InForms, form: Form, merge: int) -> Any:
         """The array of a value in a form. Another form than its own costs a gather."""
         key = _key(form)
         if key in value.arrays:

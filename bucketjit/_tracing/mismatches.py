@@ -152,7 +152,7 @@ def _with_paths(
 def _leaf_facts(path: str, value: Any) -> LeafFacts:
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
     try:
-        kind, shape = leaf_type(value, path)
+        kind, shape = leaf_type(value, path, structs=True)
     except ArgumentError:
         of = f" of {value.dtype!r}" if isinstance(value, np.ndarray) else ""
         other = "None" if value is None else f"{type(value).__name__}{of}"

@@ -63,7 +63,7 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     return traced
 
 
-class _Node(NamedTuple):
+class _Held(NamedTuple):
     """A node or a leaf of a tree: the object, and its class and static data; None for a leaf."""
 
     value: Any
@@ -72,19 +72,19 @@ class _Node(NamedTuple):
 
 _Path = tuple[Any, ...]
 
-_NOTHING = _Node(None, None)
+_NOTHING = _Held(None, None)
 
 
-def _nodes(value: Any, path: _Path = ()) -> dict[_Path, _Node]:
+def _nodes(value: Any, path: _Path = ()) -> dict[_Path, _Held]:
     pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     kind: Any = cast(Any, tree).node_data()
-    found = {path: _Node(value, kind)}
+    found = {path: _Held(value, kind)}
     for keys, child in pairs if kind is not None else ():
         found |= _nodes(child, path + keys)
     return found
 
 
-def _nodes_of(tree: Any) -> dict[_Path, _Node]:
+def _nodes_of(tree: Any) -> dict[_Path, _Held]:
     """Every node of a tree by its path; none if a class in it cannot be taken apart here."""
     try:
         return _nodes(tree)
@@ -97,7 +97,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _changes(
-    before: Mapping[_Path, _Node], after: Mapping[_Path, _Node]
+    before: Mapping[_Path, _Held], after: Mapping[_Path, _Held]
 ) -> dict[_Path, tuple[Any, Any]]:
     """By path what differs: the object in which it was changed, and the new value."""
     found = {}
@@ -117,7 +117,7 @@ def _changes(
 
 
 def _refuse_lost(
-    before: Mapping[_Path, _Node], arguments: Any, results: Any, names: Sequence[str]
+    before: Mapping[_Path, _Held], arguments: Any, results: Any, names: Sequence[str]
 ) -> None:
     """Raise an error that names the changes of objects among the arguments, if they are lost."""
     after = _nodes_of(arguments)

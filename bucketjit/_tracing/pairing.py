@@ -50,7 +50,7 @@ from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
 from bucketjit._tracing.skeleton import HostFunction, Skeleton, recompose, same_constant
-from bucketjit._tracing.symbolic import COMPUTE
+from bucketjit._tracing.symbolic import COMPUTE, program_of
 
 _SAMPLES = 6  # traces that a program is made from, at most
 
@@ -293,16 +293,9 @@ def _merged(
         *(first.jaxpr, first.consts, [dims[i] for i in label_of_size], numbers),
         *(_dimension(tracer.variables[0], scope), pairing.hosts),
     )
-    out_avals = [v.aval for v in jaxpr.outvars]
-    in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
-    jaxpr, consts = _with_axes_apart(jaxpr, consts)
-    return Program(
-        jaxpr=jaxpr,
-        consts=tuple(consts),
-        in_shapes=in_shapes,
-        out_shapes=tuple(tuple(a.shape) for a in out_avals),
-        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
-        out_tree=flat(len(out_avals)) if nests_by_size else first.out_tree,
+    return program_of(
+        *(jaxpr, _with_axes_apart(jaxpr, consts)),
+        flat(len(jaxpr.outvars)) if nests_by_size else first.out_tree,
         guards=(
             *map(parse_constraint, constraints),
             *(Guard(v, "==", str(samples[0][v])) for v in fixed),

@@ -42,7 +42,9 @@ class Parameters:
         self.variadic = not parameters or any(
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )
-        names = self._names(static_argnames)
+        names = _several(static_argnames)
+        if wrong := [n for n in names if not isinstance(n, str)]:
+            raise SpecError(f"static_argnames: expected names of parameters, got {wrong[0]!r}")
         # As in `jax.jit`, a static argument may be passed by position or by name.
         nums = self._numbers(static_argnums, "static_argnums")
         if self.keyword_only is not None:
@@ -57,22 +59,9 @@ class Parameters:
         if both := self.donated & self.static_nums:
             raise SpecError(f"arguments {sorted(both)} are both static and donated")
 
-    @staticmethod
-    def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-        if given is None or isinstance(given, str):
-            return () if given is None else (given,)
-        names = tuple(given) if isinstance(given, Iterable) else (given,)
-        if wrong := [n for n in names if not isinstance(n, str)]:
-            raise SpecError(f"static_argnames: expected names of parameters, got {wrong[0]!r}")
-        return names
-
     def _numbers(self, given: int | Sequence[int] | None, option: str) -> set[int]:
-        if given is None:
-            return set()
-        numbers = tuple(given) if isinstance(given, Iterable) else (given,)
-        count = len(self.positional)
-        found = set()
-        for n in numbers:
+        count, found = len(self.positional), set()
+        for n in _several(given):
             if not isinstance(n, int) or not (self.variadic or -count <= n < count):
                 raise SpecError(f"{option}: {n!r} is not one of the {count} positional arguments")
             found.add(n % count if n < 0 and count else n)
@@ -139,11 +128,18 @@ class Parameters:
         return [i for i in range(count) if i not in self.static_nums]
 
 
+def _several(given: object) -> tuple[Any, ...]:
+    """One value, several, or None, as a tuple."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+
+
 def positions_of(
     fn: Callable[..., Any], names: str | Sequence[str] | None, option: str
 ) -> tuple[int, ...]:
     """The positions of parameters that are given by name."""
-    wanted = (names,) if isinstance(names, str) else tuple(names or ())
+    wanted = _several(names)
     if not wanted:
         return ()
     known = Parameters(fn, None, None, None).positional

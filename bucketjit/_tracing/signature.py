@@ -25,11 +25,10 @@ from bucketjit._ir.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._ir.guards import parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import TraceRefused
-from bucketjit._raised import is_of_machine
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._tracing.binding import bind_sizes, without_empty
-from bucketjit._tracing.call import Resolution
 from bucketjit._tracing.leaf_types import LeafType
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.traced_programs import TracedPrograms, may_try
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -229,7 +228,7 @@ class Signature(TracedPrograms):
         if pinned is not None:
             return self._settle(pinned[0], shapes, pinned[1])
         # No guess can be traced: all axes are static, and this call runs exact.
-        self._close(wanted, [shapes], refusal)
+        self._close(wanted, shapes, refusal)
         tokens = self._axes.tokens(shapes, {})
         return self._settle(tokens, shapes, Resolution(tokens, {}, None, refusal))
 
@@ -270,57 +269,31 @@ class Signature(TracedPrograms):
                 for leaf, axis in self._axes.unnamed(shapes)
                 if tokens[leaf][axis] == STATIC
                 and last[leaf][axis] != shapes[leaf][axis]
-                and self._may_open((leaf, axis), shapes)
+                and may_try(self._learnt.closed.get((leaf, axis), ()), (shapes[leaf][axis],))
             ]
         found = self._open(tokens, shapes, opened) if opened else None
         return found or self._serve(tokens, shapes)
 
     def _open(self, tokens: Tokens, shapes: Shapes, places: Sequence[Place]) -> Resolution | None:
         """Open static axes whose sizes changed since the last program was traced."""
-        last = self._learnt.last
-        tokens, varied = self._axes.opened(tokens, last, shapes, places)
+        tokens, varied = self._axes.opened(tokens, self._learnt.last, shapes, places)
         call = self.attempt(tokens, shapes)
-        traced_at, traced, tried = shapes, call, [shapes]
-        # Many functions can be traced at larger sizes only, so the sizes before are tried as well.
-        if call.program is None and any(
-            last[leaf][axis] > shapes[leaf][axis] and self._may_open((leaf, axis), last)
-            for leaf, axis in places
-        ):
-            tried.append(last)
-            traced_at, traced = last, self._attempt_before(tokens) or call
-        if traced.program is not None:
+        if call.program is not None:
             names = [tokens[leaf][axis] for leaf, axis in places]
             self._note([f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)])
-            self._settle(tokens, traced_at, traced)
-            # A program of the sizes before may not serve this call, which then runs exact.
-            return call
+            return self._settle(tokens, shapes, call)
         why = "it cannot be traced" if call.refusal is None else call.refusal.reason
         self._note([f"{v}, and cannot be opened: {why}" for v in varied])
-        self._close(places, tried, call.refusal)
+        self._close(places, shapes, call.refusal)
         return None
 
-    def _may_open(self, place: Place, shapes: Shapes) -> bool:
-        leaf, axis = place
-        return may_try(self._learnt.closed.get(place, ()), (shapes[leaf][axis],))
-
-    def _close(
-        self, axes: Sequence[Place], tried: Sequence[Shapes], refusal: TraceRefused | None
-    ) -> None:
+    def _close(self, axes: Sequence[Place], shapes: Shapes, refusal: TraceRefused | None) -> None:
         """Note that these axes could not be opened at these shapes, and why."""
         closed = dict(self._learnt.closed)
         for leaf, axis in axes:
-            sizes = {(shapes[leaf][axis],) for shapes in tried}
-            closed[leaf, axis] = closed.get((leaf, axis), frozenset()) | sizes
+            known = closed.get((leaf, axis), frozenset())
+            closed[leaf, axis] = known | {(shapes[leaf][axis],)}
         self._learn(closed=closed, refusal=refusal and refusal.without_frames())
-
-    def _attempt_before(self, tokens: Tokens) -> Resolution | None:
-        """Trace at the sizes of the last program; None if the function raises there."""
-        try:
-            return self.attempt(tokens, self._learnt.last)
-        except Exception as error:
-            if is_of_machine(error):
-                raise
-            return None  # not the sizes of this call, so its caller must not get the error
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         """Resolve a call with known tokens: by a program that holds, or by a new trace."""

@@ -72,13 +72,18 @@ class Signer:
         for signature in self.signatures():
             signature.release(program)
 
-    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Flatten the arguments of a call and find their signature."""
+    def sign(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, structs: bool = False
+    ) -> Call:
+        """Flatten the arguments of a call and find their signature.
+
+        With ``structs``, a ``jax.ShapeDtypeStruct`` may describe an array.
+        """
         positional, keywords, statics = self.parameters.split(args, kwargs)
         positions = self.parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
         try:
-            pairs = [leaf_type(x, "") for x in leaves]
+            pairs = [leaf_type(x, "", structs=structs) for x in leaves]
         except ArgumentError:
             pairs = []
         if len(pairs) < len(leaves):  # outside of the `except` block: a better error has no context
@@ -86,7 +91,9 @@ class Signer:
             # Paths take long to make, so only an error has them.
             names, given = self._named(positional, keywords)
             remedy = remedy_for(given)
-            pairs = [leaf_type(x, path, remedy) for path, x in _with_paths(names, given)]
+            pairs = [
+                leaf_type(x, path, remedy, structs=structs) for path, x in _with_paths(names, given)
+            ]
         types, shapes = tuple(kind for kind, _ in pairs), [shape for _, shape in pairs]
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
@@ -140,10 +147,6 @@ class Signer:
         return {i for i in positions if opens(every[i])}, {
             k for k in named if opens(by_name.get(k))
         }
-
-    def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call in the order of `sign`, without any check of their types."""
-        return jax.tree_util.tree_leaves(self.parameters.split(args, kwargs)[:2])
 
     def with_copies(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]

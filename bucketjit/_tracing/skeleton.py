@@ -64,7 +64,7 @@ class HostFunction:
     function: Any
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     """What must be equal in two traces that do the same.
 
     Attributes:
@@ -90,7 +90,7 @@ class Skeleton:
             whole program.
     """
 
-    parts: list[_Part] = field(default_factory=list)
+    parts: list[_Piece] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     owners: list[tuple[Any, ...]] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Skeleton:
         return _where(self.owners[index])
 
 
-def _difference(a: _Part, b: _Part) -> str:
+def _difference(a: _Piece, b: _Piece) -> str:
     """The difference between two parts, in words."""
     starts = [part for part in (a, b) if part.what == _PRIMITIVE]
     if len(starts) == 2:
@@ -125,7 +125,6 @@ def _difference(a: _Part, b: _Part) -> str:
 
 
 _PRIMITIVE = "primitive"  # the first part of an equation
-
 _OTHERWISE = "it closes over more arrays, or takes or returns more, at one size than at another"
 
 
@@ -240,18 +239,18 @@ def recompose(
 
     A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
     """
-    work = _Walk(iter(sizes), iter(size_constants), depends_on, hosts)
+    work = _Together(iter(sizes), iter(size_constants), depends_on, hosts)
     together, kept = work.program(jaxpr, consts)
     return together, kept, tuple(shape for _, shape in sorted(work.shapes.items()))
 
 
-class _Walk:
+class _Together:
     """Rebuilds a program, with a size and a constant after the other in the order of the walk.
 
     Attributes:
         shapes: Shape of each size constant, by its number.
-        within: The current equation, preceded by those around it.
-        what: The current piece of that equation, in words.
+        within: See `_Piece`.
+        what: See `_Piece`.
     """
 
     def __init__(
@@ -281,7 +280,7 @@ class _Walk:
     def program(self, original: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
         """The rebuilt program, and its constants."""
         jaxpr, _ = open_jaxpr(original)
-        # Variables are compared by the order in which they are bound, which comes first here.
+        # Variables are compared by the order in which they are bound.
         env: dict[Any, tuple[int, Any]] = {}
         eqns, kept, constvars = list[Any](), list[Any](), list[Any]()
         self.part((len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
@@ -382,7 +381,7 @@ class _Walk:
         return value
 
 
-class _Listing(_Walk):
+class _Listing(_Together):
     """Lists the pieces of a program in a `Skeleton`, and leaves them as they are."""
 
     def __init__(self, found: Skeleton) -> None:
@@ -390,7 +389,7 @@ class _Listing(_Walk):
         self._found = found
 
     def part(self, value: object) -> None:
-        self._found.parts.append(_Part(self.within, self.what, value))
+        self._found.parts.append(_Piece(self.within, self.what, value))
 
     def size(self, given: int) -> Dim:
         self._found.sizes.append(given)

@@ -62,6 +62,7 @@ from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._raised import handled_before, is_of_machine
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
+    PresumedSizes,
     meeting_of_sizes,
     with_counts,
     with_sizes_alive,
@@ -69,7 +70,6 @@ from bucketjit._tracing.computed_sizes import (
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
-from bucketjit._tracing.presumed_sizes import PresumedSizes
 from bucketjit._tracing.size_floats import refuse_decisions
 from bucketjit.errors import MaskingError
 
@@ -118,11 +118,7 @@ def _traced(
             if others is not None:
                 guards = others
                 continue
-            told = ", ".join(map(str, guards)) or "the spec"
-            raise TraceRefused(
-                f"jax.export cannot hold the sizes to {told}: {error}{decided_at}",
-                "decide by other sizes, or by fewer, or leave the axis static",
-            ) from error
+            raise _not_held(error, guards, decided_at) from error
         closed, failure = attempt.run(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
@@ -164,6 +160,15 @@ def _traced(
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
+    )
+
+
+def _not_held(error: Exception, guards: Sequence[Guard], decided_at: str) -> TraceRefused:
+    """The refusal of guards that ``jax.export`` does not accept."""
+    told = ", ".join(map(str, guards)) or "the spec"
+    return TraceRefused(
+        f"jax.export cannot hold the sizes to {told}: {error}{decided_at}",
+        "decide by other sizes, or by fewer, or leave the axis static",
     )
 
 
@@ -299,25 +304,32 @@ def _program(
         raise size_in_data()
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
-    out_avals: list[Any] = [v.aval for v in jaxpr.outvars[: attempt.out_tree.num_leaves]]
     living = without_dead_code(jaxpr) if not more else with_sizes_alive(jaxpr)
     try:
         refuse_decisions(living)
     except MaskingError as error:
         raise TraceRefused(error.reason, error.remedy, error) from error
-    kept, kept_consts = keep_apart(living, consts)
-    return Program(
-        jaxpr=kept,
-        consts=tuple(kept_consts),
-        in_shapes=tuple(map(shape_of, jaxpr.invars)),
-        out_shapes=tuple(tuple(a.shape) for a in out_avals),
-        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
-        out_tree=attempt.out_tree,
+    return program_of(
+        *(jaxpr, keep_apart(living, consts), attempt.out_tree),
         guards=all_guards,
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
         may_hold_sizes=in_data is None,
         computes_sizes=isinstance(attempt.sizing, Sizing),
+        **more,
+    )
+
+
+def program_of(jaxpr: Jaxpr, kept: tuple[Any, Sequence[Any]], tree: Any, **more: Any) -> Program:
+    """The program with the types of a jaxpr, and the body and constants that are kept of it."""
+    outs: list[Any] = [v.aval for v in jaxpr.outvars[: tree.num_leaves]]
+    return Program(
+        jaxpr=kept[0],
+        consts=tuple(kept[1]),
+        in_shapes=tuple(map(shape_of, jaxpr.invars)),
+        out_shapes=tuple(tuple(a.shape) for a in outs),
+        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in outs),
+        out_tree=tree,
         **more,
     )
 

@@ -24,12 +24,12 @@ from bucketjit._ir.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._raised import raised_anew
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.call import Resolution, variables_in
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
+from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.symbolic import COMPUTE, trace
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
@@ -47,7 +47,7 @@ _MAX_PAIRED = 8  # programs of concrete traces for each set of static sizes
 
 _SHOWN = 8  # arguments in one line of a log
 
-_LOOKED_THROUGH = 64  # sets of static sizes; from as many on, those without a program are dropped
+_LOOKED_THROUGH = 64  # sets of static sizes; at each multiple those without a program are dropped
 
 _ASKED_SYMBOLICALLY = (
     "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
@@ -160,7 +160,6 @@ class TracedPrograms:
         self.constraints = tuple(constraints)
         self._is_cut = any(kind.partitions for kind in self.types)
         self._traced: dict[Any, KnownPrograms] = {}
-        self._look_through_at = _LOOKED_THROUGH
         self._kept: set[Interface] = set()
 
     def keep(self, program: Interface) -> None:
@@ -231,18 +230,12 @@ class TracedPrograms:
         key = self.static_key(tokens, shapes)
         known = self._traced.get(key)
         if known is None:
-            if len(self._traced) >= self._look_through_at:
-                self._forget_what_is_gone()
+            # Static sizes that vary from call to call leave many that are gone.
+            if len(self._traced) % _LOOKED_THROUGH == _LOOKED_THROUGH - 1:
+                there = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
+                self._traced = there
             known = self._traced[key] = KnownPrograms()
         return known
-
-    def _forget_what_is_gone(self) -> None:
-        """Drop static sizes that have neither a program nor a refusal any more.
-
-        Static sizes that vary from call to call leave many of them.
-        """
-        self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
-        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
     def add(self, program: Interface, to: KnownPrograms) -> None:
         """Keep a program among those of the same static sizes, which `at` returns."""
