@@ -135,6 +135,11 @@ class Attempt:
         """Note that user code hashed a size, so that a dict look-up depends on its value."""
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
+    def equalities(self) -> list[Guard]:
+        """Guards for comparisons that JAX answered wrongly, and for sizes that were hashed."""
+        assumed = [g for g in self.assumed.values() if not g.holds(self.sizes)]
+        return [*(Guard(g.left, "==", g.right) for g in assumed), *self.keys.values()]
+
     def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
         """Trace the function. Returns a closed jaxpr, or what the function raises."""
 

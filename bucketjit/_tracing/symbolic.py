@@ -114,11 +114,10 @@ def _traced(
         try:
             attempt = Attempt(leaves, [*constraints, *map(str, guards)], all_sizes)
         except (ValueError, NotImplementedError) as error:
-            others = _other_guards(error, guards, sizes)
-            if others is not None:
-                guards = others
-                continue
-            raise _not_held(error, guards, decided_at) from error
+            if (others := _other_guards(error, guards, sizes)) is None:
+                raise _not_held(error, guards, decided_at) from error
+            guards = others
+            continue
         closed, failure = attempt.run(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
@@ -130,10 +129,7 @@ def _traced(
         if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
         # Equalities come before the failure: a wrong answer to one may have led to it.
-        equal = [
-            Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
-        ]
-        if equal := [*equal, *attempt.keys.values()]:
+        if equal := attempt.equalities():
             guards.append(all_sizes.pinned(equal[0], attempt.sizing) or equal[0])
             if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
