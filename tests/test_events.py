@@ -79,9 +79,9 @@ def test_an_axis_that_cannot_be_opened() -> None:
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
-        (ones(3, dtype=np.int32), "x is int32, not float32"),
-        (ones(3, 2), "x has 2 axes, not 1"),
-        ([ones(3)], "the arguments nest as (([*],), {}), not as ((*,), {})"),
+        (ones(3, dtype=np.int32), "x: traced for float32[_], called with int32[_]"),
+        (ones(3, 2), "x: traced for float32[_], called with float32[_, _]"),
+        ([ones(3)], "x: traced for float32[_], called with a container of x[0]"),
     ],
 )
 def test_another_type(argument: Any, reason: str) -> None:
@@ -97,8 +97,8 @@ def test_the_reason_is_told_against_what_is_nearest() -> None:
     executor(ones(3, 4, 2))
     executor(ones(3, 4).astype(np.int32))
     assert news(told)[1:] == [
-        "traced anew: x has 3 axes, not 2",
-        "traced anew: x is int32, not float32",
+        "traced anew: x: traced for float32[_, _], called with float32[_, _, _]",
+        "traced anew: x: traced for float32[_, _], called with int32[_, _]",
     ]
 
 

@@ -17,7 +17,6 @@ from bucketjit._processes.shard_axis import checked_axis
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.rows.warm import rows_to_compile
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import SpecError
 
 
@@ -99,7 +98,7 @@ class Compiling(BucketBuilders[P, R]):
         if self._plain is not None:  # calls would not use what is compiled
             return WarmupReport((), (), (), (), (), 0.0)
         engine = self._engine
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         batches = []
         if rows is not None:
             batches = rows_to_compile(engine.signer, call, args, kwargs, rows, in_axes)

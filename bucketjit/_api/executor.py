@@ -37,7 +37,6 @@ from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, explain
 from bucketjit._stages.listed_buckets import ahead
 from bucketjit._tracing.signer import Signer
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import MaskingError, SelectionError
 
 _REASON = f"{DISABLE} is set: plain jit"
@@ -279,5 +278,6 @@ class BucketedExec(Staging[P, R]):
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
-        call = call_of_shard(self._engine, sign_like(self._engine.signer, args, kwargs))
+        signed = self._engine.signer.sign(args, kwargs, structs=True)
+        call = call_of_shard(self._engine, signed)
         return explain(self._engine, call, unpadded=None if self._plain is None else WHY)

@@ -23,7 +23,6 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.explain import Explanation, MaskedEquation, explain
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError
 
 
@@ -141,7 +140,7 @@ class Loaded(Served[..., Any]):
             ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
         """
         args, kwargs = self._functions[0].by_position(args, kwargs)
-        call = sign_like(self._engine.signer, args, kwargs)
+        call = self._engine.signer.sign(args, kwargs, structs=True)
         return explain(self._engine, call, _masked_equations)
 
     @boundary
@@ -172,7 +171,7 @@ class Loaded(Served[..., Any]):
         function, engine = self._functions[0], self._engine
         wanted = list(self.buckets) if sizes is None else sizes
         args, kwargs = function.like(self.buckets[0])
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         return warm_up(engine, call, wanted, workers, time_budget, progress)
 
     def __repr__(self) -> str:

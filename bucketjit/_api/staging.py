@@ -24,7 +24,6 @@ from bucketjit._stages.dynamic import check_platforms, export_dynamic
 from bucketjit._stages.lowered import Lowered, Traced, lower, trace
 from bucketjit._stages.stage import Subject, subject_of
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
 if TYPE_CHECKING:
@@ -231,7 +230,7 @@ class Staging(Compiling[P, R]):
         """A call that is not run: it opens no axes."""
         engine = self._engine
         refuse_on_shards(engine.config, "export")
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         return engine.looked_at(call)
 
     @boundary

@@ -39,7 +39,6 @@ from bucketjit._tracing.made_for import MadeFor, fixed_signature
 from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError, BucketOverflowError
 from bucketjit.strategies import Boundaries
 
@@ -203,7 +202,7 @@ class LoadedFunction:
     ) -> Bucket:
         """A bucket with its executable."""
         args, kwargs = self.like(bucket.sizes)
-        call = sign_like(engine.signer, args, kwargs)
+        call = engine.signer.sign(args, kwargs, structs=True)
         sizes = {v: n for v, n in bucket.sizes.items() if v not in program.unfitted}
         constants = program.size_constants(sizes)
         if constants is None:  # a guard keeps these sizes from the program

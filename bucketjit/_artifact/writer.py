@@ -53,7 +53,6 @@ from bucketjit._stages.dynamic import check_platforms, refuse_callbacks
 from bucketjit._stages.explain import masked_equations
 from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
 _OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
@@ -136,7 +135,7 @@ def save(
             "a function without a strategy has no buckets to save: add .with_pow2(), or export one "
             "module of all sizes with export_dynamic"
         )
-    call = sign_like(engine.signer, args, kwargs)
+    call = engine.signer.sign(args, kwargs, structs=True)
     _refuse_placed(call)
     call = engine.resolve(call)
     if call.program is None:
@@ -371,7 +370,7 @@ def _pullback(
         values = [*values, *(_cotangent(outs[i]) for i in floats)]
         outs = [_cotangent(inner[i]) for i in wrt]
     made = derivatives.engine_at(call, steps)
-    return made, sign_like(made.signer, tuple(values), {})
+    return made, made.signer.sign(tuple(values), {}, structs=True)
 
 
 def _is_float(value: Any) -> bool:

@@ -20,7 +20,7 @@ from bucketjit._jax.arrays import explicit_sharding, sharding_for
 from bucketjit._jax.config import jit_disabled, trace_context
 from bucketjit._jax.serialization import NotPlain
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.structs import can_be
+from bucketjit._tracing.leaf_types import can_be
 from bucketjit.errors import SpecError, StrategyContractError
 
 

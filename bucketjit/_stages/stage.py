@@ -21,7 +21,6 @@ from bucketjit._jax.jaxprs import shaped
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.structs import sign_like
 from bucketjit.errors import MaskingError, SpecError
 
 Inside = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
@@ -120,7 +119,7 @@ def subject_of(
 ) -> Subject:
     """Sign, resolve and decide a call, without running it."""
     epoch = engine.provider.epoch
-    call = without_values(sign_like(engine.signer, args, kwargs))
+    call = without_values(engine.signer.sign(args, kwargs, structs=True))
     if engine.config.always_exact:
         call = call.resolved(call.signature.declared(call.shapes))
         return Subject(engine, inside, call, dict(call.sizes), True, epoch)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import decimal
+import itertools
 import numbers
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -16,22 +18,15 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.computed_sizes import Sizing
 from bucketjit._ir.expressions import evaluate, is_symbolic
-from bucketjit._ir.guards import (
-    Guard,
-)
+from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._ir.open_sizes import Noticing
-from bucketjit._ir.program import (
-    Leaf,
-)
+from bucketjit._ir.program import Leaf
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.transformations import current_trace
-from bucketjit._tracing.computed_sizes import (
-    counts_of,
-)
+from bucketjit._tracing.computed_sizes import PresumedSizes, counts_of
 from bucketjit._tracing.held_output import begin_trace
-from bucketjit._tracing.presumed_sizes import PresumedSizes
 
 
 def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
@@ -42,6 +37,34 @@ def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     if leaf.is_size:
         return dims[0]
     return leaf.struct(dims)
+
+
+def traced(
+    fn: Callable[..., Any],
+    in_tree: PyTreeDef,
+    inputs: Sequence[Any],
+    finish: Callable[[Any], Any],
+    contexts: Sequence[AbstractContextManager[Any]],
+) -> Any:
+    """The closed jaxpr of a function, whose results `finish` gets.
+
+    Abstract arrays among the inputs are traced, and other inputs are passed as they are.
+    """
+    is_traced = [isinstance(x, jax.ShapeDtypeStruct) for x in inputs]
+
+    def flat(*values: object) -> Any:
+        rest = iter(values)
+        given = [next(rest) if of else x for x, of in zip(inputs, is_traced, strict=True)]
+        args, kwargs = jax.tree_util.tree_unflatten(in_tree, given)
+        return finish(fn(*args, **kwargs))
+
+    args, kwargs = jax.tree_util.tree_unflatten(in_tree, inputs)
+    as_user_code(flat, fn, args, kwargs, is_traced)
+    with contextlib.ExitStack() as stack:
+        # A trace that fails is freed.
+        for context in (forgetful_jax(), selecting_jax(), traced_anew(), *contexts):
+            stack.enter_context(context)
+        return jax.make_jaxpr(flat)(*itertools.compress(inputs, is_traced))
 
 
 class WrongBranch(Exception):
@@ -112,15 +135,16 @@ class Attempt:
         """Note that user code hashed a size, so that a dict look-up depends on its value."""
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
-    def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> Any:
-        """Trace the function. Returns a closed jaxpr, or raises what the function raises."""
-        arrays = [x for x in self.inputs if isinstance(x, jax.ShapeDtypeStruct)]
+    def equalities(self) -> list[Guard]:
+        """Guards for comparisons that JAX answered wrongly, and for sizes that were hashed."""
+        assumed = [g for g in self.assumed.values() if not g.holds(self.sizes)]
+        return [*(Guard(g.left, "==", g.right) for g in assumed), *self.keys.values()]
 
-        def flat(*values: object) -> list[Any]:
-            rest = iter(values)
-            leaves = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in self.inputs]
-            args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
-            outs, self.out_tree = jax.tree_util.tree_flatten(fn(*args, **kwargs))
+    def run(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
+        """Trace the function. Returns a closed jaxpr, or what the function raises."""
+
+        def finish(results: Any) -> list[Any]:
+            outs, self.out_tree = jax.tree_util.tree_flatten(results)
             outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
             counts: dict[str, Any] = {}
             if isinstance(self.sizing, Sizing):
@@ -128,23 +152,13 @@ class Attempt:
             self.counts = tuple(counts)
             return [*outs, *counts.values()]
 
-        args, kwargs = jax.tree_util.tree_unflatten(in_tree, self.inputs)
-        traced = [isinstance(x, jax.ShapeDtypeStruct) for x in self.inputs]
-        as_user_code(flat, fn, args, kwargs, traced)
+        begin_trace()
         watched = watch_equalities(
             self.unequal, self.used_as_key, self.texts.append, self.raised.append
         )
-        patched = lenient_jax(), forgetful_jax(), selecting_jax(), traced_anew()
-        with contextlib.ExitStack() as stack:
-            for context in (watched, *patched, self.sizing.active()):
-                stack.enter_context(context)
-            return jax.make_jaxpr(flat)(*arrays)
-
-    def outcome(self, fn: Callable[..., Any], in_tree: PyTreeDef) -> tuple[Any, Exception | None]:
-        """Trace the function. Returns a closed jaxpr, or what the function raises."""
-        begin_trace()
+        contexts = watched, lenient_jax(), self.sizing.active()
         try:
-            return self.run(fn, in_tree), None
+            return traced(fn, in_tree, self.inputs, finish, contexts), None
         except Exception as error:
             return None, error
 

@@ -3,6 +3,16 @@
 The user names the open axes, or lists them without names, or leaves them to the default rule (axis
 0 of every array). Everything here is a function of shapes. The state, such as the shapes of earlier
 calls, is kept by `bucketjit._tracing.signature` and passed as an argument.
+
+The default rule: axis 0 of every argument that is an array is open, and containers are static until
+a size in them varies, since most hold parameters, which never do. But a container of data, such as
+a batch in a dict, varies in the next call, which then needs another program. So a container is
+taken for data, and axis 0 of its arrays is opened, if
+
+- all its arrays have one size along axis 0, and
+- there is no array among the arguments, and no other such container comes after it; or an array
+  among the arguments has the same size along axis 0, and comes before it or the container has
+  several arrays.
 """
 
 from __future__ import annotations
@@ -12,6 +22,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
+from bucketjit._arrays.padded import Padded
 from bucketjit._ir.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, tokens_of
 from bucketjit._ir.expressions import bind_unique_names
 from bucketjit._tracing.binding import check_declared
@@ -81,9 +95,7 @@ class AxisGuesses:
                     axes.append((leaf, axis % rank))
         return axes
 
-    def guesses(
-        self, shapes: Shapes, wanted: Sequence[tuple[int, int]]
-    ) -> Iterator[dict[tuple[int, int], str]]:
+    def guesses(self, shapes: Shapes, wanted: Sequence[Place]) -> Iterator[dict[Place, str]]:
         """Sets of axes to open, with their names, best first: more open axes are better.
 
         The order is: all axes, where axes of equal number and size share a variable; the same
@@ -103,9 +115,9 @@ class AxisGuesses:
             if not shared:
                 return
             yield shared
-        own: dict[tuple[int, int], str] = {}
-        for leaf, axis in wanted:
-            own[leaf, axis] = self._new_name(axis, own)
+        own: dict[Place, str] = {}
+        for place in wanted:
+            own[place] = self._new_name(place[1], own)
         if own != shared:
             yield own
         groups = list(dict.fromkeys(shared.values()))
@@ -123,22 +135,15 @@ class AxisGuesses:
         """Names for axes, where axes of equal number and size share one."""
         names: dict[Place, str] = {}
         for leaf, axis in places:
-            self._name(names, leaf, axis, shapes)
+            size = shapes[leaf][axis]
+            alike = (n for (i, its), n in names.items() if its == axis and shapes[i][axis] == size)
+            names[leaf, axis] = next(alike, None) or self._new_name(axis, names)
         return names
 
-    def _name(
-        self, names: dict[tuple[int, int], str], leaf: int, axis: int, shapes: Shapes
-    ) -> None:
-        for (other, its_axis), name in names.items():
-            if its_axis == axis and shapes[other][axis] == shapes[leaf][axis]:
-                names[leaf, axis] = name
-                return
-        names[leaf, axis] = self._new_name(axis, names)
-
-    def _new_name(self, axis: int, names: Mapping[tuple[int, int], str]) -> str:
+    def _new_name(self, axis: int, names: Mapping[Place, str]) -> str:
         return bind_unique_names(_base_name(axis), {*names.values(), *self._declared})
 
-    def unnamed(self, shapes: Shapes) -> list[tuple[int, int]]:
+    def unnamed(self, shapes: Shapes) -> list[Place]:
         """The axes without a name of the user's, which are opened or renamed as calls vary them."""
         if self.learns:
             return [(leaf, axis) for leaf, shape in enumerate(shapes) for axis in range(len(shape))]
@@ -156,12 +161,11 @@ class AxisGuesses:
             if token == STATIC or seen.setdefault(token, size) == size:
                 continue
             name = renamed.setdefault((token, size), _unused_name(axis, rows))
-            reason = (
+            seen[name] = size
+            reasons[token, size] = reasons.get((token, size)) or (
                 f"traced anew: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
                 f"{seen[token]}: opened as {name}"
             )
-            reasons.setdefault((token, size), reason)
-            seen[name] = size
             rows[leaf][axis] = name
         return Renamed(_as_tokens(rows), list(reasons.values())) if renamed else None
 
@@ -174,7 +178,7 @@ class AxisGuesses:
         with these two sizes, if there is one.
         """
         rows = [list(row) for row in tokens]
-        names: dict[tuple[int, int], str] = {}
+        names: dict[Place, str] = {}
         varied = []
         for leaf, axis in places:
             old, new = before[leaf][axis], now[leaf][axis]
@@ -186,9 +190,7 @@ class AxisGuesses:
         return Renamed(_as_tokens(rows), varied)
 
 
-def _variable_that_moved(
-    tokens: Tokens, before: Shapes, now: Shapes, moved: tuple[int, int]
-) -> str | None:
+def _variable_that_moved(tokens: Tokens, before: Shapes, now: Shapes, moved: Place) -> str | None:
     """The variable of an open axis that had these two sizes, old and new; None if there is none."""
     for row, old, new in zip(tokens, before, now, strict=True):
         for token, a, b in zip(row, old, new, strict=True):
@@ -224,3 +226,62 @@ def _base_name(axis: int) -> str:
 def is_default_name(name: str) -> bool:
     """Whether an axis without a name of the user's may get this name."""
     return re.fullmatch(r"(batch|axis[1-9]\d*)(_\d+)?", name) is not None
+
+
+_OPEN = Anonymous((0,))
+_GUESSED = Anonymous((0,), is_guessed=True)
+
+
+def default_entries(values: Sequence[Any]) -> list[LeafSpec]:
+    """The entry of each leaf of the arguments under the default rule."""
+    rows = [_sizes(value) for value in values]
+    bare = [
+        (i, value.shape[0])
+        for i, value in enumerate(values)
+        if _is_array(value) and value.ndim > 0 and not _may_be_key(value)
+    ]
+    data = [
+        i
+        for i, (value, sizes) in enumerate(zip(values, rows, strict=True))
+        if sizes and not _is_array(value) and _holds_data(value) and len(set(sizes)) == 1
+    ]
+    opened: set[int] = set()
+    if bare:
+        for i in data:
+            many = len(rows[i]) > 1
+            if any(n == rows[i][0] and (many or before < i) for before, n in bare):
+                opened.add(i)
+    elif data:
+        containers = [i for i, sizes in enumerate(rows) if sizes and not _is_array(values[i])]
+        if data[-1] == containers[-1]:
+            opened = {i for i in data if rows[i][0] == rows[data[-1]][0]}
+    specs: list[LeafSpec] = []
+    for i, value in enumerate(values):
+        entry = _GUESSED if i in opened else _OPEN if _is_array(value) else None
+        specs += [entry if np.ndim(leaf) > 0 else None for leaf in jax.tree_util.tree_leaves(value)]
+    return specs
+
+
+def _sizes(value: Any) -> list[int]:
+    """The size along axis 0 of each array of an argument."""
+    return [
+        leaf.shape[0]
+        for leaf in jax.tree_util.tree_leaves(value)
+        if hasattr(leaf, "shape") and len(leaf.shape) > 0
+    ]
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray | Padded | jax.ShapeDtypeStruct)
+
+
+def _may_be_key(value: Any) -> bool:
+    """Whether an array may be a random key of ``jax.random.PRNGKey``."""
+    return value.shape == (2,) and value.dtype == np.uint32
+
+
+def _holds_data(value: Any) -> bool:
+    """Whether a container may be data: a plain one, or one with arrays of the host."""
+    of_host = np.ndarray | jax.ShapeDtypeStruct
+    leaves = jax.tree_util.tree_leaves(value)
+    return isinstance(value, dict | list | tuple) or all(isinstance(x, of_host) for x in leaves)

@@ -7,24 +7,34 @@ A result of a computed size is cut on the host, so the program returns the count
 computed size was decided by presumed sizes. It is checked on the counts that a run returns, and
 where it does not hold, the function is traced again. A size that is made in a loop or branch has no
 value outside of it, so neither is possible there.
+
+A comparison in a trace is decided by the sizes of the call, and by presumed computed sizes:
+
+    y = x[mask]        taken to have half of the rows: neither `y` nor ``x[~mask]`` is empty
+    y + x              fails; the size that makes the two equal is presumed
+    top_k(y, 2)        raises for a single row; a size that decides otherwise is presumed
+
+When a run has returned other sizes, the function is traced again, and nothing is presumed of these.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
+from jax import export
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.computed_sizes import Computed, Sizing
-from bucketjit._ir.expressions import Shape, is_symbolic, variables_in, variables_of
+from bucketjit._ir.expressions import evaluate_text, is_symbolic, solve, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
 from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
+from bucketjit._ir.ranges import solved_for
 from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     all_equations,
@@ -41,6 +51,8 @@ from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit.errors import MaskingError
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
+
+_SIZED_OUTSIDE = "call bucketjit.sized outside of it"
 
 _REMEDY = "compute with masks (jnp.where) there, or make the selection outside"
 
@@ -67,9 +79,7 @@ def meeting_of_sizes(
         what = f"arrays of different computed sizes meet: {sides}; select both by one mask"
         remedy = f"or {whole}"
     code, line = raising_code(error), raising_line(error)
-    return TraceRefused(
-        f"{f'{code}: ' if code else ''}{what}{f' [{line}]' if line else ''}", remedy, error
-    )
+    return TraceRefused(f"{f'{code}: ' if code else ''}{what}{_at(line)}", remedy, error)
 
 
 def _told(variable: str, sizing: Sizing, presumed: Mapping[str, int]) -> str:
@@ -90,70 +100,6 @@ def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, A
         elif variable in of_outs and is_symbolic(dim):
             counts[variable] = dim.dimension_as_value()
     return counts
-
-
-@dataclass(frozen=True)
-class Split:
-    """The guards of a program with computed sizes, and the counts that it must return.
-
-    Attributes:
-        guards: The guards on the sizes of the call.
-        presumed: The guards that name computed sizes.
-        counts: The variables whose counts are returned.
-    """
-
-    guards: tuple[Guard, ...]
-    presumed: tuple[Guard, ...]
-    counts: tuple[str, ...]
-
-
-def split_guards(
-    sizing: Sizing,
-    counts: Sequence[str],
-    out_shapes: Sequence[Shape],
-    reshapes: Sequence[tuple[Shape, Shape]],
-    guards: Sequence[Guard],
-) -> Split:
-    """Split the guards of a program, and find the counts that it must return."""
-    computed = sizing.computed.keys()
-    presumed = tuple(
-        g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
-    )
-    needed = {v for g in presumed for v in g.variables & computed}
-    missing = needed - set(counts)
-    if missing:
-        line = sizing.computed[min(missing)].line
-        raise TraceRefused(
-            "a decision depends on a size that is computed in a loop, a branch or a function "
-            f"under jit{f' [{line}]' if line else ''}",
-            _REMEDY,
-        )
-    needed |= variables_in(d for shape in out_shapes for d in shape) & computed
-    of_reshapes = variables_in(d for pair in reshapes for shape in pair for d in shape) & computed
-    if missing := of_reshapes - set(counts):
-        line = sizing.computed[min(missing)].line
-        raise TraceRefused(
-            "a reshape of a size that is computed in a loop, a branch or a function under jit "
-            f"cannot be checked{f' [{line}]' if line else ''}",
-            _REMEDY,
-        )
-    needed |= of_reshapes
-    checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
-    # A number of rows is compared with those that there are, which may be computed too.
-    needed |= checked.keys()
-    needed |= {v for made in checked.values() for v in variables_of(made.bound)} & computed
-    if missing := needed - set(counts):
-        line = sizing.computed[min(missing)].line
-        raise TraceRefused(
-            "sized: in a loop, a branch or a function under jit its size cannot be checked"
-            f"{f' [{line}]' if line else ''}",
-            "call bucketjit.sized outside of it",
-        )
-    return Split(
-        tuple(g for g in guards if not g.variables & computed),
-        presumed,
-        tuple(v for v in counts if v in needed),
-    )
 
 
 def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
@@ -178,12 +124,13 @@ def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
         if name_of(eqn) in CALLS - _STAGED:
             continue
         for body in bodies(eqn):
-            made = {e.params["variable"] for e in all_equations(body) if makes_size(e)}
-            if made & variables_in(d for v in body.outvars for d in shape_of(v)):
+            if _made_in(all_equations(body)) & variables_in(
+                d for v in body.outvars for d in shape_of(v)
+            ):
                 line = source_line(eqn, equations_around(jaxpr, eqn))
                 raise TraceRefused(
                     f"{eqn.primitive.name}: it returns an array, or needs one for a derivative, "
-                    f"whose size is computed inside of it{f' [{line}]' if line else ''}",
+                    f"whose size is computed inside of it{_at(line)}",
                     _REMEDY,
                 )
 
@@ -207,14 +154,13 @@ def with_sizes_alive(jaxpr: Jaxpr) -> Jaxpr:
     while True:
         more = without_dead_code(_returning(jaxpr, [*jaxpr.outvars, *kept]))
         living = _returning(more, more.outvars[: len(jaxpr.outvars)])
-        made = {e.params["variable"] for e in all_equations(living) if makes_size(e)}
-        lacking = (_mentioned(living) & _made_in(jaxpr)) - made
+        lacking = (_mentioned(living) & _made_in(all_equations(jaxpr))) - _made_in(
+            all_equations(living)
+        )
         if not lacking:
             return living
-        kept += [
-            e.outvars[0] for e in jaxpr.eqns if makes_size(e) and e.params["variable"] in lacking
-        ]
-        if not lacking <= {e.params["variable"] for e in jaxpr.eqns if makes_size(e)}:
+        kept += [e.outvars[0] for e in jaxpr.eqns if _made_in([e]) & lacking]
+        if not lacking <= _made_in(jaxpr.eqns):
             return jaxpr  # one of a program inside: nothing is removed
 
 
@@ -223,8 +169,9 @@ def _returning(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Jaxpr:
     return rebuilt_jaxpr(jaxpr, jaxpr.constvars, consts, jaxpr.invars, outvars, jaxpr.eqns)
 
 
-def _made_in(jaxpr: Jaxpr) -> set[str]:
-    return {e.params["variable"] for e in all_equations(jaxpr) if makes_size(e)}
+def _made_in(eqns: Iterable[Any]) -> set[str]:
+    """The computed sizes that equations make."""
+    return {eqn.params["variable"] for eqn in eqns if makes_size(eqn)}
 
 
 def _mentioned(jaxpr: Jaxpr) -> set[str]:
@@ -240,13 +187,184 @@ def _mentioned(jaxpr: Jaxpr) -> set[str]:
 def with_counts(
     jaxpr: Jaxpr, results: int, sizing: Sizing, counts: Sequence[str], guards: Sequence[Guard]
 ) -> tuple[Jaxpr, tuple[Guard, ...], dict[str, Any]]:
-    """A program that returns the counts which are needed, and no others."""
-    shapes = [shape_of(v) for v in jaxpr.outvars[:results]]
-    split = split_guards(sizing, counts, shapes, unchecked_reshapes(jaxpr), guards)
-    used = [v in split.counts for v in counts]
-    kept = [v for v, is_used in zip(jaxpr.outvars[results:], used, strict=True) if is_used]
+    """A program that returns the counts which are needed, its guards, and what else it knows."""
+    computed = sizing.computed.keys()
+    presumed = tuple(
+        g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)
+    )
+    checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
+    reshapes = unchecked_reshapes(jaxpr)
+    decided = {v for g in presumed for v in g.variables}
+    reshaped = variables_in(d for pair in reshapes for shape in pair for d in shape)
+    inside = "computed in a loop, a branch or a function under jit"
+    # A number of rows is compared with those that there are, which may be computed too.
+    rows = {v for made in checked.values() for v in variables_of(made.bound)}
+    wanted = (
+        (decided, f"a decision depends on a size that is {inside}", _REMEDY),
+        (reshaped, f"a reshape of a size that is {inside} cannot be checked", _REMEDY),
+        ({*checked, *rows}, f"sized: a size that is {inside} cannot be checked", _SIZED_OUTSIDE),
+    )
+    needed = variables_in(d for v in jaxpr.outvars[:results] for d in shape_of(v)) & computed
+    for names, why, remedy in wanted:
+        own = names & computed
+        if missing := own - set(counts):
+            raise TraceRefused(f"{why}{_at(sizing.computed[min(missing)].line)}", remedy)
+        needed |= own
+    kept = [v for v, name in zip(jaxpr.outvars[results:], counts, strict=True) if name in needed]
     jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])
     refuse_sizes_that_escape(jaxpr)
-    refuse_effects(jaxpr, split.presumed)
-    more = {"computed": sizing.computed, "counts": split.counts, "presumed": split.presumed}
-    return jaxpr, split.guards, more
+    refuse_effects(jaxpr, presumed)
+    returned = tuple(v for v in counts if v in needed)
+    more = {"computed": sizing.computed, "counts": returned, "presumed": presumed}
+    return jaxpr, tuple(g for g in guards if not g.variables & computed), more
+
+
+def _at(line: str) -> str:
+    return f" [{line}]" if line else ""
+
+
+_CONSTANT = "requires a constant"  # JAX says it of int(size), and where Python iterates
+
+_MOST_GUESSES = 4  # traces that fail, each of which decides otherwise
+
+_NEAR = 32  # numbers of rows next to none, and next to all, that are looked at
+
+
+def _near_the_ends(most: int) -> list[int]:
+    """Values of a size from 1 to ``most``, the ones between the ends first."""
+    ends = (most + 1) // 2
+    values = [n for i in range(min(_NEAR, ends)) for n in (1 + i, most - i)]
+    return list(dict.fromkeys(reversed(values)))
+
+
+class PresumedSizes:
+    """The sizes that decide comparisons in a trace.
+
+    Attributes:
+        of_call: The variables of the call.
+        known: Their sizes, and presumed values of computed ones.
+        presumed: What is presumed of computed sizes, since a run has returned it; else see
+            `Sizing`.
+        guessed: What is presumed in its place, since the trace fails otherwise.
+        are_computed: Whether the function is known to compute sizes.
+        first_failure: The first error that `_guess_otherwise` was asked about, and the sizes of its
+            trace: the one to tell of if no guess helps.
+    """
+
+    def __init__(self, sizes: Mapping[str, int], presumed: Mapping[str, int]) -> None:
+        self.of_call = frozenset(sizes)
+        self.known = dict(sizes)
+        self.presumed = presumed
+        self.guessed: dict[str, int] = {}
+        self.are_computed = False
+        self.first_failure: tuple[Exception, Noticing | Sizing] | None = None
+        self._failed: list[list[Guard]] = []  # decisions of computed sizes that led to an error
+
+    def guess_again(
+        self, failure: Exception, sizing: Noticing | Sizing, guards: Sequence[Guard]
+    ) -> list[Guard] | None:
+        """Presume other computed sizes, since a trace has failed."""
+        if self._guess_equal(failure, sizing) or self._guess_otherwise(failure, sizing, guards):
+            return [guard for guard in guards if guard.variables <= self.of_call]
+        return None
+
+    def _guess_equal(self, failure: Exception, sizing: Noticing | Sizing) -> bool:
+        """Presume values by which two shapes in the error are equal."""
+        free = self._free(sizing) - self.guessed.keys()
+        shapes = shapes_in(str(failure)) if free else []
+        for one, other in itertools.permutations(shapes, 2):
+            for left, right in zip(one, other, strict=False):
+                found = self._solved(left, right, free)
+                if found:
+                    self.guessed |= found
+                    return True
+        return False
+
+    def _guess_otherwise(
+        self, failure: Exception, sizing: Noticing | Sizing, guards: Sequence[Guard]
+    ) -> bool:
+        """Presume values that decide otherwise than all traces which failed, the last first."""
+        self.first_failure = self.first_failure or (failure, sizing)
+        free = self._free(sizing)
+        decided = [guard for guard in guards if guard.variables & free]
+        if isinstance(failure, MaskingError) or _CONSTANT in str(failure):
+            return False  # no size allows it
+        self._failed.append(decided)
+        if not decided or len(self._failed) > _MOST_GUESSES:
+            return False
+        assert isinstance(sizing, Sizing)
+        for variable in (v for g in reversed(decided) for v in sorted(g.variables & free)):
+            most = evaluate_text(sizing.computed[variable].bound, self.known) + 1
+            for value in _near_the_ends(most):
+                at = {**self.known, variable: value}
+                if not any(all(g.holds(at) for g in path) for path in self._failed):
+                    earlier = set(itertools.takewhile(variable.__ne__, sizing.computed))
+                    self.guessed = {v: n for v, n in self.guessed.items() if v in earlier}
+                    self.guessed[variable] = value
+                    return True
+        return False
+
+    def _free(self, sizing: Noticing | Sizing) -> set[str]:
+        """The computed sizes whose values no run has returned."""
+        computed = sizing.computed.keys() if isinstance(sizing, Sizing) else set()
+        return computed - self.presumed.keys()
+
+    def _solved(self, left: str, right: str, free: Set[str]) -> dict[str, int]:
+        """The other value of a computed size by which ``left`` is ``right``; ``{}`` if none."""
+        try:
+            value = evaluate_text(right, self.known)
+            for variable in sorted(free & set(variables_of(left))):
+                if variable in variables_of(right):  # two parts of one selection
+                    known = self.known[variable]
+                    for n in (known - 1, known + 1):
+                        at = {**self.known, variable: n}
+                        if n >= 1 and evaluate_text(left, at) == evaluate_text(right, at):
+                            return {variable: n}
+                    continue
+                others = {k: v for k, v in self.known.items() if k != variable}
+                found = solve(left, value, others)
+                if found.get(variable, 0) >= 1 and found != {variable: self.known[variable]}:
+                    return found
+        except (SyntaxError, KeyError, ValueError, TypeError):
+            pass  # not expressions of sizes
+        return {}
+
+    def pinned(self, guard: Guard | None, sizing: Noticing | Sizing) -> Guard | None:
+        """The guard, or one that an array is empty, if that is what it is about.
+
+        JAX traces more programs for an array that is known to be empty.
+        """
+        if guard is None or not isinstance(sizing, Sizing) or guard.variables <= self.of_call:
+            return guard
+        if always_holds(guard, sizing.computed):
+            return guard
+        if len(guard.variables) == 1 and self.known[min(guard.variables)] == 1:
+            return Guard(min(guard.variables), "==", "1")
+        for side in (guard.left, guard.right) if guard.op in (">=", "<=") else ():
+            if variables_of(side) and evaluate_text(side, self.known) == 0:
+                empty = self._solved_for_a_variable(Guard(side, "==", "0"))
+                guard = empty if empty.left in self.known else guard
+        return self._solved_for_a_variable(guard) if guard.op == "==" else guard
+
+    def with_guard(self, guards: Sequence[Guard], guard: Guard) -> list[Guard]:
+        """The guards and one more. One for a computed size replaces it, so others are decided anew.
+
+        JAX does not end where it replaces a size in comparisons of expressions that hold others.
+        """
+        replaces = guard.op == "==" and guard.left in self.known.keys() - self.of_call
+        kept = [g for g in guards if not (replaces and guard.left in g.variables)]
+        return [*kept, guard]
+
+    def _solved_for_a_variable(self, guard: Guard) -> Guard:
+        """An equality in the form ``variable == expression``, which ``jax.export`` can assume.
+
+        The variable is the last one that the program computes: the sizes in the expression are
+        known when it is.
+        """
+        computed = [v for v in self.known if v in guard.variables and v not in self.of_call]
+        if not computed or guard.left == computed[-1]:
+            return guard
+        scope = export.SymbolicScope()
+        left, right = (export.symbolic_shape(x, scope=scope)[0] for x in (guard.left, guard.right))
+        value = solved_for(left - right, computed[-1])
+        return guard if value is None else Guard(computed[-1], "==", str(value))

@@ -15,12 +15,11 @@ import jax
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.expressions import evaluate_text, variables_of
-from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
-from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
+from bucketjit._tracing.attempt import traced
 from bucketjit._tracing.held_output import (
     at_sizes_of_nobody,
     is_for_a_call,
@@ -94,26 +93,15 @@ class Tracer:
 
     def _trace(self, sizes: Sizes) -> Concrete:
         inputs = [self._input(leaf, sizes) for leaf in self._leaves]
-        arrays = [x for x in inputs if isinstance(x, jax.ShapeDtypeStruct)]
         out_tree: Any = None
 
-        def flat(*values: object) -> Any:
+        def finish(outs: Any) -> Any:
             nonlocal out_tree
-            rest = iter(values)
-            given = [next(rest) if isinstance(x, jax.ShapeDtypeStruct) else x for x in inputs]
-            args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, given)
-            outs = self._fn(*args, **kwargs)
             out_tree = jax.tree_util.tree_structure(outs)
             return outs
 
-        args, kwargs = jax.tree_util.tree_unflatten(self._in_tree, inputs)
-        as_user_code(
-            flat, self._fn, args, kwargs, [isinstance(x, jax.ShapeDtypeStruct) for x in inputs]
-        )
         try:
-            # A trace that fails is freed.
-            with forgetful_jax(), selecting_jax(), traced_anew(), Noticing().active():
-                closed = jax.make_jaxpr(flat)(*arrays)
+            closed = traced(self._fn, self._in_tree, inputs, finish, [Noticing().active()])
         except SizeIsComputed as error:
             refusal = TraceRefused(
                 "a function that computes sizes is traced with symbolic sizes only",

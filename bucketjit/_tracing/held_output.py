@@ -25,6 +25,7 @@ Show = Callable[[], object]
 _thread = threading.local()  # `held`: the `Held` of the thread, or None
 _lock = threading.Lock()
 _users = 0  # threads that hold output; the hooks are installed while it is > 0
+_hooked: list[tuple[Any, str, Any, Any]] = []  # an owner, a name, and what it is and was
 
 _NOT_HELD = ("jax", "jaxlib", "bucketjit")  # loggers whose records are no output of the function
 
@@ -33,50 +34,34 @@ class Held:
     """Output of the traces for one call.
 
     Attributes:
+        traces: What shows the output of each trace.
+        warned: What shows each warning, by its place.
         is_dropped: Whether the call shows it otherwise: its function runs once more.
         is_kept: Whether it outlives the trace, so that it must not keep arguments alive.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_kept: bool = False) -> None:
+        self.traces: list[list[Show]] = [[]]
+        self.warned: dict[Any, Show] = {}
         self.is_dropped = False
-        self.is_kept = False
-        self._traces: list[list[Show]] = [[]]
-        self._warned: dict[Any, Show] = {}
-        self._impl = _impl_of_warnings()
-
-    def begin(self) -> None:
-        """Begin another trace."""
-        self._traces.append([])
-
-    def add(self, show: Show) -> None:
-        """Hold what shows some output."""
-        self._traces[-1].append(show)
-
-    def warn(self, message: Any, show: Show) -> bool:
-        """Hold a warning; False if the function itself collects its warnings."""
-        if _impl_of_warnings() != self._impl:
-            return False
-        self._warned[message.category, message.filename, message.lineno] = show
-        return True
-
-    def take(self, other: Held) -> None:
-        """Hold what another one holds, as the output of another trace."""
-        self.begin()
-        for trace in other._traces:
-            self._traces[-1] += trace
-        self._warned.update(other._warned)
+        self.is_kept = is_kept
+        self.impl = _impl_of_warnings()
 
     def show(self) -> None:
-        """Show what is to be shown."""
-        some = [trace for trace in self._traces if trace]
-        shown = [] if self.is_dropped or not some else self._traces[-1] or some[0]
-        for show in (*shown, *self._warned.values()):
+        """Show the output of the last trace, or of the first that has some, and all warnings."""
+        some = [trace for trace in self.traces if trace]
+        shown = [] if self.is_dropped or not some else self.traces[-1] or some[0]
+        for show in (*shown, *self.warned.values()):
             show()
 
 
 def _impl_of_warnings() -> tuple[Any, Any]:
     """What collects or shows warnings now; ``catch_warnings(record=True)`` replaces it."""
     return getattr(warnings, "_showwarnmsg_impl", None), warnings.showwarning
+
+
+def _held() -> Held | None:
+    return getattr(_thread, "held", None)
 
 
 @contextmanager
@@ -93,8 +78,7 @@ def holding_output() -> Iterator[Held]:
 @contextmanager
 def keeping_output() -> Iterator[Held]:
     """Hold the output of one trace of this thread, for `tell`."""
-    held = Held()
-    held.is_kept = True
+    held = Held(is_kept=True)
     with _into(held):
         yield held
 
@@ -102,7 +86,7 @@ def keeping_output() -> Iterator[Held]:
 @contextmanager
 def _into(held: Held) -> Iterator[None]:
     """Have the output of this thread held."""
-    before = getattr(_thread, "held", None)
+    before = _held()
     _install(1)
     _thread.held = held
     try:
@@ -114,53 +98,86 @@ def _into(held: Held) -> Iterator[None]:
 
 def tell(held: Held) -> None:
     """Show the output of a trace, or hand it to the context that holds that of this thread."""
-    outer = getattr(_thread, "held", None)
+    outer = _held()
     if outer is None:
         held.show()
     else:
-        outer.take(held)
+        outer.traces.append([show for trace in held.traces for show in trace])
+        outer.warned.update(held.warned)
 
 
 @contextmanager
 def at_sizes_of_nobody() -> Iterator[None]:
     """A context for traces at sizes that no call has passed: `is_for_a_call` is False in it."""
-    before = getattr(_thread, "is_for_nobody", False)
-    _thread.is_for_nobody = True
+    before = is_for_a_call()
+    _thread.is_for_a_call = False
     try:
         yield
     finally:
-        _thread.is_for_nobody = before
+        _thread.is_for_a_call = before
 
 
 def is_for_a_call() -> bool:
     """Whether this thread traces at the sizes of a call."""
-    return not getattr(_thread, "is_for_nobody", False)
+    return getattr(_thread, "is_for_a_call", True)
 
 
 def begin_trace() -> None:
     """Say that another trace begins; the output of those before counts only without its own."""
-    held = getattr(_thread, "held", None)
-    if held is not None:
-        held.begin()
+    if held := _held():
+        held.traces.append([])
 
 
 class _Stream:
     """A stream whose text is held where its thread holds output."""
 
-    def __init__(self, name: str, plain: Any) -> None:
-        self.name_in_sys = name
+    def __init__(self, plain: Any) -> None:
         self.plain = plain
 
     def write(self, text: str) -> int:
-        held = getattr(_thread, "held", None)
+        held = _held()
         # A debugger (``breakpoint()`` in the function) waits for answers to what it writes.
         if held is None or sys.gettrace() is not None:
             return int(self.plain.write(text) or 0)
-        held.add(lambda: getattr(sys, self.name_in_sys).write(text))
+        held.traces[-1].append(lambda: self.plain.write(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.plain, name)
+
+
+def _holding_records(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call_handlers(self: logging.Logger, record: logging.LogRecord) -> None:
+        held = _held()
+        if held is None or record.name.split(".")[0] in _NOT_HELD:
+            plain(self, record)
+            return
+        if held.is_kept:
+            record.msg, record.args = record.getMessage(), ()
+        held.traces[-1].append(lambda: plain(self, record))
+
+    return call_handlers
+
+
+def _holding_warnings(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def show(message: Any) -> None:
+        held = _held()
+        # Not if the function itself collects its warnings.
+        if held is None or _impl_of_warnings() != held.impl:
+            plain(message)
+        else:
+            place = message.category, message.filename, message.lineno
+            held.warned[place] = lambda: plain(message)
+
+    return show
+
+
+_HOOKS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (sys, "stdout", _Stream),
+    (sys, "stderr", _Stream),
+    (logging.Logger, "callHandlers", _holding_records),
+    (warnings, "_showwarnmsg", _holding_warnings),
+)
 
 
 def _install(change: int) -> None:
@@ -169,44 +186,12 @@ def _install(change: int) -> None:
     with _lock:
         _users += change
         if change > 0 and _users == 1:
-            _hook()
+            for owner, name, hook in _HOOKS:
+                if (plain := getattr(owner, name)) is not None:
+                    _hooked.append((owner, name, hook(plain), plain))
+                    setattr(owner, name, _hooked[-1][2])
         elif _users == 0:
-            _unhook()
-
-
-def _hook() -> None:
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, _Stream):
-            setattr(sys, name, _Stream(name, stream))
-    logging.Logger.callHandlers = _held_record  # type: ignore[method-assign]
-    warnings._showwarnmsg = _held_warning  # type: ignore[attr-defined]
-
-
-def _unhook() -> None:
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, _Stream):
-            setattr(sys, name, stream.plain)
-    logging.Logger.callHandlers = _plain_record  # type: ignore[method-assign]
-    warnings._showwarnmsg = _plain_warning  # type: ignore[attr-defined]
-
-
-_plain_record = logging.Logger.callHandlers
-_plain_warning: Any = warnings._showwarnmsg  # type: ignore[attr-defined]
-
-
-def _held_record(self: logging.Logger, record: logging.LogRecord) -> None:
-    held = getattr(_thread, "held", None)
-    if held is None or record.name.split(".")[0] in _NOT_HELD:
-        _plain_record(self, record)
-        return
-    if held.is_kept:
-        record.msg, record.args = record.getMessage(), ()
-    held.add(lambda: _plain_record(self, record))
-
-
-def _held_warning(message: Any) -> None:
-    held = getattr(_thread, "held", None)
-    if held is None or not held.warn(message, lambda: _plain_warning(message)):
-        _plain_warning(message)
+            while _hooked:
+                owner, name, hook, plain = _hooked.pop()
+                if getattr(owner, name) is hook:  # nobody else has replaced it since
+                    setattr(owner, name, plain)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._jax import arrays
-from bucketjit._jax.arrays import explicit_sharding, on_one_device
+from bucketjit._jax.arrays import explicit_sharding, is_on_several_devices, on_one_device
+from bucketjit._raised import first_line
 from bucketjit._tracing.cures import cure, cure_of_dtype, described
 from bucketjit.errors import ArgumentError
 
@@ -46,16 +50,26 @@ _SCALARS = {
 _leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
 
 
+_TOO_LARGE = 2**63  # bytes of an array: XLA counts them in 64 bits with a sign
+
+
+def can_be(shape: Sequence[int], dtype: Any) -> bool:
+    """Whether an array of this shape has less than 2^63 bytes. Beyond, XLA aborts the process."""
+    return math.prod(shape) * int(dtype.itemsize) < _TOO_LARGE
+
+
 def leaf_type(
-    value: object, path: str, remedy: str | None = None
+    value: object, path: str, remedy: str | None = None, *, structs: bool = False
 ) -> tuple[LeafType, tuple[int, ...]]:
-    """The type and the logical shape of an argument leaf."""
+    """The type and the logical shape of an argument leaf, which may be a struct if ``structs``."""
     if (plain := on_one_device(value)) is not None:
         return _leaf_type(plain.dtype, plain.weak_type, len(plain.shape)), plain.shape
     if isinstance(value, jax.Array):
         weak = bool(getattr(value.aval if hasattr(value, "aval") else value, "weak_type", False))
         placed = explicit_sharding(value), arrays.partitions(value)
         return LeafType(value.dtype, weak, value.ndim, *placed), value.shape
+    if structs and isinstance(value, jax.ShapeDtypeStruct):
+        return _type_of_struct(value, path)
     if isinstance(value, Padded):
         counts = arrays.partitions(value.array)
         sharding = explicit_sharding(value.array)
@@ -84,6 +98,20 @@ def leaf_type(
         f"{path}: expected an array or a Python scalar, got {described(value)}; "
         f"{remedy or cure(value, path)}"
     )
+
+
+def _type_of_struct(value: jax.ShapeDtypeStruct, path: str) -> tuple[LeafType, tuple[int, ...]]:
+    if not can_be(value.shape, value.dtype):
+        raise ArgumentError(f"no array of {value.dtype} can have the shape {value.shape}")
+    mesh = getattr(explicit_sharding(value), "mesh", None)
+    if is_on_several_devices(value.sharding) or isinstance(mesh, jax.sharding.Mesh):
+        try:
+            array = jnp.zeros(value.shape, value.dtype, device=value.sharding)
+        except (ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:
+            raise ArgumentError(f"{value}: {first_line(error)}") from error
+        return leaf_type(array, path)
+    weak = bool(value.weak_type)
+    return LeafType(_canonical(value.dtype, path), weak, len(value.shape)), tuple(value.shape)
 
 
 def _canonical(dtype: np.dtype[Any], path: str) -> Any:

@@ -13,6 +13,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.mismatches import (
+    Key,
     Shape,
     facts_made_for,
     facts_of_call,
@@ -20,8 +21,7 @@ from bucketjit._tracing.mismatches import (
     mismatches,
 )
 from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.traced_programs import Instead, TracedPrograms
-from bucketjit._tracing.why_traced import Key
+from bucketjit._tracing.traced_programs import Instead
 from bucketjit.errors import ArgumentError
 
 
@@ -109,17 +109,17 @@ def fixed_signature(
 
     Each program has the variables that are 0 in its calls.
     """
-    given = fn, made_for.tree, made_for.types, paths
-    traced = TracedPrograms(*given, constraints, instead=instead)
     tokens = [[STATIC if type(n) is int else str(n) for n in shape] for shape in made_for.shapes]
     signature = Signature(
-        *given, [", ".join(row) or None for row in tokens], constraints, traced=traced
+        *(fn, made_for.tree, made_for.types, paths),
+        *([", ".join(row) or None for row in tokens], constraints),
+        instead=instead,
     )
     # Static sizes tell programs apart; those of open axes do not matter here.
     shapes = [tuple(n if type(n) is int else 0 for n in shape) for shape in made_for.shapes]
     opened = signature.declared_tokens(shapes)
     for program, empty in programs:
-        traced.add(program, traced.at(without_empty(opened, empty), shapes))
+        signature.add(program, signature.at(without_empty(opened, empty), shapes))
     return signature
 
 

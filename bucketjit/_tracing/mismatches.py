@@ -7,12 +7,13 @@
 
 Both sides are plain values, so a file can hold one. A call is described without a `Signature`: its
 arguments may fit none. Sizes of open axes are not compared here: binding them does that
-(`bucketjit._tracing.binding`).
+(`bucketjit._tracing.binding`). Why a signature is new is said in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,12 +22,19 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
+from bucketjit._tracing.parameters import Parameters, Statics
 from bucketjit.errors import ArgumentError
 
 Shape = tuple[int | str, ...]
 
 _SHOWN = 8  # lines in one message: a model has hundreds of leaves
 _LONGEST = 80  # characters of the value of a static argument
+
+_TRACED = "traced for"
+
+_UNSEEN = "another mesh, another configuration of JAX, or a static argument of the same text"
+
+_CHANGES = 3  # of the arguments, in one line of a log
 
 
 class LeafFacts(NamedTuple):
@@ -66,11 +74,10 @@ class ArgumentFacts(NamedTuple):
     """The arguments of one call, or of every call that something was made for.
 
     Attributes:
-        leaves: The leaves, in the order of ``tree``.
+        leaves: The leaves, in the order of ``tree``; None counts as one.
         tree: Tree of ``(args, kwargs)`` without static arguments; None if it is not known.
         arity: Number of positional arguments, without static ones.
         keywords: Names of the keyword arguments.
-        nones: Paths at which there is None.
         positional_statics: Values of the static arguments that have a position, by name. A call
             leaves static arguments out.
         keyword_statics: Values of the static arguments given by name.
@@ -80,7 +87,6 @@ class ArgumentFacts(NamedTuple):
     tree: PyTreeDef | None
     arity: int
     keywords: frozenset[str] = frozenset()
-    nones: tuple[str, ...] = ()
     positional_statics: Mapping[str, Any] = {}
     keyword_statics: Mapping[str, Any] = {}
 
@@ -89,14 +95,9 @@ def facts_of_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], name: Callable[[int], str]
 ) -> ArgumentFacts:
     """The facts of a call's arguments. What is no array is described, not refused."""
-    places = _with_paths(args, kwargs, name)
-    return ArgumentFacts(
-        tuple(_leaf_facts(path, value) for path, value in places if value is not None),
-        jax.tree_util.tree_structure((tuple(args), dict(kwargs))),
-        len(args),
-        frozenset(kwargs),
-        tuple(path for path, value in places if value is None),
-    )
+    leaves = tuple(_leaf_facts(path, value) for path, value in _with_paths(args, kwargs, name))
+    tree = jax.tree_util.tree_structure((tuple(args), dict(kwargs)))
+    return ArgumentFacts(leaves, tree, len(args), frozenset(kwargs))
 
 
 def facts_made_for(
@@ -108,28 +109,18 @@ def facts_made_for(
     keyword_statics: Mapping[str, Any] | None = None,
 ) -> ArgumentFacts:
     """The facts of the arguments that something is made for."""
+
+    def facts(path: str, i: int | None) -> LeafFacts:
+        if i is None:
+            return LeafFacts(path, None, (), other="None")
+        kind = types[i]
+        dtype = None if kind.dtype is None else str(kind.dtype)
+        return LeafFacts(path, dtype, shapes[i], kind.weak_type, placed(kind))
+
     args, kwargs = tree.unflatten(range(tree.num_leaves))
-    places = _with_paths(args, kwargs, name)
-    leaves = tuple(
-        LeafFacts(
-            path,
-            None if types[i].dtype is None else str(types[i].dtype),
-            shapes[i],
-            types[i].weak_type,
-            placed(types[i]),
-        )
-        for path, i in places
-        if i is not None
-    )
-    return ArgumentFacts(
-        leaves,
-        tree,
-        len(args),
-        frozenset(kwargs),
-        tuple(path for path, i in places if i is None),
-        positional_statics or {},
-        keyword_statics or {},
-    )
+    leaves = tuple(facts(path, i) for path, i in _with_paths(args, kwargs, name))
+    statics = positional_statics or {}, keyword_statics or {}
+    return ArgumentFacts(leaves, tree, len(args), frozenset(kwargs), *statics)
 
 
 def open_shapes(
@@ -154,22 +145,19 @@ def _with_paths(
     return [
         (path + jax.tree_util.keystr(keys), leaf)
         for path, value in named
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf=_is_none)[0]
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(value, lambda x: x is None)[0]
     ]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def _leaf_facts(path: str, value: Any) -> LeafFacts:
     is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    number = int(value) if is_int else None
     try:
-        kind, shape = leaf_type(value, path)
+        kind, shape = leaf_type(value, path, structs=True)
     except ArgumentError:
         of = f" of {value.dtype!r}" if isinstance(value, np.ndarray) else ""
-        return LeafFacts(path, None, (), other=f"{type(value).__name__}{of}")
+        other = "None" if value is None else f"{type(value).__name__}{of}"
+        return LeafFacts(path, None, (), other=other)
+    number = int(value) if is_int else None
     return LeafFacts(path, str(kind.dtype), tuple(shape), kind.weak_type, placed(kind), number)
 
 
@@ -183,15 +171,7 @@ def placed(kind: LeafType) -> str:
 def mismatches(
     made_for: ArgumentFacts, called: ArgumentFacts, verb: str = "compiled for"
 ) -> list[str]:
-    """How the arguments of a call differ from those that something was made for.
-
-    Args:
-        made_for: The arguments that it was made for.
-        called: The arguments of the call.
-        verb: What was done for the first ones, for the lines: ``"saved for"``, say.
-
-    Returns:
-        A line for each difference; empty if there is none.
+    """How the arguments of a call differ from those that something was made for, a line each.
 
     Examples:
         >>> made = ArgumentFacts((LeafFacts("x", "float32", ("b", 8)),), None, 1)
@@ -199,70 +179,30 @@ def mismatches(
         >>> mismatches(made, call)
         ['x: compiled for float32[b, 8], called with float16[4, 8]']
     """
-    if given := _given_statics(made_for, called, verb):
-        return given
-    same_places = [a.path for a in made_for.leaves] == [b.path for b in called.leaves]
-    if same_places and made_for.nones == called.nones:
-        lines = [
-            _line(a.path, verb, a, _beside(a, b))
-            for a, b in zip(made_for.leaves, called.leaves, strict=True)
-            if not _fits(a, b)
-        ]
-        return [*_differently_passed(made_for, called, verb), *lines] or _other_tree(
-            made_for, called, verb
-        )
-    # By name in place of by position, the same leaves have another order.
-    return [*_at_other_places(made_for, called, verb)] or _differently_passed(
-        made_for, called, verb
-    )
+    return _given_statics(made_for, called, verb) or _differences(made_for, called, verb)
 
 
-def in_words(lines: Sequence[str]) -> str:
+def in_words(lines: Sequence[str], shown: int = _SHOWN) -> str:
     """Lines of `mismatches` as one message, which shows the first few of them."""
-    more = len(lines) - _SHOWN
-    return "; ".join([*lines[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    more = [f"and {len(lines) - shown} more"] if len(lines) > shown else []
+    return "; ".join([*lines[:shown], *more])
 
 
 def _line(path: str, verb: str, made: object, given: object) -> str:
     return f"{path}: {verb} {made}, called with {given}"
 
 
-def _beside(made: LeafFacts, given: LeafFacts) -> object:
-    """How a leaf of a call is shown beside what should be there: of two sizes, the values."""
-    return given if made.dtype is not None or given.value is None else given.value
-
-
-def _fits(made: LeafFacts, given: LeafFacts) -> bool:
-    if given.other:
-        return False
-    if made.dtype is None:
-        is_open = isinstance(made.shape[0], str)
-        return given.value is not None and (is_open or made.shape[0] == given.value)
-    return (
-        made.dtype == given.dtype
-        and made.weak_type == given.weak_type
-        and made.placed == given.placed
-        and len(made.shape) == len(given.shape)
-        and all(
-            not isinstance(axis, int) or axis == size
-            for axis, size in zip(made.shape, given.shape, strict=True)
-        )
-    )
-
-
 def _given_statics(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) -> list[str]:
     """The static arguments that a call has all the same."""
-    positional, named = made_for.positional_statics, made_for.keyword_statics
-    found = {**positional, **named}
-    found = {name: value for name, value in found.items() if name in called.keywords}
+    positional = made_for.positional_statics
+    every = {**positional, **made_for.keyword_statics}
     # With as many arguments too many as there are static ones, it is these.
-    if positional and called.arity == made_for.arity + len(positional):
-        found = {**positional, **found}
-    participle = verb.partition(" ")[0]
+    too_many = positional and called.arity == made_for.arity + len(positional)
+    made = verb.partition(" ")[0]
     return [
-        f"static argument {name}={_short(value)} is part of what was {participle}; call it "
-        f"without {name}"
-        for name, value in found.items()
+        f"static argument {name}={_short(value)} is part of what was {made}; call it without {name}"
+        for name, value in every.items()
+        if name in called.keywords or (too_many and name in positional)
     ]
 
 
@@ -271,94 +211,133 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _differently_passed(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) -> list[str]:
-    """The arguments that are given by name in place of by position, or the other way round."""
+def _differences(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) -> list[str]:
+    """The arguments that are passed in another way, or else the leaves that differ."""
     how = {True: "an argument given by name", False: "one given by position"}
-    return [
+    passed = [
         _line(name, verb, how[name in made_for.keywords], how[name in called.keywords])
         for name in sorted(made_for.keywords ^ called.keywords)
     ]
+    if [leaf.path for leaf in made_for.leaves] == [leaf.path for leaf in called.leaves]:
+        pairs = zip(made_for.leaves, called.leaves, strict=True)
+        lines = [_line(a.path, verb, a, _beside(a, b)) for a, b in pairs if not _fits(a, b)]
+        return [*passed, *lines] or _other_tree(made_for, called, verb)
+    # By name in place of by position, the same leaves have another order.
+    return list(_at_other_places(made_for, called, verb)) or passed
+
+
+def _beside(made: LeafFacts, given: LeafFacts) -> object:
+    """How a leaf of a call is shown beside what should be there: of two sizes, the values."""
+    is_size = made.dtype is None and not made.other and given.value is not None
+    return given.value if is_size else given
+
+
+def _fits(made: LeafFacts, given: LeafFacts) -> bool:
+    if given.other or made.other:
+        return given.other == made.other
+    if made.dtype is None:
+        is_open = isinstance(made.shape[0], str)
+        return given.value is not None and (is_open or made.shape[0] == given.value)
+    return (
+        made.dtype == given.dtype
+        and made.weak_type == given.weak_type
+        and made.placed == given.placed
+        and len(made.shape) == len(given.shape)
+        and all(n == m or isinstance(n, str) for n, m in zip(made.shape, given.shape, strict=True))
+    )
 
 
 def _at_other_places(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) -> Iterator[str]:
     """The lines about arguments whose leaves are at different paths."""
-    made, given = _by_path(made_for), _by_path(called)
-    inside = set[str]()  # paths that are told of together with the container around them
-    for path in dict.fromkeys([*made, *given]):
-        if path in inside:
-            continue
-        below_made, below_given = _below(path, made), _below(path, given)
-        inside.update(below_made, below_given)
-        if path in made and path in given:
-            a, b = made[path], given[path]
-            if a is not b and (a is None or b is None or not _fits(a, b)):
-                yield _line(path, verb, a, b if a is None or b is None else _beside(a, b))
-        elif path in made and below_given:
-            yield _line(path, verb, made[path], f"a container of {_listed(below_given)}")
-        elif path in given and below_made:
-            yield _line(path, verb, f"a container of {_listed(below_made)}", given[path])
-        elif path in made:
-            if not _is_in_container(path, given):
-                yield f"{path}: {verb} {made[path]}, called without it"
-        elif not _is_in_container(path, made):
-            yield f"{path}: {verb} no such argument, called with {given[path]}"
-
-
-def _by_path(facts: ArgumentFacts) -> dict[str, LeafFacts | None]:
-    """The leaves, and the places of None, by path."""
-    leaves: dict[str, LeafFacts | None] = {leaf.path: leaf for leaf in facts.leaves}
-    return {**leaves, **dict.fromkeys(facts.nones)}
+    made, given = ({leaf.path: leaf for leaf in side.leaves} for side in (made_for, called))
+    for path in {**made, **given}:
+        a, b = made.get(path), given.get(path)
+        if a is not None and b is not None:
+            if not _fits(a, b):
+                yield _line(path, verb, a, _beside(a, b))
+        elif inside := _inside(path, made if a is None else given):
+            yield _line(path, verb, *((inside, b) if a is None else (a, inside)))
+        elif any(_is_below(path, other) for other in (made if a is None else given)):
+            continue  # the line of the container tells of it
+        elif a is not None:
+            yield f"{path}: {verb} {a}, called without it"
+        else:
+            yield _line(path, verb, "no such argument", b)
 
 
 def _is_below(path: str, container: str) -> bool:
     return path.startswith(container) and path[len(container) :][:1] in ("[", ".")
 
 
-def _below(container: str, every: Mapping[str, object]) -> list[str]:
-    return [path for path in every if _is_below(path, container)]
-
-
-def _is_in_container(path: str, every: Mapping[str, object]) -> bool:
-    """Whether the other side has a leaf in the place of a container of this path."""
-    return any(_is_below(path, other) for other in every)
-
-
-def _listed(paths: Sequence[str]) -> str:
+def _inside(container: str, every: Iterable[str]) -> str:
+    """The container of this path in words; empty if there is none."""
+    paths = [path for path in every if _is_below(path, container)]
     more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-    return ", ".join(paths[:3]) + more
+    return f"a container of {', '.join(paths[:3])}{more}" if paths else ""
 
 
 def _other_tree(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) -> list[str]:
-    """The containers that differ where all leaves are at the same paths, such as list and tuple."""
+    """The first container that differs where all leaves are at the same paths: list and tuple."""
     made, given = made_for.tree, called.tree
     if made is None or given is None or made == given:
         return []
-    found = [
-        _line(called.leaves[leaf].path, verb, f"an element of {a}", f"an element of {b}")
-        for leaf, a, b in _other_containers(made, given, 0)
-    ]
-    return found or [_line("the arguments", verb, f"the tree {made}", f"the tree {given}")]
+    leaf, old, new = _where_they_part(made, given, 0)
+    if not new.num_leaves or _kind(old) == _kind(new):
+        return [_line("the arguments", verb, f"the tree {made}", f"the tree {given}")]
+    path = [x.path for x in called.leaves if x.other != "None"][leaf]
+    return [_line(path, verb, f"an element of {_kind(old)}", f"an element of {_kind(new)}")]
 
 
-def _other_containers(made: Any, given: Any, first: int) -> Iterator[tuple[int, str, str]]:
-    """The outermost containers that differ: the position of their first leaf, and both types."""
-    if made == given or not given.num_leaves or made.num_leaves != given.num_leaves:
-        return
-    a, b = made.node_data(), given.node_data()
-    if a is None or b is None:
-        return
-    if a != b:
-        yield first, _kind(a), _kind(b)
-        return
+def _where_they_part(made: Any, given: Any, first: int) -> tuple[int, Any, Any]:
+    """The outermost containers that differ, and the position of their first leaf."""
+    leaf = first
     for one, other in zip(made.children(), given.children(), strict=False):
-        yield from _other_containers(one, other, first)
-        first += other.num_leaves
+        if one != other and made.node_data() == given.node_data():
+            return _where_they_part(one, other, leaf)
+        leaf += one.num_leaves
+    return first, made, given
 
 
-def _kind(node: tuple[Any, Any]) -> str:
-    """A container in words: the name of its type, and its static data if that is short."""
-    kind, data = node
-    if kind in (list, tuple, dict) or data is None or isinstance(data, type):
-        named = data if isinstance(data, type) else kind
-        return f"a {named.__name__}"
-    return f"a {kind.__name__} with {_short(data)}"
+def _kind(tree: Any) -> str:
+    """A container in words: the name of its type, and its static data."""
+    kind, data = tree.node_data() or (type(None), None)
+    if isinstance(data, type):  # a named tuple
+        return f"a {data.__name__}"
+    return f"a {kind.__name__}" if data is None else f"a {kind.__name__} with {_short(data)}"
+
+
+class Key(NamedTuple):
+    """What identifies a signature.
+
+    Attributes:
+        tree: Tree of ``(args, kwargs)`` without static arguments.
+        types: Type of each leaf.
+        statics: The static arguments.
+        context: The configuration of JAX that traces depend on.
+    """
+
+    tree: Any
+    types: tuple[LeafType, ...]
+    statics: Statics
+    context: Any
+
+
+def why_new(before: Iterable[Key], now: Key, parameters: Parameters) -> str:
+    """Why a call has a new signature, in words: how it differs from the nearest one."""
+
+    def distance(key: Key) -> tuple[bool, bool, int]:
+        pairs = zip(itertools.chain(*key.types), itertools.chain(*now.types), strict=False)
+        return key.tree != now.tree, key.statics != now.statics, sum(a != b for a, b in pairs)
+
+    def facts(key: Key) -> ArgumentFacts:
+        shapes = [("_",) * kind.rank for kind in key.types]
+        return facts_made_for(key.tree, key.types, shapes, parameters.name_of_dynamic)
+
+    old = min(reversed(list(before)), key=distance, default=None)
+    if old is None:
+        return "new"
+    statics = [{k: _short(v) for k, v in parameters.named(key.statics)} for key in (old, now)]
+    changed = {k: [of.get(k, "no value") for of in statics] for of in statics for k in of}
+    lines = [_line(f"static {k}", _TRACED, a, b) for k, (a, b) in changed.items() if a != b]
+    lines += _differences(facts(old), facts(now), _TRACED)
+    return f"traced anew: {in_words(lines, _CHANGES) or _UNSEEN}"

@@ -12,7 +12,8 @@ more after the function has returned, and what is not the object that was put in
 
 What counts is the object that was changed: the innermost one around the change that is itself still
 the same. A change in a plain dict or list is lost without an error, as under ``jax.jit``. A change
-whose new value, or whose object, the function returns is not lost.
+whose new value, or whose object, the function returns is not lost. Some classes make new leaves, or
+new static data, whenever they are taken apart, so what changes without the function is no change.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from bucketjit._tracing.output_trees import same_tree
 from bucketjit.errors import MutationError
 
 _PLAIN = (dict, list, tuple, OrderedDict, defaultdict, type(None))
@@ -46,15 +48,14 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     @functools.wraps(fn, updated=())
     def traced(*args: Any, **kwargs: Any) -> Any:
         arguments = args, kwargs
-        before = _taken_apart(arguments)
+        before = _nodes_of(arguments)
         depth = getattr(_thread, "depth", 0)
         _thread.depth = depth + 1
         try:
             results = fn(*args, **kwargs)
         finally:
             _thread.depth = depth
-        if lost := _lost_changes(before, arguments, results):
-            raise _error(lost, names)
+        _refuse_lost(before, arguments, results, names)
         return results
 
     if not hasattr(fn, "__name__"):
@@ -63,113 +64,79 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
 
 
 class _Held(NamedTuple):
-    """A node or a leaf of a tree.
-
-    Attributes:
-        value: The object.
-        path: Its path.
-        kind: Its class and static data; None for a leaf.
-        children: Its children by their keys.
-    """
+    """A node or a leaf of a tree: the object, and its class and static data; None for a leaf."""
 
     value: Any
-    path: tuple[Any, ...]
     kind: Any
-    children: dict[Any, _Held]
-
-    def every(self) -> Iterator[_Held]:
-        yield self
-        for child in self.children.values():
-            yield from child.every()
 
 
-def _node(value: Any, path: tuple[Any, ...] = ()) -> _Held:
+_Path = tuple[Any, ...]
+
+_NOTHING = _Held(None, None)
+
+
+def _nodes(value: Any, path: _Path = ()) -> dict[_Path, _Held]:
     pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
     kind: Any = cast(Any, tree).node_data()
-    children = {} if kind is None else {p[0]: _node(x, path + p) for p, x in pairs}
-    return _Held(value, path, kind, children)
+    found = {path: _Held(value, kind)}
+    for keys, child in pairs if kind is not None else ():
+        found |= _nodes(child, path + keys)
+    return found
 
 
-def _taken_apart(tree: Any) -> _Held | None:
-    """The root of a tree; None if a class in it cannot be taken apart here."""
+def _nodes_of(tree: Any) -> dict[_Path, _Held]:
+    """Every node of a tree by its path; none if a class in it cannot be taken apart here."""
     try:
-        return _node(tree)
+        return _nodes(tree)
     except Exception:
-        return None
-
-
-class _Change(NamedTuple):
-    """Something that was changed.
-
-    Attributes:
-        holder: The object in which it was changed.
-        path: Where it is.
-        new: The new value, if one was replaced or added.
-        what: What was changed, unless a value was replaced.
-    """
-
-    holder: Any
-    path: tuple[Any, ...]
-    new: Any = None
-    what: str = ""
+        return {}
 
 
 def _is_plain(value: object) -> bool:
     return type(value) in _PLAIN or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
-def _changes(before: _Held, after: _Held, holder: Any = None) -> Iterator[_Change]:
-    """The changes between two states of a node, without those in plain containers."""
-    same = before.value is after.value
-    if not same and _is_plain(holder):
+def _changes(
+    before: Mapping[_Path, _Held], after: Mapping[_Path, _Held]
+) -> dict[_Path, tuple[Any, Any]]:
+    """By path what differs: the object in which it was changed, and the new value."""
+    found = {}
+    for path in {**before, **after}:
+        was, now = before.get(path, _NOTHING), after.get(path, _NOTHING)
+        if was.kind and now.kind:
+            same, now = _is_plain(now.value) or same_tree(was.kind, now.kind), _NOTHING
+        else:  # of a container that is new or gone, its leaves tell
+            of_one = path not in before or path not in after
+            same = was.value is now.value or (of_one and bool(was.kind or now.kind))
+        around = (path[:i] for i in range(len(path), -1, -1))
+        both = ((before[p].value, after[p].value) for p in around if p in before and p in after)
+        holder = next(old for old, value in both if old is value)
+        if not same and not _is_plain(holder):
+            found[path] = holder, now.value
+    return found
+
+
+def _refuse_lost(
+    before: Mapping[_Path, _Held], arguments: Any, results: Any, names: Sequence[str]
+) -> None:
+    """Raise an error that names the changes of objects among the arguments, if they are lost."""
+    after = _nodes_of(arguments)
+    changes = _changes(before, after) if before and after else {}
+    again, returned = (_nodes_of(x) if changes else {} for x in (arguments, results))
+    if not again or not returned:
         return
-    if before.kind is None or after.kind is None or before.kind[0] is not after.kind[0]:
-        if not same:
-            yield _Change(holder, after.path, after.value)
+    kept = {id(node.value) for node in returned.values()} - {id(None)}
+    unstable = _changes(after, again)
+    lost = {
+        path: holder
+        for path, (holder, new) in changes.items()
+        if path not in unstable and not {id(holder), id(new)} & kept
+    }
+    if not lost:
         return
-    holder = before.value if same else holder
-    for key in {**before.children, **after.children}:
-        was, now = before.children.get(key), after.children.get(key)
-        if was is not None and now is not None:
-            yield from _changes(was, now, holder)
-        elif not _is_plain(holder):
-            for node in (now or was or after).every():
-                if node.kind is None:
-                    new, what = (None, "removed") if now is None else (node.value, "added")
-                    yield _Change(holder, node.path, new, what)
-    same_keys = before.children.keys() == after.children.keys()
-    if same_keys and not _is_plain(holder) and before.kind[1] != after.kind[1]:
-        yield _Change(holder, after.path, None, "static data")
-
-
-def _lost_changes(before: _Held | None, arguments: Any, results: Any) -> list[_Change]:
-    """The changes of objects among the arguments that are not returned."""
-    after = None if before is None else _taken_apart(arguments)
-    if before is None or after is None or not (changes := list(_changes(before, after))):
-        return []
-    again, returned = _taken_apart(arguments), _taken_apart(results)
-    if again is None or returned is None:
-        return []
-    kept = {id(node.value) for node in returned.every()} - {id(None)}
-    # Some classes make new leaves, or new static data, whenever they are taken apart.
-    unstable = {(change.path, change.what) for change in _changes(after, again)}
-    return [
-        change
-        for change in changes
-        if not {id(change.holder), id(change.new)} & kept
-        and (change.path, change.what) not in unstable
-    ]
-
-
-def _error(lost: Sequence[_Change], names: Sequence[str]) -> MutationError:
-    leaves = {}
-    for change in lost:
-        path = _named(change.path, names)
-        leaves[path] = f"{path} ({change.what})" if change.what else path
-    shown = ", ".join(list(leaves.values())[:_MOST_NAMED])
-    if len(leaves) > _MOST_NAMED:
-        shown += f" and {len(leaves) - _MOST_NAMED} more"
-    classes = [kind for change in lost for kind in type(change.holder).__mro__]
+    leaves = tuple(dict.fromkeys(_named(path, names) for path in lost))
+    more = f" and {len(leaves) - _MOST_NAMED} more" if len(leaves) > _MOST_NAMED else ""
+    classes = [kind for holder in lost.values() for kind in type(holder).__mro__]
     cure = (
         "use bucketjit.integrations.nnx.jit in the place of bucketjit.jit: it writes the new state "
         "back, as nnx.jit does"
@@ -177,10 +144,11 @@ def _error(lost: Sequence[_Change], names: Sequence[str]) -> MutationError:
         else "return the new state, and assign it where the function is called "
         "(state = step(state, batch))"
     )
-    return MutationError(
-        f"the function changes {shown} in place, and that would be lost: it is traced with copies "
-        f"of its arguments, so the caller's objects stay as they are; {cure}",
-        tuple(leaves),
+    raise MutationError(
+        f"the function changes {', '.join(leaves[:_MOST_NAMED])}{more} in place, and that would be "
+        "lost: it is traced with copies of its arguments, so the caller's objects stay as they "
+        f"are; {cure}",
+        leaves,
     )
 
 

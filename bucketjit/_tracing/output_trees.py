@@ -43,7 +43,8 @@ def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
         answer = holds_a_size(data)
         if answer is None:  # opaque data that came with the arguments was made before the trace
             came = list(_data(given)) if came is None else came
-            answer = False if any(_same(data, other) for other in came) else None
+            is_given = any(data is other or same_tree(data, other) for other in came)
+            answer = False if is_given else None
         answers.add(answer)
     return True if True in answers else None if None in answers else False
 
@@ -58,12 +59,3 @@ def _data(tree: PyTreeDef) -> Iterator[Any]:
         yield data
     for child in tree.children():
         yield from _data(child)
-
-
-def _same(a: object, b: object) -> bool:
-    try:
-        return bool(a is b or a == b)
-    except Exception as error:
-        if is_of_machine(error):
-            raise
-        return False

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr
 
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
 from bucketjit._tracing.skeleton import same_constant
@@ -35,8 +35,7 @@ _COPIES: weakref.WeakValueDictionary[Hashable, np.ndarray] = weakref.WeakValueDi
 
 def own_constants(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """A program whose constants nobody else can write to, in its inner programs too."""
-    owned = _Owned().program(jaxpr, jaxpr, consts)
-    return (jaxpr, consts) if owned is None else owned
+    return _owned(jaxpr, consts, {})
 
 
 def _may_change(value: Any) -> bool:
@@ -71,59 +70,41 @@ def _own(value: Any) -> Any:
     return copy
 
 
-class _Owned:
-    """Walks a program and replaces constants.
+def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple[Any, Any]:
+    """The program itself, or one with copies of constants.
 
-    `program` returns None, and the other methods their argument, if there is nothing to copy.
+    An inner program that is called twice stays one object, so that JAX lowers it once: `known` has
+    each by its id, with the program, whose id no other object gets then.
     """
+    jaxpr, _ = open_jaxpr(original)
 
-    def __init__(self) -> None:
-        # By identity. An inner program that is called twice stays one object, so that JAX lowers
-        # it once; the pair holds it, so that its id is not reused.
-        self._programs: dict[int, tuple[Any, Any]] = {}
-
-    def program(
-        self, original: Any, jaxpr: Jaxpr, consts: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]] | None:
-        owned = [_own(x) for x in consts]
-        outvars = [self._atom(atom) for atom in jaxpr.outvars]
-        eqns = [self._equation(eqn) for eqn in jaxpr.eqns]
-        pairs = ((owned, consts), (outvars, jaxpr.outvars), (eqns, jaxpr.eqns))
-        if all(x is y for new, old in pairs for x, y in zip(new, old, strict=True)):
-            return None
-        args = jaxpr.constvars, owned, jaxpr.invars, outvars, eqns
-        return rebuilt_jaxpr(original, *args), owned
-
-    def _equation(self, eqn: JaxprEqn) -> Any:
-        invars = [self._atom(atom) for atom in eqn.invars]
-        params = {name: self._param(value) for name, value in eqn.params.items()}
-        if all(x is y for x, y in zip(invars, eqn.invars, strict=True)) and all(
-            value is eqn.params[name] for name, value in params.items()
-        ):
-            return eqn
-        return eqn.replace(invars=invars, params=params)
-
-    def _atom(self, atom: object) -> Any:
-        if not is_literal(atom):
-            return atom
-        owned = _own(atom.val)
-        return atom if owned is atom.val else type(atom)(owned, atom.aval)
-
-    def _param(self, value: Any) -> Any:
-        if is_jaxpr(value):
-            known = self._programs.get(id(value))
-            if known is None:
-                owned = self.program(value, *open_jaxpr(value))
-                known = self._programs[id(value)] = value, value if owned is None else owned[0]
-            return known[1]
-        if isinstance(value, np.ndarray):
+    def of(value: Any) -> Any:
+        if is_literal(value):
+            own = _own(value.val)
+            return value if own is value.val else type(value)(own, value.aval)
+        if not is_jaxpr(value):
             return _own(value)
-        if isinstance(value, tuple | list):
-            parts = [self._param(v) for v in value]
-            if all(x is y for x, y in zip(parts, value, strict=True)):
-                return value
-            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-        if isinstance(value, dict):
-            inner = {k: self._param(v) for k, v in value.items()}
-            return value if all(inner[k] is v for k, v in value.items()) else inner
-        return value
+        if id(value) not in known:
+            known[id(value)] = value, _owned(value, open_jaxpr(value)[1], known)[0]
+        return known[id(value)][1]
+
+    def within(values: Any) -> Any:
+        leaves, tree = jax.tree_util.tree_flatten(values, is_leaf=lambda x: not _is_plain(x))
+        owned = [of(x) for x in leaves]
+        same = all(x is y for x, y in zip(owned, leaves, strict=True))
+        return values if same else jax.tree_util.tree_unflatten(tree, owned)
+
+    eqns = []
+    for eqn in jaxpr.eqns:
+        invars, params = within(eqn.invars), within(eqn.params)
+        same = invars is eqn.invars and params is eqn.params
+        eqns.append(eqn if same else eqn.replace(invars=invars, params=params))
+    own, outvars = [of(x) for x in consts], within(jaxpr.outvars)
+    pairs = [*zip(own, consts, strict=True), *zip(eqns, jaxpr.eqns, strict=True)]
+    if outvars is jaxpr.outvars and all(x is y for x, y in pairs):
+        return original, consts
+    return rebuilt_jaxpr(original, jaxpr.constvars, own, jaxpr.invars, outvars, eqns), own
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, tuple | list | dict)

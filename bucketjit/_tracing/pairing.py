@@ -25,11 +25,14 @@ coincidence. The cost is one trace for each logical size, and never a compile.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import cachetools
 import jax
 import numpy as np
 from jax import export
@@ -39,18 +42,19 @@ from bucketjit._ir.expressions import bind_unique_names, evaluate_text
 from bucketjit._ir.fit import fit
 from bucketjit._ir.guards import Guard, decide_even, parse_constraint
 from bucketjit._ir.host_functions import Hosts
+from bucketjit._ir.interface import SizeConstants
 from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._jax.user_code import raising_line
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import flat, same_tree
-from bucketjit._tracing.paired import Pairing
-from bucketjit._tracing.recompose import recompose
-from bucketjit._tracing.skeleton import Skeleton, same_constant
-from bucketjit._tracing.symbolic import COMPUTE
+from bucketjit._tracing.skeleton import HostFunction, Skeleton, recompose, same_constant
+from bucketjit._tracing.symbolic import COMPUTE, program_of
 
 _SAMPLES = 6  # traces that a program is made from, at most
+
+_REMEMBERED = 1 << 26  # bytes of size constants that each program keeps
 
 _TRIALS = 14  # sizes that are tried to get them: traces may fail, or have another skeleton
 
@@ -160,6 +164,104 @@ def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:
     return len(set(varying)) == len(varying)
 
 
+@dataclasses.dataclass(eq=False)
+class Pairing:
+    """Checks a program of concrete traces against the trace at the logical sizes of a call.
+
+    Safe to use from several threads.
+
+    Attributes:
+        tracer: Traces the function at concrete sizes.
+        skeleton: The parts and constants that every other trace must have, size constants aside.
+        out_tree: The tree of the outputs that every other trace must have.
+        samples: The sizes that the program was made from.
+        labels: A size or an expression for each set of equal sizes of the skeleton.
+        label_of_size: The position of its label, for each size of the skeleton.
+        found: For each unfitted size the position of its label, and what to take from that size.
+        numbers: For each constant, its number if it is a size constant.
+        nests_by_size: Whether the tree of the outputs is taken from the trace of a call, too.
+        why: Why the function is not traced with symbolic sizes.
+    """
+
+    tracer: Tracer
+    skeleton: Skeleton
+    out_tree: Any
+    samples: Sequence[Sizes]
+    labels: Sequence[int | str]
+    label_of_size: np.ndarray
+    found: dict[str, tuple[int, int]]
+    numbers: Sequence[int | None]
+    nests_by_size: bool
+    why: str
+
+    def __post_init__(self) -> None:
+        self.hosts = Hosts()
+        self.num_size_constants = sum(number is not None for number in self.numbers)
+        self._known: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
+        self._lock = threading.Lock()
+
+    def size_constants(self, sizes: Sizes) -> SizeConstants | None:
+        """What the program needs from the trace at these logical sizes."""
+        key = tuple(sizes[v] for v in self.tracer.variables)
+        with self._lock:
+            if key in self._known:
+                return self._known[key]
+        # Outside the lock: this traces, which takes long and runs user code.
+        found = self._look(sizes)
+        if _bytes_of(found) <= _REMEMBERED:
+            with self._lock:
+                self._known[key] = found
+        return found
+
+    def unfitted_sizes(self, sizes: Sizes) -> dict[str, int] | None:
+        """The unfitted sizes at the padded sizes of a bucket."""
+        if not self.found:
+            return {}
+        there = at_other_sizes(lambda: self.size_constants(sizes))
+        return None if there is None else dict(zip(self.found, there.sizes, strict=True))
+
+    def _look(self, sizes: Sizes) -> SizeConstants | None:
+        try:
+            trace = self.tracer.at(sizes)
+        except Exception as error:  # the exact run raises it again, to the user
+            if is_of_machine(error):
+                raise
+            return None
+        tree = trace.out_tree
+        if not (self.nests_by_size or same_tree(tree, self.out_tree)):
+            return None
+        if trace.skeleton.difference(self.skeleton):
+            return None
+        there = np.asarray(trace.skeleton.sizes, np.int64)
+        found = {
+            name: int(there[np.argmax(self.label_of_size == at)]) - offset
+            for name, (at, offset) in self.found.items()
+        }
+        if any(n < 1 for n in found.values()):  # jax.export takes every variable to be 1 or more
+            return None
+        # Every size of the trace must be what the expression of its label gives.
+        known = {**sizes, **found}
+        expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self.labels]
+        if expected and (np.asarray(expected, np.int64)[self.label_of_size] != there).any():
+            return None
+        values = []  # in the order of their numbers
+        constants = zip(self.skeleton.values, self.numbers, trace.skeleton.values, strict=True)
+        for mine, number, value in constants:
+            if number is None and not same_constant(mine, value):
+                return None
+            if isinstance(value, HostFunction) and number is not None:
+                values.append(self.hosts.number_of(value.function))
+            elif number is not None:
+                values.append(np.asarray(value))
+        return SizeConstants(
+            tuple(found.values()), tuple(values), tree if self.nests_by_size else None
+        )
+
+
+def _bytes_of(size_constants: SizeConstants | None) -> int:
+    return 1024 + (0 if size_constants is None else size_constants.nbytes)
+
+
 def _merged(
     tracer: Tracer,
     traces: Sequence[Concrete],
@@ -172,32 +274,28 @@ def _merged(
     # A column is one size of the skeleton in every trace; equal columns share a label.
     number: dict[tuple[int, ...], int] = {}
     columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
-    label_of_size = [number.setdefault(column, len(number)) for column in columns]
+    label_of_size = np.asarray([number.setdefault(c, len(number)) for c in columns], np.intp)
     fixed = [v for v in tracer.variables if len({s[v] for s in samples}) == 1]
     labels, found = _labels(list(number), tracer, samples, fixed)
-    size_constants = _positions_of_size_constants(traces)
     nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
-    hosts = Hosts()
+    numbers = _numbers_of_size_constants(traces)
+    kept = zip(first.skeleton.values, numbers, strict=True)
+    skeleton = Skeleton(
+        first.skeleton.parts, values=[v if number is None else None for v, number in kept]
+    )
+    pairing = Pairing(
+        *(tracer, skeleton, first.out_tree, samples, labels, label_of_size, found, numbers),
+        *(nests_by_size, why),
+    )
     scope = export.SymbolicScope(tuple(constraints))
     dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
     jaxpr, consts, size_constant_shapes = recompose(
-        first.jaxpr,
-        first.consts,
-        [dims[i] for i in label_of_size],
-        size_constants,
-        _dimension(tracer.variables[0], scope),
-        hosts,
+        *(first.jaxpr, first.consts, [dims[i] for i in label_of_size], numbers),
+        *(_dimension(tracer.variables[0], scope), pairing.hosts),
     )
-    out_avals = [v.aval for v in jaxpr.outvars]
-    in_shapes = tuple(tuple(v.aval.shape) for v in jaxpr.invars)
-    jaxpr, consts = _with_axes_apart(jaxpr, consts)
-    return Program(
-        jaxpr=jaxpr,
-        consts=tuple(consts),
-        in_shapes=in_shapes,
-        out_shapes=tuple(tuple(a.shape) for a in out_avals),
-        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
-        out_tree=flat(len(out_avals)) if nests_by_size else first.out_tree,
+    return program_of(
+        *(jaxpr, _with_axes_apart(jaxpr, consts)),
+        flat(len(jaxpr.outvars)) if nests_by_size else first.out_tree,
         guards=(
             *map(parse_constraint, constraints),
             *(Guard(v, "==", str(samples[0][v])) for v in fixed),
@@ -205,20 +303,7 @@ def _merged(
         lower={v: 1 for v in tracer.variables},
         unfitted=tuple(found),
         size_constant_shapes=size_constant_shapes,
-        pairing=Pairing(
-            *(
-                tracer,
-                first,
-                samples,
-                labels,
-                found,
-                label_of_size,
-                size_constants,
-                hosts,
-                nests_by_size,
-            ),
-            why,
-        ),
+        pairing=pairing,
     )
 
 
@@ -240,37 +325,38 @@ def _labels(
     tracer: Tracer,
     samples: Sequence[Sizes],
     fixed: Sequence[str],
-) -> tuple[list[int | str], dict[str, int]]:
-    """An expression of the dimension variables for each column of sizes."""
+) -> tuple[list[int | str], dict[str, tuple[int, int]]]:
+    """An expression of the dimension variables for each column of sizes; see `Pairing.found`."""
     declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
     varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
     labels: list[int | str] = []
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, int]] = {}
     for column in columns:
         label = declared.get(column) if len(set(column)) > 1 else column[0]
         if label is None:
             label = fit(column, varying)
         if label is None:
             name = bind_unique_names("found", {*tracer.variables, *found})
-            found[name] = min(0, min(column) - 1)  # jax.export takes a variable to be 1 or more
-            label = f"{name} - {-found[name]}" if found[name] else name
+            offset = min(0, min(column) - 1)  # jax.export takes a variable to be 1 or more
+            found[name] = len(labels), offset
+            label = f"{name} - {-offset}" if offset else name
         labels.append(label)
     return labels, found
 
 
-def _positions_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:
+def _numbers_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:
     """For each constant, its position among those that differ between traces, or None."""
-    size_constants: list[int | None] = []
+    numbers: list[int | None] = []
     for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
         same = all(same_constant(values[0], v) for v in values[1:])
-        size_constants.append(None if same else sum(index is not None for index in size_constants))
+        numbers.append(None if same else sum(number is not None for number in numbers))
         if not same and not _can_be_given(values):
             raise TraceRefused(
                 "a random key in the program depends on a size"
                 + traces[0].skeleton.line_of_constant(i),
                 "pass it as an argument, or use jax.random.fold_in with the size",
             )
-    return size_constants
+    return numbers
 
 
 def _can_be_given(values: Sequence[Any]) -> bool:

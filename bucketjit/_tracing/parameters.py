@@ -42,7 +42,9 @@ class Parameters:
         self.variadic = not parameters or any(
             p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters
         )
-        names = self._names(static_argnames)
+        names = _several(static_argnames)
+        if wrong := [n for n in names if not isinstance(n, str)]:
+            raise SpecError(f"static_argnames: expected names of parameters, got {wrong[0]!r}")
         # As in `jax.jit`, a static argument may be passed by position or by name.
         nums = self._numbers(static_argnums, "static_argnums")
         if self.keyword_only is not None:
@@ -57,22 +59,9 @@ class Parameters:
         if both := self.donated & self.static_nums:
             raise SpecError(f"arguments {sorted(both)} are both static and donated")
 
-    @staticmethod
-    def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-        if given is None or isinstance(given, str):
-            return () if given is None else (given,)
-        names = tuple(given) if isinstance(given, Iterable) else (given,)
-        if wrong := [n for n in names if not isinstance(n, str)]:
-            raise SpecError(f"static_argnames: expected names of parameters, got {wrong[0]!r}")
-        return names
-
     def _numbers(self, given: int | Sequence[int] | None, option: str) -> set[int]:
-        if given is None:
-            return set()
-        numbers = tuple(given) if isinstance(given, Iterable) else (given,)
-        count = len(self.positional)
-        found = set()
-        for n in numbers:
+        count, found = len(self.positional), set()
+        for n in _several(given):
             if not isinstance(n, int) or not (self.variadic or -count <= n < count):
                 raise SpecError(f"{option}: {n!r} is not one of the {count} positional arguments")
             found.add(n % count if n < 0 and count else n)
@@ -81,6 +70,19 @@ class Parameters:
     def name(self, position: int) -> str:
         """How errors name a positional argument."""
         return self.positional[position] if position < len(self.positional) else f"args[{position}]"
+
+    def name_of_dynamic(self, position: int) -> str:
+        """How errors name an argument that is not static, by its position among these."""
+        return self.name(self.first_dynamic(position + 1)[-1])
+
+    def first_dynamic(self, count: int) -> list[int]:
+        """Positions of the first ``count`` arguments that are not static."""
+        return self.dynamic_positions(count + len(self.static_nums))[:count]
+
+    def named(self, statics: Statics) -> list[tuple[str, Any]]:
+        """Static arguments with their names."""
+        positional = [(self.name(i), value) for i, value in statics.positional.items()]
+        return [*positional, *statics.keyword.items()]
 
     def names(self, count: int) -> list[str]:
         """Names of the first ``count`` positional arguments, and of those after them."""
@@ -106,12 +108,11 @@ class Parameters:
         """Separate the static arguments from the others."""
         if not self.static_nums and not self.static_names:
             return args, dict(kwargs), NO_STATICS
-        positional = {i: a for i, a in enumerate(args) if i in self.static_nums}
-        keyword = {k: v for k, v in kwargs.items() if k in self.static_names}
-        for what, value in [
-            *((self.name(i), a) for i, a in positional.items()),
-            *keyword.items(),
-        ]:
+        statics = Statics(
+            {i: a for i, a in enumerate(args) if i in self.static_nums},
+            {k: v for k, v in kwargs.items() if k in self.static_names},
+        )
+        for what, value in self.named(statics):
             try:
                 hash(value)
             except TypeError as error:
@@ -119,23 +120,26 @@ class Parameters:
                     f"{what}: static arguments must be hashable, got {type(value).__name__} "
                     f"({error}); pass a tuple in place of a list, or make it a traced argument"
                 ) from error
-        rest = tuple(a for i, a in enumerate(args) if i not in positional)
-        return (
-            rest,
-            {k: v for k, v in kwargs.items() if k not in keyword},
-            Statics(positional, keyword),
-        )
+        rest = tuple(a for i, a in enumerate(args) if i not in statics.positional)
+        return rest, {k: v for k, v in kwargs.items() if k not in statics.keyword}, statics
 
     def dynamic_positions(self, count: int) -> list[int]:
         """Positions of the arguments that are not static, among ``count`` positional ones."""
         return [i for i in range(count) if i not in self.static_nums]
 
 
+def _several(given: object) -> tuple[Any, ...]:
+    """One value, several, or None, as a tuple."""
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+
+
 def positions_of(
     fn: Callable[..., Any], names: str | Sequence[str] | None, option: str
 ) -> tuple[int, ...]:
     """The positions of parameters that are given by name."""
-    wanted = (names,) if isinstance(names, str) else tuple(names or ())
+    wanted = _several(names)
     if not wanted:
         return ()
     known = Parameters(fn, None, None, None).positional

@@ -13,38 +13,54 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._ir.guards import parse_constraint
 from bucketjit._ir.interface import Interface
-from bucketjit._ir.program import Program, TraceRefused
-from bucketjit._raised import is_of_machine
+from bucketjit._ir.program import TraceRefused
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._tracing.binding import bind_sizes, without_empty
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.resolution import Resolution
-from bucketjit._tracing.traced_programs import RefusedAt, TracedPrograms
-from bucketjit._tracing.why_traced import News, inputs_of
+from bucketjit._tracing.traced_programs import TracedPrograms, may_try
 from bucketjit.errors import ArgumentError, SpecError
+
+_SHOWN = 8  # reasons in one line of a log
 
 _MAX_GUESSES = 4  # of the open axes of a call that has an axis of size 0
 
 
-class Signature:
+class _Learnt(NamedTuple):
+    """What the calls so far have taught about the axes. A call that fails teaches nothing.
+
+    Attributes:
+        tokens: A token per axis of each leaf; None before the first call.
+        last: The shapes of the call that the last program was traced for.
+        closed: The axes that could not be opened, and the sizes at which they could not.
+        refusal: Why calls without open axes have no program.
+        reasons: Why the next program is traced, as far as known before the trace.
+    """
+
+    tokens: Tokens | None
+    last: Shapes
+    closed: Mapping[Place, frozenset[tuple[int, ...]]]
+    refusal: TraceRefused | None
+    reasons: tuple[str, ...]
+
+
+class Signature(TracedPrograms):
     """The open axes and the programs of one signature.
 
     Attributes:
-        fn: See above.
-        in_tree: See above.
-        types: See above.
-        paths: See above.
-        specs: See above.
-        constraints: See above.
+        specs: What the user says of each leaf.
+        remembered: What `bucketjit._runtime.rows` has decided for calls of this signature.
     """
 
     def __init__(
@@ -55,51 +71,41 @@ class Signature:
         paths: Sequence[str],
         specs: Sequence[LeafSpec],
         constraints: Sequence[str],
+        *,
         learns: bool = False,
         why: str = "new",
-        traced: TracedPrograms | None = None,
+        **more: Any,
     ) -> None:
-        self.fn = fn
-        self.in_tree = in_tree
-        self.types = tuple(types)
-        self.paths = tuple(paths)
+        super().__init__(fn, in_tree, types, paths, constraints, **more)
         self.specs = tuple(specs)
-        self.constraints = tuple(constraints)
         self._axes = AxisGuesses(specs, paths, learns)
-        self._traced = traced or TracedPrograms(fn, in_tree, types, paths, constraints)
-        self._news = News(why, self._traced)
-        self._tokens: Tokens | None = None
-        self._last: Shapes = ()  # of the call that the last program was traced for
-        self._closed: dict[
-            Place, RefusedAt
-        ] = {}  # axes that could not be opened, and at which sizes
-        self._refusal: TraceRefused | None = None  # why calls without open axes have no program
+        self._learnt = _Learnt(None, (), MappingProxyType({}), None, (why,))
+        self._news: list[str] = []
+        self._told: weakref.WeakSet[Interface] = (
+            weakref.WeakSet()
+        )  # programs that there was news of
         self._open_leaves: tuple[Tokens, list[int]] = ((), [])  # of the last tokens asked for
-        # What `bucketjit._runtime.rows` has decided for calls of this signature.
         self.remembered: dict[Any, Any] = {}
 
     @contextmanager
     def restoring_axes(self) -> Iterator[None]:
         """A context that undoes, at its end, the opening of axes within it."""
-        learnt, news = self._learnt(), self._news.copy()
+        before = self._learnt, list(self._news), weakref.WeakSet(self._told)
         try:
             yield
         finally:
-            self._unlearn_to(learnt)
-            self._news = news
+            self._learnt, self._news, self._told = before
 
-    def _learnt(self) -> tuple[Any, ...]:
-        """A snapshot for `_unlearn_to`: the open axes, and why they are open."""
-        reasons = list(self._news.reasons)
-        return self._tokens, self._last, dict(self._closed), self._refusal, reasons
+    def _learn(self, **facts: Any) -> None:
+        self._learnt = self._learnt._replace(**facts)
 
-    def _unlearn_to(self, learnt: tuple[Any, ...]) -> None:
-        self._tokens, self._last, self._closed, self._refusal, self._news.reasons = learnt
+    def _note(self, reasons: Sequence[str]) -> None:
+        self._learn(reasons=(*self._learnt.reasons, *reasons))
 
     @property
     def tokens(self) -> Tokens | None:
         """A token per axis of each leaf; None before the first call."""
-        return self._tokens
+        return self._learnt.tokens
 
     def open_leaves(self, tokens: Tokens) -> list[int]:
         """The leaves that have open axes, or are sizes themselves."""
@@ -112,60 +118,59 @@ class Signature:
 
     def resolve(self, shapes: Shapes) -> Resolution:
         """Find or trace the program for a call of these shapes."""
-        learnt = self._learnt()
+        learnt = self._learnt
         try:
-            if self._tokens is None:
+            if learnt.tokens is None:
                 call = self._first(shapes)
             else:
-                call = self._opened_again(shapes) or self._serve(self._tokens, shapes)
+                call = self._opened_again(learnt.tokens, shapes)
         except BaseException:  # a call that fails opens no axes
-            self._unlearn_to(learnt)
+            self._learnt = learnt
             raise
-        if self._news.has_news_of(call):
-            self._news.note(call, shapes)
+        program, reasons = call.program, self._learnt.reasons
+        if reasons or (program is not None and program not in self._told):
+            reasons = reasons or (self.why_again(call, shapes),)
+            told = [*reasons[:_SHOWN], self.traced_as(call, shapes)]
+            self._news.append("; ".join(told))
+            self._learn(reasons=())
+            if program is not None:
+                self._told.add(program)
         return call
 
     def resolve_again(
         self, call: Resolution, shapes: Shapes, computed: Mapping[str, int]
     ) -> Resolution:
         """Find or trace the program for a call whose computed sizes are known better."""
-        known = self._traced.at(call.tokens, shapes)
+        known = self.at(call.tokens, shapes)
         for program in known.programs():
             if program.admits(call.sizes) and program.presumes(call.sizes, computed):
-                self._traced.keep(program)
+                self.keep(program)
                 found = dataclasses.replace(call, program=program)
                 break
         else:
-            found = self._traced.attempt(call.tokens, shapes, computed)
+            found = self.attempt(call.tokens, shapes, computed)
             if found.program is not None:
-                self._traced.add(found.program, known)
+                self.add(found.program, known)
         if found.program is not None:
             known.prefer(found.program)
         return dataclasses.replace(found, presumed=computed)
-
-    def program_of(self, call: Resolution, shapes: Shapes) -> Program:
-        """A program of a call whose sizes are all static; see `TracedPrograms.program_of`."""
-        return self._traced.program_of(call, shapes)
 
     def release(self, program: Interface) -> None:
         """Drop the reference to a program; others may still hold it.
 
         A program that serves another call is held again.
         """
-        self._traced.release(program)
+        super().release(program)
         self.remembered.clear()  # it holds programs
 
     def take_news(self) -> list[str]:
         """The programs traced since the last call of this method, and why, one line each."""
-        return self._news.take()
-
-    def programs(self) -> list[tuple[tuple[str, ...], Interface]]:
-        """The programs that exist, each with its arguments that have open axes, in words."""
-        return [(inputs_of(self._traced, *key), program) for key, program in self._traced.every()]
+        news, self._news = self._news, []
+        return news
 
     def open_axes(self, call: Resolution, shapes: Shapes) -> tuple[Tokens, dict[str, int]]:
         """The open axes of a call with their sizes, those of size 0 included."""
-        tokens = call.tokens if self._tokens is None else self._tokens
+        tokens = call.tokens if self.tokens is None else self.tokens
         return tokens, bind_sizes(tokens, shapes, self.paths)
 
     def declared(self, shapes: Shapes) -> Resolution:
@@ -202,8 +207,9 @@ class Signature:
     def _first(self, shapes: Shapes) -> Resolution:
         """Resolve the first call. The first guess of open axes that can be traced is kept."""
         if self._axes.are_named:
-            self._tokens = self._axes.tokens(shapes, {})
-            return self._serve(self._tokens, shapes)
+            tokens = self._axes.tokens(shapes, {})
+            self._learn(tokens=tokens)
+            return self._serve(tokens, shapes)
         wanted = self._axes.anonymous(shapes)
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
             return self._first_empty(wanted, shapes)
@@ -211,7 +217,7 @@ class Signature:
         pinned: tuple[Tokens, Resolution] | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
-            call = self._traced.attempt(tokens, shapes)
+            call = self.attempt(tokens, shapes)
             if call.program is None:
                 refusal = refusal or call.refusal
             elif any(g.pins for g in call.program.guards):
@@ -222,8 +228,7 @@ class Signature:
         if pinned is not None:
             return self._settle(pinned[0], shapes, pinned[1])
         # No guess can be traced: all axes are static, and this call runs exact.
-        self._refusal = refusal and refusal.without_frames()
-        self._close(wanted, shapes)
+        self._close(wanted, shapes, refusal)
         tokens = self._axes.tokens(shapes, {})
         return self._settle(tokens, shapes, Resolution(tokens, {}, None, refusal))
 
@@ -240,93 +245,65 @@ class Signature:
 
     def _settle(self, tokens: Tokens, shapes: Shapes, call: Resolution) -> Resolution:
         """Make these the open axes, and keep the program of the call that they were traced for."""
-        self._tokens, self._last = tokens, tuple(shapes)
+        self._learn(tokens=tokens, last=tuple(shapes))
         if call.program is not None:
-            self._traced.add(call.program, self._traced.at(tokens, shapes))
+            self.add(call.program, self.at(tokens, shapes))
         return call
 
     # --- later calls ---
 
-    def _opened_again(self, shapes: Shapes) -> Resolution | None:
-        """Open axes, or split a shared variable, as the sizes of a call demand."""
-        assert self._tokens is not None
+    def _opened_again(self, tokens: Tokens, shapes: Shapes) -> Resolution:
+        """Open axes, or split a shared variable, as the sizes of a call demand, and resolve it."""
         if self._axes.are_named:
-            return None
-        renamed = self._axes.without_shared_names(self._tokens, shapes)
+            return self._serve(tokens, shapes)
+        renamed = self._axes.without_shared_names(tokens, shapes)
         if renamed is not None:
-            self._tokens = renamed.tokens
-            self._news.reasons += renamed.reasons
-        return self._open_what_varies(shapes)
-
-    def _open_what_varies(self, shapes: Shapes) -> Resolution | None:
-        """Open the static axes whose sizes changed since the last program was traced."""
-        assert self._tokens is not None
-        if not self._last or any(0 in shape for shape in shapes):
-            return None
-        opened = [
-            (leaf, axis)
-            for leaf, axis in self._axes.unnamed(shapes)
-            if self._tokens[leaf][axis] == STATIC
-            and self._last[leaf][axis] != shapes[leaf][axis]
-            and self._closed.get((leaf, axis), RefusedAt()).may_do_at((shapes[leaf][axis],))
-        ]
-        if not opened:
-            return None
-        tokens, varied = self._axes.opened(self._tokens, self._last, shapes, opened)
-        call = self._traced.attempt(tokens, shapes)
-        traced_at, traced, tried = shapes, call, [shapes]
-        # Many functions can be traced at larger sizes only, so the sizes before are tried as well.
-        if call.program is None and self._is_larger_before(opened, shapes):
-            tried.append(self._last)
-            traced_at, traced = self._last, self._attempt_before(tokens) or call
-        if traced.program is not None:
-            names = [tokens[leaf][axis] for leaf, axis in opened]
-            self._news.reasons += [
-                f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)
+            tokens = renamed.tokens
+            self._learn(tokens=tokens)
+            self._note(renamed.reasons)
+        last = self._learnt.last
+        opened: list[Place] = []
+        if last and not any(0 in shape for shape in shapes):
+            opened = [
+                (leaf, axis)
+                for leaf, axis in self._axes.unnamed(shapes)
+                if tokens[leaf][axis] == STATIC
+                and last[leaf][axis] != shapes[leaf][axis]
+                and may_try(self._learnt.closed.get((leaf, axis), ()), (shapes[leaf][axis],))
             ]
-            self._settle(tokens, traced_at, traced)
-            # A program of the sizes before may not serve this call, which then runs exact.
-            return call
+        found = self._open(tokens, shapes, opened) if opened else None
+        return found or self._serve(tokens, shapes)
+
+    def _open(self, tokens: Tokens, shapes: Shapes, places: Sequence[Place]) -> Resolution | None:
+        """Open static axes whose sizes changed since the last program was traced."""
+        tokens, varied = self._axes.opened(tokens, self._learnt.last, shapes, places)
+        call = self.attempt(tokens, shapes)
+        if call.program is not None:
+            names = [tokens[leaf][axis] for leaf, axis in places]
+            self._note([f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)])
+            return self._settle(tokens, shapes, call)
         why = "it cannot be traced" if call.refusal is None else call.refusal.reason
-        self._news.reasons += [f"{v}, and cannot be opened: {why}" for v in varied]
-        self._refusal = call.refusal and call.refusal.without_frames()
-        for refused_at in tried:
-            self._close(opened, refused_at)
+        self._note([f"{v}, and cannot be opened: {why}" for v in varied])
+        self._close(places, shapes, call.refusal)
         return None
 
-    def _is_larger_before(self, axes: Sequence[Place], shapes: Shapes) -> bool:
-        """Whether an axis was larger when the last program was traced, and may be opened there."""
-        sizes = [(self._last[leaf][axis], shapes[leaf][axis]) for leaf, axis in axes]
-        closed = [self._closed.get(place, RefusedAt()) for place in axes]
-        return any(
-            before > now and refused.may_do_at((before,))
-            for (before, now), refused in zip(sizes, closed, strict=True)
-        )
-
-    def _close(self, axes: Sequence[Place], shapes: Shapes) -> None:
-        """Note that these axes could not be opened at these sizes."""
+    def _close(self, axes: Sequence[Place], shapes: Shapes, refusal: TraceRefused | None) -> None:
+        """Note that these axes could not be opened at these shapes, and why."""
+        closed = dict(self._learnt.closed)
         for leaf, axis in axes:
-            closed = self._closed.get((leaf, axis), RefusedAt())
-            self._closed[leaf, axis] = closed.and_at((shapes[leaf][axis],))
-
-    def _attempt_before(self, tokens: Tokens) -> Resolution | None:
-        """Trace at the sizes of the last program; None if the function raises there."""
-        try:
-            return self._traced.attempt(tokens, self._last)
-        except Exception as error:
-            if is_of_machine(error):
-                raise
-            return None  # not the sizes of this call, so its caller must not get the error
+            known = closed.get((leaf, axis), frozenset())
+            closed[leaf, axis] = known | {(shapes[leaf][axis],)}
+        self._learn(closed=closed, refusal=refusal and refusal.without_frames())
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         """Resolve a call with known tokens: by a program that holds, or by a new trace."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         self.check_constraints(sizes)
-        for guard in self._traced.evenness(tokens):
+        for guard in self.evenness(tokens):
             if not guard.holds(sizes):
                 raise ArgumentError(f"sizes {sizes} cannot be sharded as given: {guard} is wanted")
         if not sizes:
-            return Resolution(tokens, sizes, None, self._refusal)
+            return Resolution(tokens, sizes, None, self._learnt.refusal)
         if min(sizes.values()) < 1:
             empty = frozenset(v for v, n in sizes.items() if n == 0)
             if min(sizes.values()) < 0 or len(empty) == len(sizes):
@@ -334,17 +311,17 @@ class Signature:
             # Symbolic sizes are at least 1, so these axes are of size 0 in a program of its own.
             tokens = without_empty(tokens, empty)
             sizes = {v: n for v, n in sizes.items() if n}
-        known = self._traced.at(tokens, shapes)
+        known = self.at(tokens, shapes)
         # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in known.programs():
             if (size_constants := program.size_constants(sizes)) is not None:
-                self._traced.keep(program)
+                self.keep(program)
                 return Resolution(tokens, sizes, program, size_constants=size_constants)
         if (refusal := known.refusal(sizes)) is not None:
             return Resolution(tokens, sizes, None, refusal)
-        call = self._traced.attempt(tokens, shapes)
+        call = self.attempt(tokens, shapes)
         if call.program is not None:
-            self._traced.add(call.program, known)
+            self.add(call.program, known)
         return call
 
     def _computing(self, tokens: Tokens, shapes: Shapes) -> Resolution | None:
@@ -353,13 +330,13 @@ class Signature:
             tuple(STATIC if n == 0 else t for t, n in zip(row, shape, strict=True))
             for row, shape in zip(tokens, shapes, strict=True)
         )
-        known = self._traced.at(tokens, shapes)
+        known = self.at(tokens, shapes)
         sizes = bind_sizes(tokens, shapes, self.paths)
         found = (p for p in known.programs() if p.admits(sizes))
-        program = next(found, None) or self._traced.computing(tokens, shapes)
+        program = next(found, None) or self.computing(tokens, shapes)
         if program is None:
             return None
-        self._traced.add(program, known)
+        self.add(program, known)
         return Resolution(tokens, sizes, program)
 
     def remember_refusal(self, call: Resolution, shapes: Shapes) -> None:
@@ -369,7 +346,7 @@ class Signature:
         at these sizes.
         """
         if call.refusal is not None:
-            self._traced.at(call.tokens, shapes).refuse(call.sizes, call.refusal)
+            self.at(call.tokens, shapes).refuse(call.sizes, call.refusal)
 
     def check_constraints(self, sizes: Mapping[str, int]) -> None:
         """Check the user's constraints."""

@@ -22,18 +22,16 @@ from bucketjit._ir.dynamic_axes import (
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
-from bucketjit._tracing.axis_guesses import is_default_name
+from bucketjit._tracing.axis_guesses import default_entries, is_default_name
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.cures import remedy_for
-from bucketjit._tracing.default_rule import default_entries
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit._tracing.made_for import MadeFor
+from bucketjit._tracing.mismatches import Key, why_new
 from bucketjit._tracing.mutations import refusing_mutations
-from bucketjit._tracing.parameters import Parameters, Statics
+from bucketjit._tracing.parameters import Parameters
 from bucketjit._tracing.shards import on_shards
 from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.traced_programs import TracedPrograms
-from bucketjit._tracing.why_traced import Key, nearest, why_new
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -53,7 +51,7 @@ class Signer:
     ) -> None:
         self._config, self.fn = config, config.fn
         self._made_for, self._make = made_for, make
-        self._parameters = self.parameters = Parameters(
+        self.parameters = Parameters(
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
         self._signatures: dict[Key, Signature] = {}
@@ -74,22 +72,29 @@ class Signer:
         for signature in self.signatures():
             signature.release(program)
 
-    def sign(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Flatten the arguments of a call and find their signature."""
-        positional, keywords, statics = self._parameters.split(args, kwargs)
-        positions = self._parameters.dynamic_positions(len(args))
+    def sign(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, structs: bool = False
+    ) -> Call:
+        """Flatten the arguments of a call and find their signature.
+
+        With ``structs``, a ``jax.ShapeDtypeStruct`` may describe an array.
+        """
+        positional, keywords, statics = self.parameters.split(args, kwargs)
+        positions = self.parameters.dynamic_positions(len(args))
         leaves, tree = jax.tree_util.tree_flatten((positional, keywords))
-        failed: ArgumentError | None = None
         try:
-            types, shapes = self._types(leaves, positions, positional, keywords)
-        except ArgumentError as error:
-            failed = error
-        if failed is not None:  # outside of the `except` block: a better error has no context
-            try:
-                (self._made_for or self._parameters).check_call(args, kwargs)
-                raise failed
-            finally:
-                failed = None  # its traceback refers to this frame
+            pairs = [leaf_type(x, "", structs=structs) for x in leaves]
+        except ArgumentError:
+            pairs = []
+        if len(pairs) < len(leaves):  # outside of the `except` block: a better error has no context
+            (self._made_for or self.parameters).check_call(args, kwargs)
+            # Paths take long to make, so only an error has them.
+            names, given = self._named(positional, keywords)
+            remedy = remedy_for(given)
+            pairs = [
+                leaf_type(x, path, remedy, structs=structs) for path, x in _with_paths(names, given)
+            ]
+        types, shapes = tuple(kind for kind, _ in pairs), [shape for _, shape in pairs]
         key = Key(tree, types, statics, trace_context())
         # Most calls find their signature without the lock; a miss is checked again under it.
         signature = self._signatures.get(key)
@@ -97,7 +102,7 @@ class Signer:
             with self._lock:
                 signature = self._signatures.get(key)
                 if signature is None:
-                    signature = self._found(key, positions, positional, keywords)
+                    signature = self._found(key, positional, keywords)
                     self._signatures[key] = signature
         if self._made_for is not None:
             leaves = self._made_for.checked(leaves, shapes)
@@ -105,7 +110,7 @@ class Signer:
             (int(x),) if t.dtype is None else s
             for x, s, t in zip(leaves, shapes, signature.types, strict=True)
         ]
-        donated = self._parameters.donated
+        donated = self.parameters.donated
         donate = [new for new, old in enumerate(positions) if old in donated]
         return Call(
             *((), {}, None),
@@ -120,11 +125,11 @@ class Signer:
 
     def name(self, position: int) -> str:
         """How errors name a positional argument."""
-        return self._parameters.name(position)
+        return self.parameters.name(position)
 
     def is_static(self, name: int | str) -> bool:
         """Whether an argument is static, given by its position or its name."""
-        given = self._parameters
+        given = self.parameters
         return name in (given.static_nums if isinstance(name, int) else given.static_names)
 
     def arguments_with_open_axes(
@@ -136,8 +141,8 @@ class Signer:
         spec = self._config.dynamic_axes
         if spec is None:
             return None
-        positions = self._parameters.dynamic_positions(count)
-        named = [k for k in keywords if k not in self._parameters.static_names]
+        positions = self.parameters.dynamic_positions(count)
+        named = [k for k in keywords if k not in self.parameters.static_names]
         every, by_name = self._entries(spec, positions, named)
         return {i for i in positions if opens(every[i])}, {
             k for k in named if opens(by_name.get(k))
@@ -150,78 +155,31 @@ class Signer:
         opened = self.arguments_with_open_axes(len(args), list(kwargs)) if ints else None
         return frozenset(ints & {*opened[0], *opened[1]} if opened else ())
 
-    def leaves_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-        """The leaves of a call in the order of `sign`, without any check of their types."""
-        return self.flattened(args, kwargs)[0]
-
-    def flattened(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[Any], Any, Statics]:
-        """The leaves of a call in the order of `sign`, and what else identifies it, unchecked."""
-        positional, keywords, statics = self._parameters.split(args, kwargs)
-        return *jax.tree_util.tree_flatten((positional, keywords)), statics
-
     def with_copies(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, with copies of the NumPy arrays in those that are not static."""
-        given = self._parameters
-        return (
-            tuple(
-                x if i in given.static_nums else jax.tree_util.tree_map(copied, x)
-                for i, x in enumerate(args)
-            ),
-            {
-                name: x if name in given.static_names else jax.tree_util.tree_map(copied, x)
-                for name, x in kwargs.items()
-            },
-        )
 
-    def _types(
-        self, leaves: Sequence[Any], positions: Sequence[int], args: Any, kwargs: Any
-    ) -> tuple[tuple[LeafType, ...], list[tuple[int, ...]]]:
-        try:
-            pairs = [leaf_type(x, "") for x in leaves]
-        except ArgumentError:
-            pairs = []
-        if len(pairs) < len(leaves):  # paths take long to make, so only an error has them
-            remedy = remedy_for((args, kwargs))
-            paths = self._paths(positions, args, kwargs)
-            pairs = [leaf_type(x, path, remedy) for path, x in paths]
-        return tuple(t for t, _ in pairs), [s for _, s in pairs]
+        def own(name: int | str, value: Any) -> Any:
+            return value if self.is_static(name) else jax.tree_util.tree_map(copied, value)
 
-    def _paths(
-        self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[tuple[str, Any]]:
-        named = [(self._parameters.name(i), a) for i, a in zip(positions, args, strict=True)]
-        named += [(k, kwargs[k]) for k in sorted(kwargs)]
-        return [
-            (name + jax.tree_util.keystr(keys), leaf)
-            for name, value in named
-            for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
-        ]
+        return tuple(own(i, x) for i, x in enumerate(args)), {k: own(k, kwargs[k]) for k in kwargs}
 
-    def _found(
-        self,
-        key: Key,
-        positions: Sequence[int],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Signature:
-        if self._made_for is None or self._make is None:
-            return self._new_signature(key, positions, args, kwargs)
-        self._made_for.check_types(key, args, kwargs)
-        return self._make(key)
+    def _named(
+        self, positional: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[list[str], list[Any]]:
+        """The names and the values of the arguments that are not static."""
+        names = [*map(self.parameters.name_of_dynamic, range(len(positional))), *sorted(keywords)]
+        return names, [*positional, *(keywords[k] for k in sorted(keywords))]
 
-    def _new_signature(
-        self,
-        key: Key,
-        positions: Sequence[int],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Signature:
-        paths = self._paths(positions, args, kwargs)
-        specs = self._leaf_specs(positions, args, kwargs)
+    def _found(self, key: Key, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Signature:
+        """The signature of a call that has none yet."""
+        if self._made_for is not None and self._make is not None:
+            self._made_for.check_types(key, positional, keywords)
+            return self._make(key)
+        names, given = self._named(positional, keywords)
+        paths = _with_paths(names, given)
+        specs = self._leaf_specs(len(positional), names, given)
         self._check_strategies(specs)
         final = []
         for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
@@ -237,53 +195,41 @@ class Signer:
                     f"int; got the float {value!r}, of rank 0"
                 )
             final.append(kind)
-        names = [path for path, _ in paths]
         fn, sharded = self._config.fn, self._config.sharded
         if sharded is not None:
             fn = on_shards(fn, sharded.axis, sharded.count)
-        fn = refusing_mutations(
-            key.statics.bind(named_now(fn)), list(map(self._parameters.name, positions))
-        )
-        given = fn, key.tree, final, names
-        constraints = self._config.constraints
+        fn = refusing_mutations(key.statics.bind(named_now(fn)), names)
+        leaves = [path for path, _ in paths]
         return Signature(
-            *given,
-            specs,
-            constraints,
+            *(fn, key.tree, final, leaves, specs, self._config.constraints),
             learns=self._config.dynamic_axes is None,
-            why=why_new(nearest(self._signatures, key), key, names, self._parameters.name),
-            traced=TracedPrograms(*given, constraints, pairs=sharded is None),
+            why=why_new(self._signatures, key, self.parameters),
+            pairs=sharded is None,
         )
 
-    def _leaf_specs(
-        self, positions: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> list[Any]:
+    def _leaf_specs(self, count: int, names: Sequence[str], given: Sequence[Any]) -> list[Any]:
+        """The entry of each leaf; the first ``count`` arguments are given by position."""
         spec = self._config.dynamic_axes
         if spec is None:
-            return default_entries([*args, *(kwargs[name] for name in sorted(kwargs))])
-        every, by_name = self._entries(spec, positions, list(kwargs))
+            return default_entries(given)
+        positions, keywords = self.parameters.first_dynamic(count), names[count:]
+        every, by_name = self._entries(spec, positions, keywords)
         self._refuse_entries_of_statics(spec, every)
-        entries = [every[i] for i in positions]
-        pairs = []
-        for position, entry, value in zip(positions, entries, args, strict=True):
-            pairs += leaf_entries(entry, value, self._parameters.name(position))
-        for name in sorted(kwargs):
-            pairs += leaf_entries(by_name.get(name), kwargs[name], name)
-        return [s for s, _ in pairs]
+        entries = [*(every[i] for i in positions), *map(by_name.get, keywords)]
+        argued = zip(entries, given, names, strict=True)
+        return [leaf for entry in argued for leaf, _ in leaf_entries(*entry)]
 
     def _entries(
         self, spec: object, positions: Sequence[int], keywords: Sequence[str]
     ) -> tuple[list[Any], dict[str, Any]]:
         """The entry of each positional argument, and of each keyword argument by its name."""
         count = positions[-1] + 1 if positions else 0
-        return entries_of_arguments(
-            *(spec, count, self._parameters.names(count), keywords),
-            self._parameters.keyword_only,
-        )
+        names = self.parameters.names(count)
+        return entries_of_arguments(spec, count, names, keywords, self.parameters.keyword_only)
 
     def _refuse_entries_of_statics(self, spec: object, every: Sequence[Any]) -> None:
-        names = self._parameters.name
-        static = {names(i) for i in self._parameters.static_nums} | self._parameters.static_names
+        names = self.parameters.name
+        static = {names(i) for i in self.parameters.static_nums} | self.parameters.static_names
         entries = {names(i): entry for i, entry in enumerate(every)}
         if isinstance(spec, Mapping) and not is_leaf_entry(spec):
             entries.update(spec)
@@ -321,3 +267,12 @@ class Signer:
                 f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
                 f"variable; the variables are {names}"
             )
+
+
+def _with_paths(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The leaves of some arguments, in the order of ``jax.tree_util``, with their paths."""
+    return [
+        (name + jax.tree_util.keystr(keys), leaf)
+        for name, value in zip(names, values, strict=True)
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
+    ]

@@ -8,13 +8,14 @@
 
 Two concrete traces of one function have equal *skeletons* if they do the same: the same primitives
 on the same operands, with equal parameters except for sizes. Sizes and constants are listed in a
-fixed order, that of the walk. So those of several traces can be compared place by place, and
-`recompose` can put symbolic sizes and other constants in their places.
+fixed order, that of one walk. So those of several traces can be compared place by place, and
+`recompose` can put symbolic sizes and size constants in their places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -24,15 +25,26 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.closures import held_by
+from bucketjit._ir.expressions import Dim, Shape
+from bucketjit._ir.host_functions import Hosts, SizedHost
 from bucketjit._ir.primitive_facts import SIZE_PARAMS
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, is_shaped, open_jaxpr
+from bucketjit._ir.sized import size_constant_p
+from bucketjit._jax.jaxprs import (
+    equation,
+    is_jaxpr,
+    is_literal,
+    is_shaped,
+    open_jaxpr,
+    rebuilt_jaxpr,
+    variable,
+)
 from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import is_of_machine
 
 # Parameters that do not change what an equation computes: names, and functions for derivatives.
 # The programs here are traced after differentiation, so nobody calls these functions any more.
-IDLE = frozenset(
+_IDLE = frozenset(
     (
         "jvp_jaxpr_fun",
         "jvp_jaxpr_thunk",
@@ -47,17 +59,23 @@ IDLE = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class HostFunction:
-    """The host function of a callback. It counts as a constant, so it may differ between traces.
-
-    Attributes:
-        function: The function.
-    """
+    """The host function of a callback. It counts as a constant, so it may differ between traces."""
 
     function: Any
 
 
-def is_host(eqn: JaxprEqn, param: str) -> bool:
-    return param == "callback" and eqn.primitive.name in CALLBACKS
+class _Piece(NamedTuple):
+    """What must be equal in two traces that do the same.
+
+    Attributes:
+        within: The equation that it belongs to, preceded by those around it; empty outside of any.
+        what: Which piece of the equation it is, such as ``"parameter axes"``.
+        value: The part.
+    """
+
+    within: tuple[Any, ...]
+    what: str
+    value: Any
 
 
 @dataclass
@@ -68,56 +86,46 @@ class Skeleton:
         parts: What must be equal in two traces that do the same.
         sizes: Every size, in order.
         values: Every constant, literals and host functions included, in order.
-        equations: By the position of a primitive among the parts, its equation, preceded by the
-            equations whose inner programs contain it.
-        told: By position, which piece of an equation the parts from there on describe, such as
-            ``"parameter axes"``.
         owners: For each constant, its equation and those around it; empty for constants of the
             whole program.
     """
 
-    parts: list[Any] = field(default_factory=list)
+    parts: list[_Piece] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    equations: dict[int, tuple[Any, ...]] = field(default_factory=dict)
-    told: dict[int, str] = field(default_factory=dict)
     owners: list[tuple[Any, ...]] = field(default_factory=list)
 
     def difference(self, other: Skeleton) -> str | None:
         """The first difference between two programs, in words, with its line."""
-        for i, (a, b) in enumerate(zip(self.parts, other.parts, strict=False)):
-            if not _same(a, b):
-                return self._difference_at(i, a, other, b)
-        if len(self.parts) == len(other.parts):
-            return None
-        longer = max(self, other, key=lambda skeleton: len(skeleton.parts))
-        after = min(len(self.parts), len(other.parts))
-        first = next((e for i, e in longer.equations.items() if i >= after), ())
-        return f"{_told(first)}, at one size only" if first else "it returns other arrays"
-
-    def _difference_at(self, i: int, a: object, other: Skeleton, b: object) -> str:
-        if i in self.equations and i in other.equations:
-            mine = self.equations[i]
-            names = [_name(s.equations[i][-1]) for s in (self, other)]
-            return f"{names[0]} at one size, {names[1]} at another{_where(mine)}"
-        for skeleton in (self, other):
-            if i in skeleton.equations:
-                return f"{_told(skeleton.equations[i])}, at one size only"
-        at = max((k for k in self.equations if k <= i), default=None)
-        if at is None and isinstance(a, _Type):
-            return f"an argument: {_both(a, b)}"
-        if at is None:
-            return (
-                "it closes over more arrays, or takes or returns more, at one size than at another"
-            )
-        of = self.equations[at]
-        part = max((k for k in self.told if at < k <= i), default=None)
-        what = "" if part is None else f"{self.told[part]}: "
-        return f"{_name(of[-1])}: {what}{_both(a, b)}{_where(of)}"
+        for a, b in itertools.zip_longest(self.parts, other.parts):
+            if a is None or b is None:
+                first = a or b
+                return f"{_told(first.within)}, at one size only" if first.within else _OTHERWISE
+            if not _same(a.value, b.value):
+                return _difference(a, b)
+        return None
 
     def line_of_constant(self, index: int) -> str:
         """The line of user code that a constant comes from, in brackets; ``""`` if unknown."""
         return _where(self.owners[index])
+
+
+def _difference(a: _Piece, b: _Piece) -> str:
+    """The difference between two parts, in words."""
+    starts = [part for part in (a, b) if part.what == _PRIMITIVE]
+    if len(starts) == 2:
+        names = [_name(part.within[-1]) for part in starts]
+        return f"{names[0]} at one size, {names[1]} at another{_where(a.within)}"
+    if starts:
+        return f"{_told(starts[0].within)}, at one size only"
+    if a.within:
+        what = f"{a.what}: {_both(a.value, b.value)}"
+        return f"{_name(a.within[-1])}: {what}{_where(a.within)}"
+    return f"an argument: {_both(a.value, b.value)}" if isinstance(a.value, _Type) else _OTHERWISE
+
+
+_PRIMITIVE = "primitive"  # the first part of an equation
+_OTHERWISE = "it closes over more arrays, or takes or returns more, at one size than at another"
 
 
 def _told(equations: tuple[Any, ...]) -> str:
@@ -215,96 +223,178 @@ def same_constant(a: Any, b: Any) -> bool:
 def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
     """Decompose a concrete program."""
     found = Skeleton()
-    _Apart(found).program(jaxpr, consts)
+    _Listing(found).program(jaxpr, consts)
     return found
 
 
-class _Apart:
-    """Fills a `Skeleton`. It must walk a program in the same order as `_Together`."""
+def recompose(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    sizes: Sequence[Dim],
+    size_constants: Sequence[int | None],
+    depends_on: Dim,
+    hosts: Hosts,
+) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
+    """Rebuild a program with other sizes, and with size constants in place of some constants.
 
-    def __init__(self, found: Skeleton) -> None:
-        self._found = found
-        self._part = found.parts.append
-        self._within: tuple[Any, ...] = ()  # the current equation, preceded by those around it
+    A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
+    """
+    work = _Together(iter(sizes), iter(size_constants), depends_on, hosts)
+    together, kept = work.program(jaxpr, consts)
+    return together, kept, tuple(shape for _, shape in sorted(work.shapes.items()))
 
-    def program(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> None:
-        number: dict[Any, int] = {}  # variables are compared by the order in which they are bound
-        self._part(("program", len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
+
+class _Together:
+    """Rebuilds a program, with a size and a constant after the other in the order of the walk.
+
+    Attributes:
+        shapes: Shape of each size constant, by its number.
+        within: See `_Piece`.
+        what: See `_Piece`.
+    """
+
+    def __init__(
+        self,
+        sizes: Iterator[Dim],
+        size_constants: Iterator[int | None],
+        depends_on: Dim,
+        hosts: Hosts,
+    ) -> None:
+        self._sizes, self._size_constants = sizes, size_constants
+        self._depends_on, self._hosts = depends_on, hosts
+        self.shapes: dict[int, Shape] = {}
+        self.within: tuple[Any, ...] = ()
+        self.what = ""
+
+    def part(self, value: object) -> None:
+        """Take notice of a part."""
+
+    def size(self, given: int) -> Dim:
+        """What takes the place of a size."""
+        return next(self._sizes)
+
+    def constant(self, given: object) -> int | None:
+        """The number of the size constant in the place of a constant; None if it stays."""
+        return next(self._size_constants)
+
+    def program(self, original: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        """The rebuilt program, and its constants."""
+        jaxpr, _ = open_jaxpr(original)
+        # Variables are compared by the order in which they are bound.
+        env: dict[Any, tuple[int, Any]] = {}
+        eqns, kept, constvars = list[Any](), list[Any](), list[Any]()
+        self.part((len(consts), len(jaxpr.invars), len(jaxpr.outvars)))
         for var, value in zip(jaxpr.constvars, consts, strict=False):
-            number[var] = len(number)
-            self._aval(var.aval)
-            self._value(value)
+            aval = self._aval(var.aval)
+            index = self.constant(value)
+            if index is None:  # it is equal in all traces, so it stays a constant
+                env[var] = len(env), variable(aval)
+                constvars.append(env[var][1])
+                kept.append(value)
+            else:
+                env[var] = len(env), self._given(index, aval, eqns)
         # An inner program may get its constants as operands, and has no values of them then.
         for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
-            number[var] = len(number)
-            self._aval(var.aval)
+            env[var] = len(env), variable(self._aval(var.aval))
+        constvars += [env[v][1] for v in jaxpr.constvars[len(consts) :]]
         for eqn in jaxpr.eqns:
-            outer, self._within = self._within, (*self._within, eqn)
-            self._found.equations[len(self._found.parts)] = self._within
-            self._part(eqn.primitive)
-            for i, atom in enumerate(eqn.invars):
-                self._tell(f"operand {i}")
-                self._atom(atom, number)
-            slots = SIZE_PARAMS.get(eqn.primitive.name, ())
-            for name in sorted(eqn.params):
-                self._tell(f"parameter {name}")
-                self._part(name)
-                if is_host(eqn, name):
-                    self._value(HostFunction(eqn.params[name]))
-                elif name not in IDLE:
-                    self._param(eqn.params[name], name in slots)
-            for i, var in enumerate(eqn.outvars):
-                number[var] = len(number)
-                self._tell(f"result {i}")
-                self._aval(var.aval)
-            self._within = outer
-        self._tell("what its program returns")
-        for atom in jaxpr.outvars:
-            self._atom(atom, number)
+            eqns.append(self._equation(eqn, env, eqns))
+        self.what = "what its program returns"
+        results = [self._atom(atom, env, eqns) for atom in jaxpr.outvars]
+        inputs = [env[v][1] for v in jaxpr.invars]
+        return rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
 
-    def _tell(self, what: str) -> None:
-        self._found.told[len(self._found.parts)] = what
+    def _equation(self, eqn: JaxprEqn, env: dict[Any, tuple[int, Any]], eqns: list[Any]) -> Any:
+        outer, self.within = self.within, (*self.within, eqn)
+        self.what = _PRIMITIVE
+        self.part(eqn.primitive)
+        operands = []
+        for i, atom in enumerate(eqn.invars):
+            self.what = f"operand {i}"
+            operands.append(self._atom(atom, env, eqns))
+        slots = SIZE_PARAMS.get(eqn.primitive.name, ())
+        params = {}
+        for name in sorted(eqn.params):
+            self.what, value = f"parameter {name}", eqn.params[name]
+            self.part(name)
+            if name == "callback" and eqn.primitive.name in CALLBACKS:
+                value = self._host(value)
+            elif name not in _IDLE:
+                value = self._param(value, name in slots)
+            params[name] = value
+        for i, var in enumerate(eqn.outvars):
+            self.what = f"result {i}"
+            env[var] = len(env), type(var)(self._aval(var.aval))
+        self.within = outer
+        outs = [env[v][1] for v in eqn.outvars]
+        return eqn.replace(invars=operands, outvars=outs, params=params)
 
-    def _value(self, value: object) -> None:
-        self._found.values.append(value)
-        self._found.owners.append(self._within)
+    def _host(self, function: object) -> Any:
+        index = self.constant(HostFunction(function))
+        if index is None:
+            return function
+        self.shapes[index] = ()
+        return SizedHost(index, self._depends_on, self._hosts)
 
-    def _atom(self, atom: object, number: Mapping[Any, int]) -> None:
-        if is_literal(atom):
-            self._part("literal")
-            self._aval(atom.aval)
-            self._value(atom.val)
-        else:
-            self._part(number[atom])
+    def _given(self, index: int, aval: Any, eqns: list[Any]) -> Any:
+        var = variable(aval)
+        self.shapes[index] = tuple(aval.shape)
+        params = {"index": index, "aval": aval, "depends_on": self._depends_on}
+        eqns.append(equation([], [var], size_constant_p, params))
+        return var
 
-    def _aval(self, aval: Any) -> None:
+    def _atom(self, atom: Any, env: Mapping[Any, tuple[int, Any]], eqns: list[Any]) -> Any:
+        if not is_literal(atom):
+            number, var = env[atom]
+            self.part(number)
+            return var
+        self.part("literal")
+        aval = self._aval(atom.aval)
+        index = self.constant(atom.val)
+        return atom if index is None else self._given(index, aval, eqns)
+
+    def _aval(self, aval: Any) -> Any:
         if not is_shaped(aval):
-            self._part(aval)
-            return
+            self.part(aval)
+            return aval
         # An axis of size 1 broadcasts, in the same equation that takes two axes of equal size.
         kinds = tuple(min(n, 2) for n in aval.shape)
-        self._part(_Type(aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
-        self._found.sizes += aval.shape
+        self.part(_Type(aval.dtype, bool(getattr(aval, "weak_type", False)), kinds))
+        shape = tuple(map(self.size, aval.shape))
+        return aval if shape == tuple(aval.shape) else aval.update(shape=shape)
 
-    def _param(self, value: Any, slot: bool) -> None:
-        if slot and is_int(value):
-            self._found.sizes.append(int(value))
-        elif is_jaxpr(value):
-            self.program(*open_jaxpr(value))
-        elif isinstance(value, tuple | list):
-            self._part((type(value), len(value)))
-            for v in value:
-                self._param(v, slot)
-        elif isinstance(value, dict):
-            self._part(tuple(value))
-            for v in value.values():
-                self._param(v, slot)
-        elif is_shaped(value):
-            self._aval(value)
-        else:
-            self._part(value)
+    def _param(self, value: Any, slot: bool) -> Any:
+        if slot and isinstance(value, int | np.integer) and not isinstance(value, bool):
+            return self.size(int(value))
+        if is_jaxpr(value):
+            return self.program(value, open_jaxpr(value)[1])[0]
+        if isinstance(value, tuple | list):
+            self.part((type(value), len(value)))
+            parts = [self._param(v, slot) for v in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        if isinstance(value, dict):
+            self.part(tuple(value))
+            return {k: self._param(v, slot) for k, v in value.items()}
+        if is_shaped(value):
+            return self._aval(value)
+        self.part(value)
+        return value
 
 
-def is_int(value: object) -> bool:
-    """Whether a value is an int of Python or NumPy, and no bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+class _Listing(_Together):
+    """Lists the pieces of a program in a `Skeleton`, and leaves them as they are."""
+
+    def __init__(self, found: Skeleton) -> None:
+        super().__init__(iter(()), iter(()), 0, Hosts())
+        self._found = found
+
+    def part(self, value: object) -> None:
+        self._found.parts.append(_Piece(self.within, self.what, value))
+
+    def size(self, given: int) -> Dim:
+        self._found.sizes.append(given)
+        return given
+
+    def constant(self, given: object) -> None:
+        self._found.values.append(given)
+        self._found.owners.append(self.within)

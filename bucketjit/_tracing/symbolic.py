@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
@@ -61,6 +61,7 @@ from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._raised import handled_before, is_of_machine
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
+    PresumedSizes,
     meeting_of_sizes,
     with_counts,
     with_sizes_alive,
@@ -68,7 +69,6 @@ from bucketjit._tracing.computed_sizes import (
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
-from bucketjit._tracing.presumed_sizes import PresumedSizes
 from bucketjit._tracing.size_floats import refuse_decisions
 from bucketjit.errors import MaskingError
 
@@ -113,12 +113,11 @@ def _traced(
         try:
             attempt = Attempt(leaves, [*constraints, *map(str, guards)], all_sizes)
         except (ValueError, NotImplementedError) as error:
-            others = _other_guards(error, guards, sizes)
-            if others is not None:
-                guards = others
-                continue
-            raise _not_held(error, guards, decided_at) from error
-        closed, failure = attempt.outcome(fn, in_tree)
+            if (others := _other_guards(error, guards, sizes)) is None:
+                raise _not_held(error, guards, decided_at) from error
+            guards = others
+            continue
+        closed, failure = attempt.run(fn, in_tree)
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
@@ -129,10 +128,7 @@ def _traced(
         if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
         # Equalities come before the failure: a wrong answer to one may have led to it.
-        equal = [
-            Guard(g.left, "==", g.right) for g in attempt.assumed.values() if not g.holds(sizes)
-        ]
-        if equal := [*equal, *attempt.keys.values()]:
+        if equal := attempt.equalities():
             guards.append(all_sizes.pinned(equal[0], attempt.sizing) or equal[0])
             if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
@@ -145,7 +141,9 @@ def _traced(
             continue
         assert failure is not None
         if is_of_machine(failure) and not _stands_for_another(failure, handled):
-            _raise_of_machine(failure, attempt.texts)
+            if attempt.texts:  # a text that holds a symbolic size may have led to it
+                raise _size_in_text(attempt.texts[0]) from failure
+            raise failure
         guard = all_sizes.pinned(_guard_after(failure, sizes, guards), attempt.sizing)
         if guard is not None and guard not in guards:
             guards = all_sizes.with_guard(guards, guard)
@@ -162,18 +160,11 @@ def _traced(
 
 def _not_held(error: Exception, guards: Sequence[Guard], decided_at: str) -> TraceRefused:
     """The refusal of guards that ``jax.export`` does not accept."""
+    told = ", ".join(map(str, guards)) or "the spec"
     return TraceRefused(
-        f"jax.export cannot hold the sizes to {', '.join(map(str, guards)) or 'the spec'}:"
-        f" {error}{decided_at}",
+        f"jax.export cannot hold the sizes to {told}: {error}{decided_at}",
         "decide by other sizes, or by fewer, or leave the axis static",
     )
-
-
-def _raise_of_machine(failure: Exception, texts: Sequence[str]) -> NoReturn:
-    """Raise an error of the machine, unless a text that holds a symbolic size has led to it."""
-    if texts:
-        raise _size_in_text(texts[0]) from failure
-    raise failure
 
 
 def _other_guards(
@@ -268,13 +259,8 @@ def _refusal(
     what = f"{code}: {told}" if code else told
     refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(raising_line(error))}"
     if trouble := trouble_of_versions(error):
-        remedy = f"{remedy}, or {REMEDY_OF_VERSIONS}"
-        return TraceRefused(f"{refused}; {trouble}", remedy, error)
-    return TraceRefused(
-        refused,
-        remedy,
-        error,
-    )
+        refused, remedy = f"{refused}; {trouble}", f"{remedy}, or {REMEDY_OF_VERSIONS}"
+    return TraceRefused(refused, remedy, error)
 
 
 COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
@@ -313,25 +299,32 @@ def _program(
         raise size_in_data()
     texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
     variables = sorted({v for t in texts for v in variables_of(t)})
-    out_avals: list[Any] = [v.aval for v in jaxpr.outvars[: attempt.out_tree.num_leaves]]
     living = without_dead_code(jaxpr) if not more else with_sizes_alive(jaxpr)
     try:
         refuse_decisions(living)
     except MaskingError as error:
         raise TraceRefused(error.reason, error.remedy, error) from error
-    kept, kept_consts = keep_apart(living, consts)
-    return Program(
-        jaxpr=kept,
-        consts=tuple(kept_consts),
-        in_shapes=tuple(map(shape_of, jaxpr.invars)),
-        out_shapes=tuple(tuple(a.shape) for a in out_avals),
-        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in out_avals),
-        out_tree=attempt.out_tree,
+    return program_of(
+        *(jaxpr, keep_apart(living, consts), attempt.out_tree),
         guards=all_guards,
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
         may_hold_sizes=in_data is None,
         computes_sizes=isinstance(attempt.sizing, Sizing),
+        **more,
+    )
+
+
+def program_of(jaxpr: Jaxpr, kept: tuple[Any, Sequence[Any]], tree: Any, **more: Any) -> Program:
+    """The program with the types of a jaxpr, and the body and constants that are kept of it."""
+    outs: list[Any] = [v.aval for v in jaxpr.outvars[: tree.num_leaves]]
+    return Program(
+        jaxpr=kept[0],
+        consts=tuple(kept[1]),
+        in_shapes=tuple(map(shape_of, jaxpr.invars)),
+        out_shapes=tuple(tuple(a.shape) for a in outs),
+        out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in outs),
+        out_tree=tree,
         **more,
     )
 

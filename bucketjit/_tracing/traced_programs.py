@@ -2,14 +2,14 @@
 
 A function that cannot be traced at some sizes may be traced at others, most often at larger ones:
 of 2 rows, one half is 1 row, which JAX broadcasts. So a refusal holds for the sizes of its call
-only. `RefusedAt` limits how many other sizes are tried.
+only. `may_try` limits how many other sizes are tried.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -45,7 +45,9 @@ _REFUSALS_KEPT = 4096  # for each set of static sizes; the oldest one is dropped
 
 _MAX_PAIRED = 8  # programs of concrete traces for each set of static sizes
 
-_LOOKED_THROUGH = 64  # sets of static sizes; from as many on, those without a program are dropped
+_SHOWN = 8  # arguments in one line of a log
+
+_LOOKED_THROUGH = 64  # sets of static sizes; at each multiple those without a program are dropped
 
 _ASKED_SYMBOLICALLY = (
     "bucketjit: raised while the function was traced with symbolic sizes, and nothing is learnt "
@@ -54,32 +56,19 @@ _ASKED_SYMBOLICALLY = (
 )
 
 
-@dataclass(frozen=True)
-class RefusedAt:
-    """The sizes at which a trace was refused, and whether another one is tried at further sizes.
+def may_try(refused: Collection[tuple[int, ...]], sizes: tuple[int, ...]) -> bool:
+    """Whether a trace is tried at these sizes, where it was refused at others.
 
     Many functions cannot be traced at small sizes only, and some at large ones only. So after
     `_MAX_REFUSALS` refusals a trace is tried only if some size is larger or smaller than in all of
     them, and after `_MAX_BEYOND` only if it is more than the double or less than the half. That
     makes at most ``_MAX_BEYOND + 62`` traces for each variable.
-
-    Attributes:
-        sizes: The sizes of all variables, for each refusal.
     """
-
-    sizes: frozenset[tuple[int, ...]] = frozenset()
-
-    def and_at(self, sizes: tuple[int, ...]) -> RefusedAt:
-        """These refusals, and one more at ``sizes``."""
-        return RefusedAt(self.sizes | {sizes})
-
-    def may_do_at(self, sizes: tuple[int, ...]) -> bool:
-        """Whether a trace is tried at these sizes."""
-        if len(self.sizes) < _MAX_REFUSALS:
-            return sizes not in self.sizes
-        factor = 1 if len(self.sizes) < _MAX_BEYOND else 2
-        refused = zip(sizes, zip(*self.sizes, strict=True), strict=True)
-        return any(n > factor * max(at) or factor * n < min(at) for n, at in refused)
+    if len(refused) < _MAX_REFUSALS:
+        return sizes not in refused
+    factor = 1 if len(refused) < _MAX_BEYOND else 2
+    pairs = zip(sizes, zip(*refused, strict=True), strict=True)
+    return any(n > factor * max(at) or factor * n < min(at) for n, at in pairs)
 
 
 @dataclass
@@ -92,53 +81,48 @@ class KnownPrograms:
         tracer: Returns what traces at concrete sizes; None if there is none, or it is gone with
             its programs.
         refusals: Why there is no program, by sizes.
-        refused: The sizes that were refused before the first program.
-        is_traced_again: Whether an earlier program is gone.
+        count: How many programs there have been.
     """
 
     tracer: Callable[[], Tracer | None] = lambda: None
     refusals: dict[tuple[int, ...], TraceRefused] = field(default_factory=dict)
-    refused: RefusedAt = RefusedAt()
-    is_traced_again: bool = False
-    _programs: list[weakref.ref[Interface]] = field(default_factory=list)
+    count: int = 0
+    _programs: weakref.WeakKeyDictionary[Interface, None] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
 
     def programs(self) -> list[Interface]:
         """The programs that somebody still holds."""
-        return [program for ref in self._programs if (program := ref()) is not None]
+        return list(self._programs)
 
     def add(self, program: Interface) -> None:
         """Add a program, without holding it."""
-        there = [ref for ref in self._programs if ref() is not None]
-        self.is_traced_again |= len(there) < len(self._programs)
-        self._programs = [*there, weakref.ref(program)]
+        self.count += program not in self._programs
+        self._programs[program] = None
 
     def prefer(self, program: Interface) -> None:
         """Try a program before the others."""
-        self._programs.sort(key=lambda ref: ref() is not program)
+        for other in self.programs():
+            if other is not program:
+                self._programs[other] = self._programs.pop(other)
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
         """Why a call is not traced."""
         at = tuple(sizes.values())
-        if at in self.refusals or self._has_served() or self.refused.may_do_at(at):
+        if at in self.refusals or self.count or may_try(self.refusals, at):
             return self.refusals.get(at)
         return next(reversed(self.refusals.values()))
 
     def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
         """Keep the reason why there is no program at these sizes."""
         at = tuple(sizes.values())
-        if not self._has_served():
-            if not self.refused.may_do_at(at):
-                return
-            self.refused = self.refused.and_at(at)
-            if len(self.refused.sizes) >= _MAX_REFUSALS:
-                self.tracer = lambda: None  # it holds traces, and a program is unlikely by now
+        if not self.count and not may_try(self.refusals, at):
+            return
         self.refusals[at] = refusal.without_frames()
+        if not self.count and len(self.refusals) >= _MAX_REFUSALS:
+            self.tracer = lambda: None  # it holds traces, and a program is unlikely by now
         if len(self.refusals) > _REFUSALS_KEPT:
             del self.refusals[next(iter(self.refusals))]
-
-    def _has_served(self) -> bool:
-        """Whether there is or was a program for some sizes."""
-        return bool(self._programs)
 
 
 class TracedPrograms:
@@ -149,11 +133,11 @@ class TracedPrograms:
     executables, which refer to it.
 
     Attributes:
-        fn: See above.
-        in_tree: See above.
-        types: See above.
-        paths: See above.
-        constraints: See above.
+        fn: The function, with its static arguments bound.
+        in_tree: Tree of ``(args, kwargs)``.
+        types: Type of each leaf.
+        paths: How errors name each leaf.
+        constraints: The user's constraints.
     """
 
     def __init__(
@@ -163,6 +147,7 @@ class TracedPrograms:
         types: Sequence[LeafType],
         paths: Sequence[str],
         constraints: Sequence[str],
+        *,
         pairs: bool = True,
         instead: Instead | None = None,
     ) -> None:
@@ -175,7 +160,6 @@ class TracedPrograms:
         self.constraints = tuple(constraints)
         self._is_cut = any(kind.partitions for kind in self.types)
         self._traced: dict[Any, KnownPrograms] = {}
-        self._look_through_at = _LOOKED_THROUGH
         self._kept: set[Interface] = set()
 
     def keep(self, program: Interface) -> None:
@@ -186,13 +170,56 @@ class TracedPrograms:
         """Drop the reference to a program; others may still hold it."""
         self._kept.discard(program)
 
-    def every(self) -> list[tuple[Any, Interface]]:
-        """The programs that exist, each with its `static_key`."""
+    def programs(self) -> list[tuple[tuple[str, ...], Interface]]:
+        """The programs that exist, each with its arguments that have open axes, in words."""
         return [
-            (key, program)
-            for key, traced in list(self._traced.items())
-            for program in traced.programs()
+            (self._inputs(*key), program)
+            for key, known in list(self._traced.items())
+            for program in known.programs()
         ]
+
+    def _inputs(self, tokens: Tokens, static: Sequence[int]) -> tuple[str, ...]:
+        """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``."""
+        rest, found = iter(static), []
+        for path, row, kind in zip(self.paths, tokens, self.types, strict=True):
+            dims = ", ".join([str(next(rest)) if token == STATIC else token for token in row])
+            if any(token != STATIC and not token.isdigit() for token in row):
+                of = f"size {dims}" if kind.dtype is None else f"{kind.dtype}[{dims}]"
+                found.append(f"{path}: {of}")
+        return tuple(found)
+
+    def traced_as(self, call: Resolution, shapes: Shapes) -> str:
+        """How the program of a call was traced, in words."""
+        program = call.program
+        if program is None:
+            return "runs exact"
+        inputs = self._inputs(*self.static_key(call.tokens, shapes))
+        more = f" and {len(inputs) - _SHOWN} more" if len(inputs) > _SHOWN else ""
+        why = program.pairing.why if program.pairing is not None else ""
+        how = f", once at each size: {why}" if why else ""
+        return f"traced as {', '.join(inputs[:_SHOWN])}{more}{how}"
+
+    def why_again(self, call: Resolution, shapes: Shapes) -> str:
+        """Why none of the programs before serves a call, in words."""
+        key = self.static_key(call.tokens, shapes)
+        known = self.at(call.tokens, shapes)
+        if before := [p for p in known.programs() if p is not call.program]:
+            sizes = ", ".join(f"{v} = {n}" for v, n in call.sizes.items())
+            broken = {str(g): None for p in before for g in p.guards if not g.holds(call.sizes)}
+            of = " and ".join(broken) or "of the traces"
+            return f"traced anew: {sizes} breaks the guard {of}"
+        if known.count > 1:
+            return "traced before, but dropped with the last of its executables"
+        others = [k for k, other in self._traced.items() if other.count and k != key]
+        if not others:
+            return "new"
+        tokens, sizes_before = others[-1]
+        changed = [
+            f"axis {axis} of {self.paths[leaf]} is {shapes[leaf][axis]}, not {old}"
+            for (leaf, axis, _), old in zip(places_of(tokens).static, sizes_before, strict=True)
+            if shapes[leaf][axis] != old
+        ]
+        return f"traced anew: {', '.join(changed) or 'other axes are open'}"
 
     def static_key(self, tokens: Tokens, shapes: Shapes) -> Any:
         """The key that distinguishes programs: the tokens, and the sizes of the static axes."""
@@ -203,18 +230,12 @@ class TracedPrograms:
         key = self.static_key(tokens, shapes)
         known = self._traced.get(key)
         if known is None:
-            if len(self._traced) >= self._look_through_at:
-                self._forget_what_is_gone()
+            # Static sizes that vary from call to call leave many that are gone.
+            if len(self._traced) % _LOOKED_THROUGH == _LOOKED_THROUGH - 1:
+                there = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
+                self._traced = there
             known = self._traced[key] = KnownPrograms()
         return known
-
-    def _forget_what_is_gone(self) -> None:
-        """Drop static sizes that have neither a program nor a refusal any more.
-
-        Static sizes that vary from call to call leave many of them.
-        """
-        self._traced = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
-        self._look_through_at = max(_LOOKED_THROUGH, 2 * len(self._traced))
 
     def add(self, program: Interface, to: KnownPrograms) -> None:
         """Keep a program among those of the same static sizes, which `at` returns."""
@@ -265,7 +286,6 @@ class TracedPrograms:
             return call
 
     def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> Resolution:
-        """See `attempt`."""
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         program: Program | TraceRefused | RuntimeError
@@ -282,7 +302,9 @@ class TracedPrograms:
         if isinstance(program, RuntimeError):
             with raised_anew(program):
                 self._tree_at(tokens, shapes, sizes, presumed)  # raises the function's own error
-            raise _raised_symbolically(program)
+            if _ASKED_SYMBOLICALLY not in getattr(program, "__notes__", ()):
+                program.add_note(_ASKED_SYMBOLICALLY)
+            raise program
         if isinstance(program, TraceRefused):
             if program.computes_sizes:  # concrete traces cannot compute sizes
                 return Resolution(tokens, sizes, None, program)
@@ -371,10 +393,3 @@ class TracedPrograms:
             return Resolution(tokens, sizes, None, refusal)
         traced.tracer = weakref.ref(tracer)  # the program holds it from now on
         return Resolution(tokens, sizes, program, size_constants=size_constants)
-
-
-def _raised_symbolically(error: RuntimeError) -> RuntimeError:
-    """The error with a note: at the sizes of the call the function does not raise it."""
-    if _ASKED_SYMBOLICALLY not in getattr(error, "__notes__", ()):
-        error.add_note(_ASKED_SYMBOLICALLY)
-    return error

@@ -36,7 +36,9 @@ def made(
     leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
     types, shapes = zip(*(leaf_type(x, "") for x in leaves), strict=True) if leaves else ((), ())
     plain = facts_made_for(tree, types, shapes, name)
-    tokens = [(opened or {}).get(x.path, ("_",) * len(x.shape)) for x in plain.leaves]
+    tokens = [
+        (opened or {}).get(x.path, ("_",) * len(x.shape)) for x in plain.leaves if x.other != "None"
+    ]
     return facts_made_for(tree, types, open_shapes(tokens, shapes), name, statics, {})
 
 
@@ -108,8 +110,8 @@ def test_none_on_either_side() -> None:
     facts = made({"w": np.ones(3, np.float32), "b": None})
     assert lines(facts, {"w": np.ones(3, np.float32), "b": None}) == []
     assert lines(facts, {"w": None, "b": np.ones(1, np.float32)}) == [
-        "x['w']: compiled for float32[3], called with None",
         "x['b']: compiled for None, called with float32[1]",
+        "x['w']: compiled for float32[3], called with None",
     ]
     assert lines(made(None), [1]) == ["x: compiled for None, called with a container of x[0]"]
 
