@@ -6,7 +6,7 @@ from typing import Any
 
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.warm import rows_to_compile
+from bucketjit._runtime.rows.map import rows_to_compile
 from bucketjit._stages.warmup import WarmupReport, check_options, report_of, warm_up
 from bucketjit._tracing.structs import sign_like
 
