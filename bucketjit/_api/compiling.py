@@ -15,7 +15,7 @@ from bucketjit._config import Agreed, AheadOfCalls, Persistent
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._processes.shard_axis import checked_axis
 from bucketjit._runtime.call_path import P, R
-from bucketjit._runtime.rows.warm import rows_to_compile
+from bucketjit._runtime.rows.map import rows_to_compile
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit.errors import SpecError
 

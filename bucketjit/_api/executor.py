@@ -168,7 +168,7 @@ class BucketedExec(Staging[P, R]):
     def __init__(self, fn: Callable[P, R], **options: Unpack[Options]) -> None:
         self._setup(config_of(fn, options))
 
-    def _setup(self, config: Config, shared: SharedState[Engine] | None = None) -> None:
+    def _setup(self, config: Config, shared: SharedState | None = None) -> None:
         log_as_asked()
         self._config = config
         self._engine = Engine(config, shared, parts(config))
@@ -197,7 +197,7 @@ class BucketedExec(Staging[P, R]):
         return new
 
     @classmethod
-    def _sharing(cls, shared: SharedState[Engine], config: Config) -> tuple[Self, Engine]:
+    def _sharing(cls, shared: SharedState, config: Config) -> tuple[Self, Engine]:
         new = object.__new__(cls)
         new._setup(config, shared)
         return new, new._engine

@@ -48,7 +48,7 @@ class Loaded(Served[..., Any]):
         self._functions = functions
         self._changes = dict(changes or {})
         engines: list[Engine] = []
-        shared: SharedState[Engine] | None = None
+        shared: SharedState | None = None
         for function in functions:
             engines.append(function.engine(shared, **self._changes))
             shared = engines[0].shared

@@ -160,7 +160,7 @@ class LoadedFunction:
             return ""
         return f"; the file was saved with {name}={saved}, and here it is {saved == 'False'}"
 
-    def engine(self, shared: SharedState[Engine] | None = None, **changes: Any) -> Engine:
+    def engine(self, shared: SharedState | None = None, **changes: Any) -> Engine:
         """An engine that serves its calls, by the options that the user has changed."""
         sizes = [b.sizes for program in self.programs for b in program.record.buckets]
         of_file = {

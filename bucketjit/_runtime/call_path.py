@@ -16,8 +16,8 @@ from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import shortened
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.fast_path.bucket_handler import Evicted
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
-from bucketjit._runtime.fast_path.handler import Evicted
 from bucketjit._tracing.cures import note_arguments
 
 P = ParamSpec("P")

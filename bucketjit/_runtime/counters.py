@@ -122,17 +122,12 @@ class Counters:
         if line.reason is not None:
             line.reason = self._reasons.name(line.reason)
 
-    def compile(self, seconds: float) -> None:
-        """Count a compile that took so many seconds."""
+    def built(self, seconds: float, is_loaded: bool = False) -> None:
+        """Count an executable that was compiled or read from a file, and the seconds that took."""
+        what = "load" if is_loaded else "compile"
         with self._lock:
-            self._totals["compiles"] += 1
-            self._totals["compile_seconds"] += seconds
-
-    def load(self, seconds: float) -> None:
-        """Count an executable that was read from a file, and the seconds that took."""
-        with self._lock:
-            self._totals["loads"] += 1
-            self._totals["load_seconds"] += seconds
+            self._totals[f"{what}s"] += 1
+            self._totals[f"{what}_seconds"] += seconds
 
     def dropped(self) -> None:
         """Count a run whose results were dropped, as its computed sizes were not as presumed."""

@@ -28,8 +28,8 @@ from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
 from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Unpadded
 from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, Together
+from bucketjit._runtime.fast_path.bucket_handler import Handler
 from bucketjit._runtime.fast_path.dispatch import CallArguments
-from bucketjit._runtime.fast_path.handler import Handler
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.refusals import Refusals, warn_of_fallback
@@ -71,14 +71,14 @@ class Engine:
     """
 
     def __init__(
-        self, config: Config, shared: SharedState[Engine] | None = None, parts: Parts = TRACED
+        self, config: Config, shared: SharedState | None = None, parts: Parts = TRACED
     ) -> None:
         hide_own_frames()
         hide_own_lines()
         self.config = config
         self.signer = parts.signer(config)
         self.shared = SharedState(config, self.name) if shared is None else shared
-        self.shared.engines.add(self)
+        self.shared.engines[self] = None
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
         self.recompiles = Recompiles(config, self.name, self.signer.name)
@@ -97,7 +97,7 @@ class Engine:
         """Drop every executable and program, and start the counters again."""
         with self.lock:
             self.shared.clear()
-            self.shared.engines.add(self)
+            self.shared.engines[self] = None
             self.signer.clear()
             for memory in (self.memory, *self.memories_apart):
                 memory.clear()

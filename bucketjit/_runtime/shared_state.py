@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from bucketjit._compile.budget import Allowance
 from bucketjit._compile.cache import ExecutableCache
@@ -18,54 +17,26 @@ from bucketjit._config import Config
 from bucketjit._events import Event, emit
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import Counters
-from bucketjit._tracing.signer import Signer
 
 
-class Related(Protocol):
-    """The part of an engine that the shared state uses.
-
-    Attributes:
-        signer: Keeps the programs; those of evicted executables are released.
-    """
-
-    signer: Signer
+def alive(engines: weakref.WeakKeyDictionary[Any, None]) -> list[Any]:
+    """The engines that exist now; other threads may add some meanwhile."""
+    return [engine for known in engines.keyrefs() if (engine := known()) is not None]
 
 
-E = TypeVar("E", bound=Related)
-
-
-class Engines(Generic[E]):
-    """The engines that share one cache, held by weak references only."""
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[E, None] = weakref.WeakKeyDictionary()
-
-    def __iter__(self) -> Iterator[E]:
-        """The engines that exist now; other threads may add some during the iteration."""
-        return iter([e for alive in self._known.keyrefs() if (e := alive()) is not None])
-
-    def add(self, engine: E) -> None:
-        """Add an engine."""
-        self._known[engine] = None
-
-    def clear(self) -> None:
-        """Forget all engines."""
-        self._known.clear()
-
-
-class SharedState(Generic[E]):
+class SharedState:
     """Cache, provider and counters of a function and its derivatives.
 
     Attributes:
         cache: The executables.
         provider: Loads or compiles executables.
         counters: Count what is done.
-        engines: The engine of the function, and those of its derivatives.
+        engines: The engine of the function, and those of its derivatives; it keeps none alive.
     """
 
     def __init__(self, config: Config, name: str, counters: Counters | None = None) -> None:
         self.counters = counters = counters or Counters()
-        self.engines: Engines[E] = Engines()
+        self.engines: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         engines = self.engines
         tell = functools.partial(emit, listeners=config.listeners)
         allowance = Allowance(name, config.budget, tell)
@@ -75,17 +46,16 @@ class SharedState(Generic[E]):
 
         def evicted(key: Any, entry: Executable, why: str) -> None:
             if isinstance(key[0], Interface):  # a signature, if the shape is exact
-                for engine in engines:
+                for engine in alive(engines):
                     engine.signer.release(key[0])
             tell(Event("evict", name, entry.sizes, detail=why))
 
         def compiled(entry: Executable) -> None:
-            count = counters.load if entry.loaded else counters.compile
-            count(entry.compile_seconds)
+            counters.built(entry.compile_seconds, entry.loaded)
             entry.on_compile = again
 
         def again(entry: Executable) -> None:
-            counters.compile(0.0)  # jit has compiled it by itself; how long that took is not known
+            counters.built(0.0)  # jit has compiled it by itself; how long that took is not known
             allowance.compiled_again(entry)
 
         self.cache: ExecutableCache[Any, Executable] = ExecutableCache(

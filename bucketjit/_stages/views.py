@@ -13,6 +13,7 @@ from bucketjit._extras import Extra
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.call_counts import SelectedRows
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.shared_state import alive
 from bucketjit._runtime.statistics import ComputedSizeStats, ProgramStats, Stats, shown_reason
 from bucketjit._stages.report import Report
 from bucketjit.errors import SpecError
@@ -176,7 +177,7 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     # Executables of exact shapes have a signature in place of a program in their keys.
     stored = [key[0] for key, _ in engine.cache.slots()]
     found = []
-    for other in engine.shared.engines:
+    for other in alive(engine.shared.engines):
         for signature in other.signer.signatures():
             for inputs, program in signature.programs():
                 refusal = other.refusals.of_program(program)

@@ -19,12 +19,13 @@ from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
+    Handler,
+    Where,
     afterwards,
     counting,
     preparing,
     serving,
 )
-from bucketjit._runtime.fast_path.handler import Handler, Where
 from bucketjit._runtime.fast_path.layout import Layout
 from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
 from bucketjit._runtime.fast_path.readers import (

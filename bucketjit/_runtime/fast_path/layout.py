@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._runtime.fast_path.handler import Prepare, Prepared, Where
+from bucketjit._runtime.fast_path.bucket_handler import Prepare, Prepared, Where
 from bucketjit._runtime.fast_path.readers import ARRAY, Reader, container_reader, reading
 from bucketjit._tracing.call import Call
 

@@ -16,13 +16,13 @@ from bucketjit._compile.executable import Executable
 from bucketjit._jax.arrays import on_default_device
 from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.counters import Counters
+from bucketjit._runtime.fast_path.bucket_handler import Handler, Where
 from bucketjit._runtime.fast_path.dispatch import (
     CallArguments,
     DispatchTable,
     FastPath,
     make_handler,
 )
-from bucketjit._runtime.fast_path.handler import Handler, Where
 from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
 from bucketjit._runtime.fast_path.new_sizes import (
     Leaves,

@@ -14,18 +14,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, pad, plain
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.rows import batch_sizes
 from bucketjit._config import Check, Out
-from bucketjit._jax.arrays import host_placer, key_impl, key_shape
+from bucketjit._jax.arrays import host_placer, is_on_several_devices, key_impl, key_shape
 from bucketjit._masking.checks import POISONS, compare, failed, poison_value
 from bucketjit._runtime.call_counts import CountedBatch
 from bucketjit._runtime.checked_calls import is_of_jit
-from bucketjit._runtime.rows.kinds import Kinds, Row, is_open
-from bucketjit._runtime.rows.placement import placement_of, replicated_like
+from bucketjit._runtime.rows.kinds import Kinds, Row, is_open, placement_of
 from bucketjit._tracing.call import Call
 
 
@@ -203,7 +203,7 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
             for r, shape in enumerate(shapes)
         ]
     weak = bool(leaf.weak_type)
-    whole = replicated_like(leaf)
+    whole = _replicated_like(leaf)
     like = leaf if whole is None else jax.device_put(np.zeros((), host.dtype), whole)
     if None in shapes:  # no axis is open, so all rows have one shape
         place = host_placer(host.shape[1:], host.dtype, weak, like)
@@ -222,3 +222,11 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
             if shape is not None
         ]
     return [placed(cut(host[r], shape)) for r, shape in enumerate(shapes) if shape is not None]
+
+
+def _replicated_like(array: jax.Array) -> NamedSharding | None:
+    """A sharding with a whole copy on each device of an array; None if it is on one device."""
+    sharding = array.sharding
+    if not isinstance(sharding, NamedSharding) or not is_on_several_devices(sharding):
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec())

@@ -10,13 +10,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes
@@ -25,11 +25,11 @@ from bucketjit._config import Fallback
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
+from bucketjit._jax.arrays import is_on_several_devices
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
 from bucketjit._runtime.rows.examples import Examples, Values, places_of_arguments
-from bucketjit._runtime.rows.placement import placement_of, rows_sharding
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, MaskingError
@@ -68,16 +68,16 @@ class Alone:
 
     Attributes:
         why: Why they are not batched; None if the call itself says why it is not masked.
-        reason: Why they run so, in words.
+        told: What the call itself says.
     """
 
     why: MaskingError | None
-    reason: str = ""
+    told: str = ""
 
-    def __post_init__(self) -> None:
-        """Take the words of ``why``, if there is one."""
-        if self.why is not None:
-            object.__setattr__(self, "reason", self.why.reason)
+    @property
+    def reason(self) -> str:
+        """Why they run so, in words."""
+        return self.told if self.why is None else self.why.reason
 
 
 @dataclass(eq=False)
@@ -313,6 +313,24 @@ class Kinds:
             i for i in self.mapped if any(map(is_open, tokens[i])) and types[i].dtype is not None
         ]
         return sum(math.prod(call.shapes[i]) for i in opened)
+
+
+def rows_sharding(leaves: Iterable[Any]) -> NamedSharding | None:
+    """How the rows of batches are sharded: over the first axis of the mesh of an argument."""
+    for leaf in leaves:
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, NamedSharding) and is_on_several_devices(sharding):
+            if AxisType.Explicit in sharding.mesh.axis_types:
+                return None
+            return NamedSharding(sharding.mesh, PartitionSpec(sharding.mesh.axis_names[0]))
+    return None
+
+
+def placement_of(sharding: NamedSharding | None, count: int) -> NamedSharding | None:
+    """The sharding of a batch; None if the devices cannot have equal numbers of its rows."""
+    if sharding is None or count % sharding.mesh.shape[sharding.mesh.axis_names[0]]:
+        return None
+    return sharding
 
 
 def is_open(token: str) -> bool:

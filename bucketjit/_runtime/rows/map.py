@@ -1,9 +1,13 @@
-"""The whole of a call of `map`: its options, and the results in the form that the user chose."""
+"""The whole of a call of `map`: its options, and the results in the form that the user chose.
+
+A warm-up learns here which batches it compiles.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._compile.rows import sum_dtype
+from bucketjit._compile.rows import Rows, sum_dtype
 from bucketjit._config import Check, Out, is_positive_int
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.examples import Examples
+from bucketjit._runtime.rows.examples import Examples, mapped_leaves
+from bucketjit._runtime.rows.kinds import placement_of, rows_sharding
 from bucketjit._runtime.rows.run import MapCall, Summed
 from bucketjit._runtime.rows.stacked import Ragged, stacked
+from bucketjit._tracing.call import Call
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArgumentError, SpecError
 
 STACKED = "stacked"
@@ -72,7 +79,9 @@ def map_examples(
         results = [inside(*examples.call(values)) for values in examples]
         if options.reduce is None:
             return results
-        total = functools.reduce(functools.partial(jax.tree_util.tree_map, _plus), _any(results))
+        total = functools.reduce(
+            functools.partial(jax.tree_util.tree_map, operator.add), _any(results)
+        )
         by = len(results) if options.reduce == "mean" else None
         return total if by is None else jax.tree_util.tree_map(lambda x: x / by, total)
     out = Out.NUMPY if options.is_stacked else options.out
@@ -86,10 +95,6 @@ def map_examples(
 
 
 # --- sums and means ---
-
-
-def _plus(one: Any, other: Any) -> Any:
-    return one + other
 
 
 def _any(results: Any) -> Iterator[Any]:
@@ -152,7 +157,7 @@ def _added(one: Summed, other: Summed) -> Summed:
 @functools.cache
 def _adding() -> Callable[[list[Any], list[Any]], list[Any]]:
     """A function that adds two lists of arrays."""
-    return jax.jit(lambda one, other: list(map(_plus, one, other)), donate_argnums=0)
+    return jax.jit(lambda one, other: list(map(operator.add, one, other)), donate_argnums=0)
 
 
 def _refuse_open_results(program: Interface) -> None:
@@ -171,3 +176,36 @@ def _refuse_open_results(program: Interface) -> None:
             )
         if dtype == jax.dtypes.float0 or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
             raise ArgumentError(f"map: {what} is of dtype {dtype}, which cannot be added")
+
+
+# --- warming up ---
+
+
+def rows_to_compile(
+    signer: Signer,
+    call: Call,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rows: object,
+    in_axes: object,
+) -> list[Rows]:
+    """The batches that a warm-up asks for."""
+    mapped = mapped_leaves(signer, call, args, kwargs, in_axes)
+    sharding = rows_sharding(leaf for i, leaf in enumerate(call.leaves) if i not in mapped)
+    return [
+        Rows(count, mapped, placement=placement_of(sharding, count)) for count in _row_counts(rows)
+    ]
+
+
+def _row_counts(rows: object) -> list[int]:
+    """Numbers of rows, each rounded up to a power of two."""
+    every = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
+    found: dict[int, None] = {}
+    for count in every:
+        if not is_positive_int(count):
+            raise SpecError(f"warmup: rows must be ints of at least 1, got {count!r}")
+        assert isinstance(count, int)
+        found[1 << (count - 1).bit_length()] = None
+    if not found:
+        raise SpecError("warmup: rows names no number of rows; give at least one")
+    return list(found)
