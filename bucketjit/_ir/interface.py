@@ -204,12 +204,12 @@ class Interface:
 
     def admits(self, sizes: Mapping[str, int]) -> bool:
         """Whether every guard holds at these sizes, and `presumed` may hold."""
-        return all(g.holds(sizes) for g in self.guards) and self._may_be_presumed(sizes)
+        if self.guards and not all(g.holds(sizes) for g in self.guards):
+            return False
+        return not self.presumed or self._may_be_presumed(sizes)
 
     def _may_be_presumed(self, sizes: Mapping[str, int]) -> bool:
         """Whether `presumed` holds for some computed sizes: of 2 rows no 3 can be selected."""
-        if not self.presumed:
-            return True
         try:
             self.padded_sizes(sizes)
         except MaskingError:

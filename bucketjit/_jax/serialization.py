@@ -188,16 +188,7 @@ def loaded_function(
     jitted function, serves what the executable cannot.
     """
     count, positions = len(in_avals), sorted(kept)
-    layouts = [Layout.from_pjrt_layout(layout) for layout in xla.get_parameter_layouts()]
-    if not set(positions) <= set(range(count)) or len(layouts) != len(positions):
-        raise ValueError(f"{count} arguments cannot be taken at {positions}")
-    for i, layout in zip(positions, layouts, strict=True):
-        ranks = {len(layout.major_to_minor), in_avals[i].ndim}
-        is_key = jax.dtypes.issubdtype(in_avals[i].dtype, jax.dtypes.extended)
-        if (len(ranks) > 1 and not is_key) or list(layout.major_to_minor) != sorted(
-            layout.major_to_minor
-        ):
-            raise ValueError("the executable takes other arguments, or has layouts of its own")
+    layouts = _layouts(xla, positions, in_avals)
     every, outs = placement.shardings(count, len(out_avals))
     # By whether results are committed to their devices; those of several devices always are.
     executables = {
@@ -241,6 +232,19 @@ def loaded_function(
     where = functools.partial(_committed, placement)
     function = _Loaded(functools.lru_cache(compiled), where, check, fresh, failed)
     return function, next(iter(executables.values()))
+
+
+def _layouts(xla: Any, positions: Sequence[int], in_avals: Sequence[Any]) -> list[Layout]:
+    """The layouts of the parameters of an executable, which takes some arguments."""
+    count = len(in_avals)
+    layouts = [Layout.from_pjrt_layout(layout) for layout in xla.get_parameter_layouts()]
+    if not set(positions) <= set(range(count)) or len(layouts) != len(positions):
+        raise ValueError(f"{count} arguments cannot be taken at {positions}")
+    for layout, aval in zip(layouts, map(in_avals.__getitem__, positions), strict=True):
+        is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)  # its words have an axis
+        if tuple(layout.major_to_minor) != tuple(range(aval.ndim + is_key)):
+            raise ValueError("the executable takes other arguments, or has layouts of its own")
+    return layouts
 
 
 class _Elsewhere(Exception):

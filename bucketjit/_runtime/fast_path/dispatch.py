@@ -87,7 +87,10 @@ class DispatchTable:
         if len(self.by_key) >= self._look_through_at:
             gone += self._without_executable()
         key = self.key(args, kwargs)
-        known = self.by_key.get(key, ())
+        known = self.by_key.get(key)
+        if known is None:
+            self.by_key[key] = (handler,)
+            return gone
         alive = [old for old in known if old.is_alive and old.slot is not handler.slot]
         kept = alive[: _ALTERNATIVES - 1]
         self.by_key[key] = (handler, *kept)
@@ -235,7 +238,7 @@ def make_handler(
                 wanted.append((own, padder(value, shape)))
         if wanted:
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
-        if any(leaf in donated for _, leaf in places):
+        if donated and any(leaf in donated for _, leaf in places):
             gives.append(where)
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)

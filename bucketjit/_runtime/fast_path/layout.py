@@ -60,9 +60,9 @@ class Layout(NamedTuple):
     @property
     def without_statics(self) -> Prepare | None:
         """A function that leaves out the static arguments; None if there are none."""
-        dynamic, names = self.dynamic, {w for w in self.statics if isinstance(w, str)}
-        if dynamic is None and not names:
+        if self.dynamic is None and not self.statics:
             return None
+        dynamic, names = self.dynamic, {w for w in self.statics if isinstance(w, str)}
 
         def without(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Prepared:
             if dynamic is not None:
