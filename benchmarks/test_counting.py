@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from bucketjit._compile.cache import Slot
-from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.counters import Counters
+from bucketjit._runtime.counters import CallCounter, Counters
 
 
 def test_a_warm_call(benchmark: Any) -> None:

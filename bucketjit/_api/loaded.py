@@ -20,7 +20,7 @@ from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.shared_state import SharedState
+from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._stages.explain import Explanation, MaskedEquation, explain
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit.errors import ArtifactError

@@ -20,13 +20,12 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import key_impl, with_type
-from bucketjit._jax.custom_calls import foreign_operations, stable_targets
 from bucketjit._jax.exporting import (
     for_older_readers,
     register_namedtuples,
     without_assertion_effects,
 )
-from bucketjit._jax.stablehlo import BadModule
+from bucketjit._jax.stablehlo import BadModule, foreign_operations, stable_targets
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine

@@ -29,8 +29,7 @@ from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.engine_parts import Parts
-from bucketjit._runtime.shared_state import SharedState
+from bucketjit._runtime.engine_parts import Parts, SharedState
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.call import Call

@@ -25,9 +25,8 @@ from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.dtypes import dtype_of
 from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram, SizeTable
 from bucketjit._jax import stablehlo
-from bucketjit._jax.custom_calls import custom_call_targets
 from bucketjit._jax.sharding_free import without_sharding
-from bucketjit._jax.stablehlo import BadModule, Module, Tensor
+from bucketjit._jax.stablehlo import BadModule, Module, Tensor, custom_call_targets
 from bucketjit._stages.refine import refine
 from bucketjit.errors import ArtifactError, ExportError
 

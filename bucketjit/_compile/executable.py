@@ -59,7 +59,7 @@ class Executable:
         origin: The call that it was first needed for, without its arrays; None if not known.
         open_outs: Positions of the results with open axes, where it runs exact and there is no
             program to say so. None until they are first asked for; see
-            `bucketjit._runtime.open_outputs`.
+            `bucketjit._runtime.runs`.
         rows: How many examples it takes at once, each a row of its arguments and results; None if
             it takes one, not in a batch. Its ``pads`` are then the shapes of whole batches, and
             ``outs`` have the logical shapes of one row.

@@ -26,8 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from bucketjit._ir.dataflow import Analysis, follow
-from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._ir.dataflow import ELEMENTWISE, Analysis, follow
 from bucketjit._jax.jaxprs import Atom, all_equations, bodies, dtype_of, shape_of
 from bucketjit._jax.primitives import CALLS, name_of
 

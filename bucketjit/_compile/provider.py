@@ -28,9 +28,9 @@ from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._config import Background
 from bucketjit._events import Event, shown
 from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import is_started
 from bucketjit._jax.compiler import forget_bytes
 from bucketjit._jax.config import ThreadConfig
-from bucketjit._jax.devices import is_started
 from bucketjit.errors import CompileBudgetError
 
 

@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from bucketjit._ir.dataflow import Analysis, follow, follow_inside, through
-from bucketjit._ir.primitive_facts import ELEMENTWISE
+from bucketjit._ir.dataflow import ELEMENTWISE, Analysis, follow, follow_inside, through
 from bucketjit._jax.jaxprs import Atom, all_equations, bodies, is_literal
 from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
 

@@ -14,7 +14,7 @@ import jax
 from jax.extend.core import nonempty_axis_env_DO_NOT_USE
 
 from bucketjit._jax import names
-from bucketjit._jax.devices import device_name
+from bucketjit._jax.arrays import device_name
 
 _config = names.module("config")
 _core = names.module("core")

@@ -19,8 +19,8 @@ from jax.extend.backend import get_compile_options
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
+from bucketjit._jax.arrays import device_list, register_lapack
 from bucketjit._jax.config import looks_for_nans
-from bucketjit._jax.devices import device_list, register_lapack
 from bucketjit._raised import in_one_line, is_of_machine
 
 _pxla = names.module("interpreters.pxla")

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from bucketjit._jax.arrays import explicit_sharding, key_impl
-from bucketjit._jax.devices import by_platform
+from bucketjit._jax.arrays import by_platform, explicit_sharding, key_impl
 
 
 @custom_vmap

@@ -48,8 +48,8 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic
-from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import dtype_of, shape_of
 from bucketjit._jax.primitives import name_of

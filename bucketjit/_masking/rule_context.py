@@ -21,10 +21,9 @@ from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.dataflow import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic, symbolic_axes
-from bucketjit._ir.primitive_facts import SIZE_PARAMS, VALUE_PARAMS
-from bucketjit._jax.arrays import key_impl, key_shape
-from bucketjit._jax.devices import by_platform
+from bucketjit._jax.arrays import by_platform, key_impl, key_shape
 from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
@@ -109,7 +108,7 @@ class RuleContext:
     def _refuse_sizes_elsewhere(self) -> None:
         """Refuse a symbolic size in a parameter where no rule expects one.
 
-        `bucketjit._ir.primitive_facts` lists the parameters in which rules expect sizes.
+        `bucketjit._ir.dataflow` lists the parameters in which rules expect sizes.
         """
         symbolic, name = self.symbolic_params, self.primitive.name
         for param, value in self.params.items():

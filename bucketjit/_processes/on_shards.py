@@ -41,7 +41,7 @@ from bucketjit._processes.shard_axis import (
     local_shards,
 )
 from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded_call
-from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import Because
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import counted

@@ -23,18 +23,24 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import is_of_machine
-from bucketjit._runtime.call_counts import CallCounter
 from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import run_again, run_eagerly
-from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Unpadded
-from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, Together
+from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.decisions import (
+    Because,
+    Decision,
+    Decisions,
+    Masked,
+    Refusals,
+    Unpadded,
+    warn_of_fallback,
+)
+from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, SharedState, Together
 from bucketjit._runtime.fast_path.bucket_handler import Handler
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.recompiles import Recompiles
-from bucketjit._runtime.refusals import Refusals, warn_of_fallback
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
-from bucketjit._runtime.shared_state import SharedState
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import FallbackError, MaskingError

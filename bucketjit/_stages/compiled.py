@@ -23,10 +23,9 @@ from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.buckets import Exactly
 from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.engine_parts import Parts
+from bucketjit._runtime.engine_parts import Parts, SharedState
 from bucketjit._runtime.rows.examples import examples_of
 from bucketjit._runtime.rows.map import map_examples, options_of
-from bucketjit._runtime.shared_state import SharedState
 from bucketjit._stages.stage import Stage, StageTypes, Subject
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes

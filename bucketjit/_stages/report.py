@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._events import printable
-from bucketjit._runtime.summary import summary_of
+from bucketjit._runtime.statistics import summary_of
 
 _TIMES = ("last_used", "since")  # fields in seconds since 1970
 _LISTS = {"buckets": "Executables", "programs": "Programs"}  # lists that become tables, with titles

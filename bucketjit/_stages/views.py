@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from bucketjit._events import counted, one_line, printable
 from bucketjit._extras import Extra
 from bucketjit._ir.interface import Interface
-from bucketjit._runtime.call_counts import SelectedRows
+from bucketjit._runtime.counters import SelectedRows
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.shared_state import alive
+from bucketjit._runtime.engine_parts import alive
 from bucketjit._runtime.statistics import ComputedSizeStats, ProgramStats, Stats, shown_reason
 from bucketjit._stages.report import Report
 from bucketjit.errors import SpecError

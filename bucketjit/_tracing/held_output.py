@@ -1,4 +1,4 @@
-"""What a function prints, logs and warns of while it is traced is shown once.
+"""What a function prints, logs and warns of while it is traced is shown once; trees of its results.
 
 A function may be traced several times for one call: again after each decision on a size, and at
 sizes that nobody has passed. ``print(x.shape)`` in it would print a line each time. So output is
@@ -19,6 +19,56 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import jax
+from jax.tree_util import PyTreeDef
+
+from bucketjit._ir.closures import holds_a_size
+from bucketjit._raised import is_of_machine
+
+_STRUCTURAL = (type(None), list, tuple)  # containers without auxiliary data
+
+
+def flat(count: int) -> Any:
+    """The tree of a tuple with ``count`` leaves."""
+    return jax.tree_util.tree_structure((0,) * count)
+
+
+def same_tree(a: object, b: object) -> bool:
+    """Whether two trees are equal, their auxiliary data included."""
+    try:
+        return bool(a == b)
+    except Exception as error:  # ``==`` of the data returns an array, or raises
+        if is_of_machine(error):
+            raise
+        return False
+
+
+def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
+    """Whether the auxiliary data of a tree holds a symbolic size."""
+    answers: set[bool | None] = {False}
+    came: list[Any] | None = None
+    for data in _data(tree):
+        answer = holds_a_size(data)
+        if answer is None:  # opaque data that came with the arguments was made before the trace
+            came = list(_data(given)) if came is None else came
+            is_given = any(data is other or same_tree(data, other) for other in came)
+            answer = False if is_given else None
+        answers.add(answer)
+    return True if True in answers else None if None in answers else False
+
+
+def _data(tree: PyTreeDef) -> Iterator[Any]:
+    """The auxiliary data of each container of a tree."""
+    node = tree.node_data()
+    if node is None:
+        return
+    kind, data = node
+    if kind not in _STRUCTURAL and data is not None:
+        yield data
+    for child in tree.children():
+        yield from _data(child)
+
 
 Show = Callable[[], object]
 

@@ -28,8 +28,8 @@ import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
+from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, groups, is_symbolic, without_ones
-from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._jax.jaxprs import (
     Atom,
     EquationScopes,

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, cast
 
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from bucketjit._tracing.output_trees import same_tree
+from bucketjit._tracing.held_output import same_tree
 from bucketjit.errors import MutationError
 
 _PLAIN = (dict, list, tuple, OrderedDict, defaultdict, type(None))

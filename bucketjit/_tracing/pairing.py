@@ -38,17 +38,17 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
+from bucketjit._ir.closures import Hosts
 from bucketjit._ir.expressions import bind_unique_names, evaluate_text
 from bucketjit._ir.fit import fit
 from bucketjit._ir.guards import Guard, decide_even, parse_constraint
-from bucketjit._ir.host_functions import Hosts
 from bucketjit._ir.interface import SizeConstants
 from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._jax.user_code import raising_line
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
+from bucketjit._tracing.held_output import flat, same_tree
 from bucketjit._tracing.merged_axes import keep_apart
-from bucketjit._tracing.output_trees import flat, same_tree
 from bucketjit._tracing.skeleton import HostFunction, Skeleton, recompose, same_constant
 from bucketjit._tracing.symbolic import COMPUTE, program_of
 

@@ -24,10 +24,9 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._ir.closures import held_by
+from bucketjit._ir.closures import Hosts, SizedHost, held_by
+from bucketjit._ir.dataflow import SIZE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape
-from bucketjit._ir.host_functions import Hosts, SizedHost
-from bucketjit._ir.primitive_facts import SIZE_PARAMS
 from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.jaxprs import (
     equation,

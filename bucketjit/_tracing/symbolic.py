@@ -66,8 +66,8 @@ from bucketjit._tracing.computed_sizes import (
     with_counts,
     with_sizes_alive,
 )
+from bucketjit._tracing.held_output import tree_holds_a_size
 from bucketjit._tracing.merged_axes import keep_apart
-from bucketjit._tracing.output_trees import tree_holds_a_size
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.size_floats import refuse_decisions
 from bucketjit.errors import MaskingError

@@ -25,9 +25,8 @@ from bucketjit._raised import raised_anew
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.concrete import Tracer
-from bucketjit._tracing.held_output import holding_output
+from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit._tracing.output_trees import same_tree
 from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.symbolic import COMPUTE, trace

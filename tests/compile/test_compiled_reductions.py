@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._compile.compiled_reductions import has_wrong_reductions
+from bucketjit._compile.workarounds import has_wrong_reductions
 from tests.comparison import ramp
 
 Function = Callable[[Any], Any]

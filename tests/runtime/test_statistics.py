@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Check, strategies
-from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.counters import Counters
+from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit.errors import FallbackWarning
 
 

@@ -18,7 +18,7 @@ from jax.experimental import sparse
 
 from bucketjit import BucketedExec, Check
 from bucketjit._ir.closures import holds_a_size
-from bucketjit._tracing.output_trees import tree_holds_a_size
+from bucketjit._tracing.held_output import tree_holds_a_size
 from bucketjit.errors import FallbackWarning
 from tests.comparison import ramp
 

@@ -16,7 +16,7 @@ from bucketjit._api.commands.command import (
     shown_name,
 )
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.summary import summary_of
+from bucketjit._runtime.statistics import summary_of
 from bucketjit._stages.report import tables_of
 
 _DESCRIPTION = """\

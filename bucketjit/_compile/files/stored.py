@@ -20,9 +20,9 @@ from bucketjit._compile.files.store import ExecutableFiles, Store
 from bucketjit._compile.kernel import Kernel, loaded
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import device_name
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
-from bucketjit._jax.devices import device_name
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._jax.serialization import NotPlain, cache_hits, deserialized, serialized
 from bucketjit._raised import in_one_line, is_of_machine

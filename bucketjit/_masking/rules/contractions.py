@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, is_symbolic
-from bucketjit._jax.devices import by_platform
+from bucketjit._jax.arrays import by_platform
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
 

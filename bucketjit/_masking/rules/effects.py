@@ -14,9 +14,8 @@ import numpy as np
 from jax import Array
 from jax.experimental import io_callback as jax_io_callback
 
-from bucketjit._ir.closures import holds_a_size
+from bucketjit._ir.closures import SizedHost, holds_a_size
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._ir.host_functions import SizedHost
 from bucketjit._jax.primitives import has_ordered_effect
 from bucketjit._masking.rule_context import Rule, RuleContext
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic
-from bucketjit._ir.primitive_facts import ELEMENTWISE
 from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
 from bucketjit._jax.arrays import with_type
 from bucketjit._masking.array_ops import crop

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array, dtypes, lax
 
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.devices import by_platform
+from bucketjit._jax.arrays import by_platform
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.reductions import Identity, highest, last, lowest, one, only_nan, zero

@@ -24,7 +24,7 @@ from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._jax.compiler import failed_running
-from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import CallCounter
 
 _now = time.monotonic
 

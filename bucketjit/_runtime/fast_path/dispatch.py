@@ -17,7 +17,7 @@ from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.call_counts import CallCounter
+from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
     Handler,
     Where,
@@ -26,16 +26,16 @@ from bucketjit._runtime.fast_path.bucket_handler import (
     preparing,
     serving,
 )
-from bucketjit._runtime.fast_path.layout import Layout
-from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
-from bucketjit._runtime.fast_path.readers import (
+from bucketjit._runtime.fast_path.layout import (
     ARRAY,
     DEVICE_ARRAY,
     NAMED,
+    Layout,
     Reader,
     reading,
     reading_static,
 )
+from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
 
 _MEMO_LIMIT = 16384  # keys in a table; at that many all are dropped
 

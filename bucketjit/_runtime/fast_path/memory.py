@@ -14,8 +14,7 @@ from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache, Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._jax.arrays import on_default_device
-from bucketjit._runtime.call_counts import CallCounter
-from bucketjit._runtime.counters import Counters
+from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import Handler, Where
 from bucketjit._runtime.fast_path.dispatch import (
     CallArguments,

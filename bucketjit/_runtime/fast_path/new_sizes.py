@@ -19,8 +19,7 @@ from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_one_device
 from bucketjit._runtime.fast_path.bucket_handler import Where
-from bucketjit._runtime.fast_path.layout import Layout
-from bucketjit._runtime.fast_path.readers import ARRAY, DEVICE_ARRAY, reading_static
+from bucketjit._runtime.fast_path.layout import ARRAY, DEVICE_ARRAY, Layout, reading_static
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError

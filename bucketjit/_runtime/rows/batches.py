@@ -23,8 +23,8 @@ from bucketjit._compile.rows import batch_sizes
 from bucketjit._config import Check, Out
 from bucketjit._jax.arrays import host_placer, is_on_several_devices, key_impl, key_shape
 from bucketjit._masking.checks import POISONS, compare, failed, poison_value
-from bucketjit._runtime.call_counts import CountedBatch
 from bucketjit._runtime.checked_calls import is_of_jit
+from bucketjit._runtime.counters import CountedBatch
 from bucketjit._runtime.rows.kinds import Kinds, Row, is_open, placement_of
 from bucketjit._tracing.call import Call
 

@@ -22,7 +22,6 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.open_outputs import has_empty_axis, open_axes
 from bucketjit._runtime.rows.batchable import OF_FILE
 from bucketjit._runtime.rows.batches import (
     SharedArguments,
@@ -34,8 +33,15 @@ from bucketjit._runtime.rows.batches import (
 )
 from bucketjit._runtime.rows.examples import Examples
 from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kinds, Row
-from bucketjit._runtime.rows.plan import Group, batches, default_budget
-from bucketjit._runtime.rows.turns import is_faster_in_turn, may_take_turns, rows_in_turn
+from bucketjit._runtime.rows.plan import (
+    Group,
+    batches,
+    default_budget,
+    is_faster_in_turn,
+    may_take_turns,
+    rows_in_turn,
+)
+from bucketjit._runtime.runs import has_empty_axis, open_axes
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
