@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._runtime.rows import turns
+from bucketjit._runtime.rows import plan
 
 F32 = np.float32
 WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
@@ -19,9 +19,9 @@ WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
 
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program is tried, and takes turns."""
-    monkeypatch.setattr(turns, "_LEAST_FLOPS", 0)
-    monkeypatch.setattr(turns, "_WORTH_TURNS", 1e9)
+    """Every program is tried, and takes plan."""
+    monkeypatch.setattr(plan, "_LEAST_FLOPS", 0)
+    monkeypatch.setattr(plan, "_WORTH_TURNS", 1e9)
 
 
 def attention(w: Any, x: Any) -> Any:

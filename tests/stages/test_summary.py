@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._runtime import summary
+from bucketjit._runtime import statistics
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -86,6 +86,6 @@ def test_compiles_that_wait_in_the_background_save_no_more_time() -> None:
     stats: dict[str, Any] = dict(calls=50, shapes=16, compiles=4, loads=0, fallback_calls=0)
     stats |= dict(padding_waste=0.5, compile_seconds=sum(seconds))
     stats["buckets"] = [{"compile_seconds": s} for s in seconds]
-    assert summary.summary_of(stats) == (
+    assert statistics.summary_of(stats) == (
         "16 shapes, 4 executables: 12 compiles, about 18 s, saved; padding 50 %"
     )
