@@ -19,7 +19,7 @@ WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
 
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every program is tried, and takes plan."""
+    """Every program is tried, and takes turns."""
     monkeypatch.setattr(plan, "_LEAST_FLOPS", 0)
     monkeypatch.setattr(plan, "_WORTH_TURNS", 1e9)
 
