@@ -39,8 +39,7 @@ class Served(CallPath[P, R], Views):
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
-            "function again, or load its file, where it is needed (with_persistence shares what is "
-            "compiled)"
+            "function again, or load its file, where it is needed"
         )
 
     @boundary

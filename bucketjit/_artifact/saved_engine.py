@@ -251,13 +251,13 @@ def _no_program(
     why = f"the file has programs for {held}; save the function with such sizes"
     if empty:
         why = (
-            f"as {' and '.join(f'{v} is 0' for v in empty)}: save the function with such sizes, as "
-            f"in sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
+            f"{' and '.join(f'{v} is 0' for v in empty)}; save the function with such sizes, as in "
+            f"sizes=[{{..., {empty[0]!r}: 8}}, {{..., {empty[0]!r}: 0}}]"
         )
     if len(empty) == len(every):
         why = (
-            "a saved function takes no call in which all open axes are of size 0; call it with at "
-            "least one element"
+            "no call in which all open axes are of size 0 can be saved; call it with at least one "
+            "element"
         )
     raise ArtifactError(
         f"shapes {[tuple(s) for s in shapes]} take a program that was not saved: {why}"

@@ -267,7 +267,7 @@ def _typed(tensor: Tensor, dtype: str) -> Json:
     element = stablehlo.element_of(dtype_of(plain, manifests.NAME))
     if tensor.element != element or not tensor.is_static:
         raise ValueError(f"{tensor} where the type is {dtype}")
-    return {"dtype": plain, "shape": list(tensor.shape)}
+    return {"dtype": plain, "element": element, "shape": list(tensor.shape)}
 
 
 def _product(axes: Sequence[int | str]) -> str:

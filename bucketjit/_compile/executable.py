@@ -175,10 +175,14 @@ class Executable:
         }
 
     def finisher(self, call: Call, out: Out, observer: Selected | None = None) -> Change | None:
-        """A function that cuts results to their logical sizes; None if there is nothing to cut."""
+        """A function that cuts results to their logical sizes; None if there is nothing to cut.
+
+        A handler keeps it, so it must not refer to the call, which has the arguments.
+        """
+        ordered = call.ordered
 
         def finisher_at(computed: Sequence[int]) -> Change | None:
-            logical = {o.position: o.logical(*call.ordered, *computed) for o in self.outs}
+            logical = {o.position: o.logical(*ordered, *computed) for o in self.outs}
             return finisher(self.out_tree, logical, *self._padded_outs, out)
 
         if self.counted is not None:

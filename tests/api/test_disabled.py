@@ -97,3 +97,22 @@ def test_events_are_printed_as_asked(
     monkeypatch.setenv("BUCKETJIT_LOG", "compile")
     with pytest.raises(SpecError, match="there is no 'compile'; expected compiles, fallbacks or"):
         bucketjit.jit(lambda x: x)
+
+
+@pytest.mark.usefixtures("disabled")
+def test_what_else_a_disabled_executor_does() -> None:
+    executor = bucketjit.jit(lambda x: (x * x).sum(), out="numpy")
+    assert isinstance(executor(X), np.ndarray)
+    executor = bucketjit.jit(lambda x: x * 2, out="padded", donate_argnums=0)
+    given = jnp.arange(3.0)
+    np.testing.assert_array_equal(executor(executor(given)), 4 * X)
+    assert given.is_deleted()
+    executor = bucketjit.jit(lambda x: (x * x).sum(), copy_inputs=True)
+    np.testing.assert_array_equal(jax.grad(executor)(X), 2 * X)
+    assert "jit" in str(jax.make_jaxpr(executor)(X))
+    told = executor.explain(X)
+    assert (told.kind, told.bucket) == ("exact", told.sizes)
+    assert told.reason.startswith("BUCKETJIT_DISABLE is set") and told.remedy
+    assert list(map(float, executor.map([X, X[:2]]))) == [5, 1]
+    assert executor.warmup(X, sizes={"batch": [4]}, progress=False).compiled == ()
+    assert executor.stats().inlined_calls == 0

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import os
+import resource
 import signal
 import struct
 import subprocess
@@ -328,3 +329,37 @@ def test_a_killed_save_leaves_the_old_file(whole: bytes, tmp_path: Path) -> None
 def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         save(tmp_path / "missing" / "f.bkt")
+
+
+def test_members_that_are_missing_added_or_double(whole: bytes, tmp_path: Path) -> None:
+    found = members(whole)
+    path = tmp_path / "f.bkt"
+    for name in found:
+        rest = {other: data for other, data in found.items() if other != name}
+        assert name in refused(written(path, rest))
+    refused(written(path, {**found, "more.bin": b"x"}), r"more\.bin is not in manifest\.json")
+    written(path, found)
+    with pytest.warns(UserWarning), zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("constants/0.bin", b"x")
+    refused(path, "constants/0.bin is damaged")
+
+
+def test_a_bomb_takes_no_memory(whole: bytes, tmp_path: Path) -> None:
+    found = members(whole)
+    module = next(name for name in found if "buckets" in name)
+    path = tmp_path / "f.bkt"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    written(path, {**found, module: bytes(100_000_000)})
+    manifest = json.loads(found[MANIFEST])
+    manifest["members"][module]["size"] = 10_000_000_000
+    written(path, {**found, module: b"", MANIFEST: json.dumps(manifest).encode()})
+    refused(path, "damaged")
+    # The archive itself claims ten gigabytes.
+    raw = bytearray(written(path, found).read_bytes())
+    at = raw.rfind(module.encode()) - 46
+    struct.pack_into("<I", raw, at + 24, 0xFFFFFF00)
+    manifest["members"][module]["size"] = 0xFFFFFF00
+    path.write_bytes(raw)
+    refused(path)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert after - before < 600_000  # kilobytes; the first member of this test has 100,000 itself

@@ -115,3 +115,17 @@ def test_arguments_by_name(tmp_path: Path) -> None:
     assert loaded.explain(scale=scale, w=w, x=x).kind == "masked"
     with pytest.raises(ArgumentError, match="w: saved for"):
         loaded(x, scale=scale)
+
+
+def test_types_of_64_bits(tmp_path: Path) -> None:
+    with jax.enable_x64(True):
+        numbers = np.linspace(0, 1, 3)
+        saved(tmp_path, lambda x: x.sum() + jnp.asarray(numbers), "n", of(4))
+    with pytest.raises(ArtifactError, match=r"constants/0.bin.*float64.*jax_enable_x64', True"):
+        bucketjit.load(tmp_path / "f.bkt")
+    with jax.enable_x64(True):
+        loaded = saved(tmp_path, lambda x: x.sum(), "n", of(4, dtype=np.float64))
+    with pytest.raises(ArgumentError, match=r"float64\[n\].*jax_enable_x64=True, and here"):
+        loaded(np.ones(3))
+    with jax.enable_x64(True):
+        assert loaded(np.ones(3)) == 3

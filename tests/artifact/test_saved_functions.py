@@ -502,3 +502,13 @@ def test_executables_of_another_environment_are_not_used(
     loaded = bucketjit.load(tmp_path / "f.bkt", trust_executables=True)
     check_equal(loaded(floats(5, 3)), attend(floats(5, 3)))
     assert loaded.stats().compiles == 1
+
+
+def test_second_derivatives(tmp_path: Path) -> None:
+    loaded = saved(tmp_path, loss, (None, "n, _"), of(3, 3), of(4, 3), derivatives=2)
+
+    def twice(fn: Function) -> Any:
+        inner = jax.grad(fn)
+        return jax.grad(lambda w: (inner(w, floats(5, 3)) ** 2).sum())(floats(3, 3))
+
+    check_equal(twice(loaded), twice(loss), 1e-3)

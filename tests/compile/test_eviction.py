@@ -146,3 +146,14 @@ def test_threads_that_drive_each_other_out_get_their_results() -> None:
     stats = executor.stats()
     assert stats.calls == 96 and len(stats.programs) <= 8
     assert executor.cache_size() <= 2
+
+
+def test_static_sizes_that_vary_leave_nothing() -> None:
+    fn = Traced()
+    executor = executor_of(fn)
+    sizes = range(1, 101)
+    for size in sizes:
+        executor(ramp(3, size), 1)
+    (signature,) = executor._engine.signer.signatures()
+    assert sum(fn.alive) == 2 and len(executor.stats().programs) == 2
+    assert len(signature._traced) < len(sizes) and len(signature._told) == 2

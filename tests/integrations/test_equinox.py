@@ -15,7 +15,7 @@ eqx = pytest.importorskip("equinox", reason="equinox is not installed")
 optax = pytest.importorskip("optax", reason="optax is not installed")
 
 import bucketjit  # noqa: E402
-from bucketjit.errors import ArgumentError, MissingExtraError, SpecError  # noqa: E402
+from bucketjit.errors import ArgumentError, InlinedWarning, MissingExtraError, SpecError  # noqa: E402
 from bucketjit.integrations.equinox import FilteredExec, filter_jit  # noqa: E402
 
 
@@ -221,3 +221,35 @@ def test_the_error_of_save_names_a_way_that_works(tmp_path: Any) -> None:
         fn.save(tmp_path / "f.bkt", model, x)
     bucketjit.jit(lambda x: fn.__wrapped__(model, x)).save(tmp_path / "f.bkt", x)  # type: ignore[attr-defined]
     assert_close(bucketjit.load(tmp_path / "f.bkt")(x[:3]), fn(model, x[:3]))
+
+
+def test_donated_arguments() -> None:
+    for donate, first, second in (
+        ("all", True, True),
+        ("all-except-first", False, True),
+        ("none", False, False),
+    ):
+
+        @filter_jit(donate=donate)
+        def move(a: Any, b: Any, x: Any) -> Any:
+            return jax.tree.map(lambda p: p + x.sum(), eqx.filter((a, b), eqx.is_array))
+
+        a, b = eqx.nn.Linear(2, 2, key=key()), eqx.nn.Linear(2, 2, key=key(1))
+        move(a, b, np.ones(3, np.float32))
+        assert (a.weight.is_deleted(), b.weight.is_deleted()) == (first, second)
+
+
+def test_gradients_of_it_run_in_buckets() -> None:
+    loss, model = filter_jit(loss_of), mlp()
+    wanted_of = eqx.filter_jit(eqx.filter_value_and_grad(loss_of))
+    for n in (5, 7, 6):
+        value, grads = eqx.filter_value_and_grad(loss)(model, *batch(n))
+        wanted, wanted_grads = wanted_of(model, *batch(n))
+        np.testing.assert_allclose(value, wanted, rtol=1e-5)
+        assert_close(grads, wanted_grads)
+        assert_close(eqx.filter_grad(loss)(model, *batch(n)), wanted_grads)
+    assert loss.stats().compiles <= 2  # the loss and its gradient, or the two at once
+    with pytest.warns(InlinedWarning) as told:
+        assert_close(eqx.filter_jit(loss)(model, *batch(5)), loss_of(model, *batch(5)))
+    assert told[0].filename == __file__  # and not a line of equinox
+    assert loss.stats().inlined_calls == 1

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Fallback, metrics, strategies
+from bucketjit import BucketedExec, Fallback, metrics, sized, strategies
+from bucketjit.errors import BucketOverflowError, FallbackError
 from tests.comparison import ramp
 
 Method = Callable[[Any], Any]
@@ -225,3 +226,45 @@ def test_what_a_function_closes_over_goes_with_its_executor(name: str) -> None:
     del w, fn, executor, use
     gc.collect()
     assert alive() is None
+
+
+class Asked(NamedTuple):
+    """A function, and what is asked of it, which may be refused."""
+
+    fn: Callable[[Any], Any]
+    ask: Callable[[BucketedExec, Any], Any] = lambda e, x: e(x)
+    fallback: Fallback = Fallback.EXACT
+
+
+ASKED = {
+    "masked": Asked(jnp.mean),
+    "selects": Asked(lambda x: x[x > 2]),
+    "nonzero": Asked(lambda x: jnp.nonzero(x)[0]),
+    "unique": Asked(jnp.unique),
+    "decides by a selection": Asked(lambda x: x.sum() if x[x > 1].shape[0] > 2 else x.max()),
+    "sized": Asked(lambda x: sized(x, jnp.argmax(x[:, 0] == 1))),
+    "padded": Asked(lambda x: x[x > 2], lambda e, x: e.with_background_compile()(x)),
+    "beyond": Asked(jnp.mean, lambda e, x: e.with_pow2(max=4)(x)),
+    "beyond, explained": Asked(jnp.mean, lambda e, x: e.with_pow2(max=4).explain(x)),
+    "exact": Asked(lambda x: sum(x[i] for i in range(x.shape[0])).sum()),
+    "masking": Asked(lambda x: jnp.linalg.eigh(x @ x.T)[1]),
+    "error": Asked(lambda x: jnp.linalg.eigh(x @ x.T)[1], fallback=Fallback.ERROR),
+    "gradient": Asked(jnp.mean, lambda e, x: jax.grad(e)(x)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
+@pytest.mark.parametrize("name", ASKED)
+def test_a_call_lets_go_of_its_arguments(name: str) -> None:
+    asked = ASKED[name]
+    executor = BucketedExec(asked.fn, fallback=asked.fallback).with_pow2()
+    given = []
+    for n in (5, 6, 7, 5, 6):
+        x = jnp.asarray(ramp(n, 3))
+        given.append(weakref.ref(x))
+        with contextlib.suppress(BucketOverflowError, FallbackError):
+            asked.ask(executor, x)
+        del x
+    executor.wait_for_compiles()
+    gc.collect()
+    assert not [ref for ref in given if ref() is not None]

@@ -155,3 +155,16 @@ def test_without_prometheus_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)  # type: ignore[arg-type]
     with pytest.raises(MissingExtraError, match=r"prometheus-client.*'bucketjit\[metrics\]'"):
         metrics.prometheus(BucketedExec(total))
+
+
+def test_unregistering(registry: Any) -> None:
+    executor = BucketedExec(total).with_pow2()
+    registration = metrics.prometheus(executor, registry=registry)
+    assert registration.name == "total"
+    assert samples(registry)
+    registration.unregister()
+    registration.unregister()
+    assert samples(registry) == {} and list(registry.collect()) == []
+    again = metrics.prometheus(executor, registry=registry)
+    registration.unregister()  # the same executor under the same name: it is the same
+    assert samples(registry) == {} and again == registration
