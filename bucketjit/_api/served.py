@@ -39,7 +39,7 @@ class Served(CallPath[P, R], Views):
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
-            "function again, or load its file, where it is needed"
+            "function again where it is needed, or send its path and load it there"
         )
 
     @boundary

@@ -126,11 +126,12 @@ class _Following(Analysis[_Facts]):
         }
         self.numbers: dict[Any, list[int]] = defaultdict(list)
         # What a call only returns is noted where it is called.
-        self._noted = set(jaxpr.outvars)
+        self._noted = {v for v in jaxpr.outvars if not is_literal(v)}
         for eqn in all_equations(jaxpr):
             self._noted.update(v for v in eqn.invars if not is_literal(v))
             if name_of(eqn) not in CALLS:
-                self._noted.update(v for body in bodies(eqn) for v in body.outvars)
+                outs = (v for body in bodies(eqn) for v in body.outvars)
+                self._noted.update(v for v in outs if not is_literal(v))
         self._found: _Sources = _NONE
         self._keys: dict[Hashable, int] = {}
         self._count = itertools.count()

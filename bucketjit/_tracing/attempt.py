@@ -61,8 +61,8 @@ def traced(
     args, kwargs = jax.tree_util.tree_unflatten(in_tree, inputs)
     as_user_code(flat, fn, args, kwargs, is_traced)
     with contextlib.ExitStack() as stack:
-        # A trace that fails is freed.
-        for context in (forgetful_jax(), selecting_jax(), traced_anew(), *contexts):
+        # A trace that fails is freed. Selections come last: they make the sizes of other patches.
+        for context in (forgetful_jax(), *contexts, selecting_jax(), traced_anew()):
             stack.enter_context(context)
         return jax.make_jaxpr(flat)(*itertools.compress(inputs, is_traced))
 
