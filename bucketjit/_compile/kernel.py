@@ -91,7 +91,7 @@ class Kernel(NamedTuple):
         """Where it runs, and where its arguments and results are."""
         if self.transform is None or self.call.program is None:
             return Placement.on(device_of(self.leaves))
-        return self.transform.placement(self.leaves, self.call.program)
+        return self.transform.placed(self.leaves, self.call.program)
 
     def results(self) -> tuple[list[Any], Any]:
         """The types of the results of a bucket, with the counts if there are any; and their tree.

@@ -91,7 +91,7 @@ class Transform:
         )
         return to_donate(call, pads, made)
 
-    def placement(self, leaves: Sequence[Any], program: Interface) -> Placement:
+    def placed(self, leaves: Sequence[Any], program: Interface) -> Placement:
         """Where the kernel runs, and where its arguments and results are."""
         return Placement.on(device_of(leaves))
 

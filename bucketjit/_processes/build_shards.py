@@ -104,7 +104,7 @@ class AllShards(Transform):
         devices = [(d.id, d.process_index, d.device_kind) for d in mesh.devices.flat]
         return [*mesh.shape.items()], devices, self._shards.axis
 
-    def placement(self, leaves: Sequence[Any], program: Interface) -> Placement:
+    def placed(self, leaves: Sequence[Any], program: Interface) -> Placement:
         """The devices of the mesh, and where on it arguments and results are."""
         shards, opened = self._shards, program.open_outs
         return Placement(
