@@ -219,9 +219,9 @@ def loaded_function(
 
     def compiled(committed: bool, tree: PyTreeDef) -> jax.stages.Compiled:
         def look(leaves: Sequence[Any]) -> None:
-            check(*tree.unflatten(leaves))
             if _committed(placement, leaves) is not committed:
                 raise _Elsewhere
+            check(*tree.unflatten(leaves))
 
         make: Any = jax.stages.Compiled
         seen: jax.stages.Compiled = make(
@@ -289,11 +289,17 @@ class _Loaded:
         self._compiled, self._where, self._check = compiled, where, check
         self._fresh, self._failed = fresh, failed
         self._run: Callable[..., Any] = _not_yet
+        self._before: Callable[..., Any] = _not_yet  # what ran before it
         self._has_run = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run, before = self._run, self._before
         try:
-            result = self._run(*args, **kwargs)
+            try:
+                result = run(*args, **kwargs)
+            except _Elsewhere:
+                result = before(*args, **kwargs)
+                self._run, self._before = before, run
         except Exception as error:
             return self._otherwise(error, args, kwargs)
         self._has_run = True
@@ -304,7 +310,7 @@ class _Loaded:
         self._check(args, kwargs)
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
         if isinstance(error, _Elsewhere) and (committed := self._where(leaves)) is not None:
-            self._run = self._compiled(committed, tree)
+            self._run, self._before = self._compiled(committed, tree), self._run
             return self(*args, **kwargs)
         is_refused = isinstance(error, _Elsewhere | TypeError)
         if not is_refused:

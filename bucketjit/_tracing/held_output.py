@@ -12,6 +12,7 @@ line that warns is heard once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import threading
@@ -181,15 +182,18 @@ def begin_trace() -> None:
 class _Stream:
     """A stream whose text is held where its thread holds output."""
 
-    def __init__(self, plain: Any) -> None:
-        self.plain = plain
+    def __init__(self, name: str, plain: Any) -> None:
+        self._name = name
+        # A thread may have put back the stream of an earlier hook, after this was removed.
+        self.plain: Any = plain.plain if isinstance(plain, _Stream) else plain
 
     def write(self, text: str) -> int:
         held = _held()
         # A debugger (``breakpoint()`` in the function) waits for answers to what it writes.
         if held is None or sys.gettrace() is not None:
             return int(self.plain.write(text) or 0)
-        held.traces[-1].append(lambda: self.plain.write(text))
+        # It is shown where output goes then.
+        held.traces[-1].append(lambda: getattr(sys, self._name).write(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -223,8 +227,8 @@ def _holding_warnings(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _HOOKS: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-    (sys, "stdout", _Stream),
-    (sys, "stderr", _Stream),
+    (sys, "stdout", functools.partial(_Stream, "stdout")),
+    (sys, "stderr", functools.partial(_Stream, "stderr")),
     (logging.Logger, "callHandlers", _holding_records),
     (warnings, "_showwarnmsg", _holding_warnings),
 )
@@ -244,4 +248,4 @@ def _install(change: int) -> None:
             while _hooked:
                 owner, name, hook, plain = _hooked.pop()
                 if getattr(owner, name) is hook:  # nobody else has replaced it since
-                    setattr(owner, name, plain)
+                    setattr(owner, name, getattr(hook, "plain", plain))

@@ -103,7 +103,7 @@ def _changes(
     found = {}
     for path in {**before, **after}:
         was, now = before.get(path, _NOTHING), after.get(path, _NOTHING)
-        if was.kind and now.kind:
+        if _is_node(before, path) and _is_node(after, path):
             same, now = _is_plain(now.value) or same_tree(was.kind, now.kind), _NOTHING
         else:  # of a container that is new or gone, its leaves tell
             of_one = path not in before or path not in after
@@ -135,6 +135,9 @@ def _refuse_lost(
     if not lost:
         return
     leaves = tuple(dict.fromkeys(_named(path, names) for path in lost))
+    # Of an object that is a node before and after, only what is no leaf can differ.
+    static = {_named(p, names) for p in lost if _is_node(before, p) and _is_node(after, p)}
+    told = [f"{leaf} (static data)" if leaf in static else leaf for leaf in leaves[:_MOST_NAMED]]
     more = f" and {len(leaves) - _MOST_NAMED} more" if len(leaves) > _MOST_NAMED else ""
     classes = [kind for holder in lost.values() for kind in type(holder).__mro__]
     cure = (
@@ -145,11 +148,16 @@ def _refuse_lost(
         "(state = step(state, batch))"
     )
     raise MutationError(
-        f"the function changes {', '.join(leaves[:_MOST_NAMED])}{more} in place, and that would be "
+        f"the function changes {', '.join(told)}{more} in place, and that would be "
         "lost: it is traced with copies of its arguments, so the caller's objects stay as they "
         f"are; {cure}",
         leaves,
     )
+
+
+def _is_node(found: Mapping[_Path, _Held], path: _Path) -> bool:
+    """Whether there is a node of the tree at a path."""
+    return bool(found.get(path, _NOTHING).kind)
 
 
 def _named(path: tuple[Any, ...], names: Sequence[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from typing import Any
 
@@ -89,3 +91,19 @@ def test_an_exact_run_prints_its_sizes_once(capsys: pytest.CaptureFixture[str]) 
     assert lines(capsys) == ["(5,)"]
     BucketedExec(fn)(ones(5))
     assert lines(capsys) == ["(5,)"]
+
+
+def test_output_goes_where_it_goes_when_it_is_shown() -> None:
+    def fn(x: Any) -> Any:
+        print("traced", x.shape)
+        return x * np.ones(int(x.shape[0]), np.float32) + x.sum()
+
+    executor, told = BucketedExec(fn).with_pow2(), []
+    for n in (5, 6, 7):
+        stream = io.StringIO()
+        with contextlib.redirect_stdout(stream):
+            executor(np.ones(n, np.float32))
+        told.append(stream.getvalue())
+        stream.close()
+    assert told == [f"traced ({n},)\n" for n in (5, 6, 7)]
+    assert executor.stats().compiles == 1
