@@ -161,5 +161,5 @@ def test_a_file_without_the_empty_size(tmp_path: Path) -> None:
     executor = BucketedExec(passed, dynamic_axes=GRAPH).with_pow2(min=8)
     executor.save(tmp_path / "f.bkt", *graph(5, 7))
     loaded = bucketjit.load(tmp_path / "f.bkt")
-    with pytest.raises(ArtifactError, match="as e is 0: save the function with such sizes"):
+    with pytest.raises(ArtifactError, match="e is 0; save the function with such sizes"):
         loaded(*graph(5, 0))
