@@ -164,6 +164,10 @@ class BucketedExec(Staging[P, R]):
         [4.0, 8.0]
     """
 
+    _elsewhere = (
+        "wrap the function again where it is needed (with_persistence shares what is compiled)"
+    )
+
     def __init__(self, fn: Callable[P, R], **options: Unpack[Options]) -> None:
         self._setup(config_of(fn, options))
 

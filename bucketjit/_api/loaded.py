@@ -42,6 +42,8 @@ class Loaded(Served[..., Any]):
         changes: The options that the user has changed.
     """
 
+    _elsewhere = "send its path and load it where it is needed"
+
     def __init__(
         self, functions: tuple[LoadedFunction, ...], changes: Mapping[str, Any] | None = None
     ) -> None:

@@ -31,6 +31,7 @@ class Served(CallPath[P, R], Views):
 
     _with: Callable[..., Self]  # a new function with some options changed
     _in_places: Any  # the method that puts arguments by name into the places where they are known
+    _elsewhere: str  # how another process gets such a function, in words
     _forget: Callable[[], None]  # forgets what was made of the executables besides
 
     def __copy__(self) -> Self:
@@ -38,8 +39,8 @@ class Served(CallPath[P, R], Views):
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{self!r} cannot be pickled: its executables are those of this process; wrap the "
-            "function again where it is needed, or send its path and load it there"
+            f"{self!r} cannot be pickled: its executables are those of this process; "
+            f"{self._elsewhere}"
         )
 
     @boundary
