@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Ragged
-from bucketjit.errors import ArgumentError, FallbackWarning
+from bucketjit.errors import ArgumentError, FallbackWarning, RecompileWarning
 
 F32 = np.float32
 WEIGHTS = np.arange(1, 5, dtype=F32)
@@ -189,3 +189,52 @@ def test_methods_know_their_object(tmp_path: Any) -> None:
 def test_an_odd_example_is_named_with_its_cure(odd: Any, says: str) -> None:
     with jax.enable_x64(True), pytest.raises(ArgumentError, match=says):
         BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2().map([np.ones(3, F32), odd])
+
+
+def test_weights_of_that_length_are_shared_where_an_entry_does_not_fit() -> None:
+    mixed = BucketedExec(lambda w, x: (x @ w).sum(), dynamic_axes=(None, "n, _")).with_pow2()
+    for w in (np.ones(4, F32), np.ones((4, 3), F32), jnp.ones((4, 2))):
+        got = mixed.map(w, examples((4, 2, 1, 3)))
+        assert [float(x) for x in got] == [16.0 * c for c in (4, 1, 0.25, 2.25)] or w.ndim == 2
+        assert len(mixed.map(w, iter(examples((4, 2, 1, 3))))) == 4
+    keyed = BucketedExec(lambda key, x: x + jax.random.normal(key), dynamic_axes=(None, "n"))
+    key = jax.random.PRNGKey(0)  # two numbers, and two examples
+    assert len(keyed.with_pow2().map(key, [np.ones(3, F32), np.ones(2, F32)])) == 2
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_buffer_may_be_filled_again(lazy: bool) -> None:
+    buffer = {"x": np.zeros((8, 4), F32)}
+
+    class Lazy(Sequence[Any]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, i: Any) -> Any:
+            if i >= 3:
+                raise IndexError
+            buffer["x"][:] = LENGTHS[i]
+            return {"x": buffer["x"][: LENGTHS[i]]}
+
+    def filled() -> Iterator[Any]:
+        yield from Lazy()
+
+    total = BucketedExec(lambda tree: tree["x"].sum(), dynamic_axes="n, _").with_pow2()
+    for reduce, wanted in ((None, [16.0, 100.0, 36.0]), ("sum", 152.0)):
+        got = total.map(Lazy() if lazy else filled(), reduce=reduce)
+        assert jax.tree.map(float, got) == wanted
+
+
+def test_map_warns_of_compiles_as_calls_do() -> None:
+    xs = [np.ones(n, F32) for n in (1, 2, 3, 4)]
+    with pytest.warns(RecompileWarning, match="compiles for each size: axis 0 of x"):
+        BucketedExec(lambda x: x.sum(), dynamic_axes="n").map(xs)
+    with warnings.catch_warnings():  # other numbers of rows are no other sizes
+        warnings.simplefilter("error")
+        executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2()
+        for copies in (1, 2, 3, 5, 9, 17, 33):
+            executor.map([np.ones(n, F32) for n in range(1, 65) for _ in range(copies)])
+    with pytest.warns(RecompileWarning, match="has compiled .* axis 0 of w"):
+        shared = losses(dynamic_axes=(None, "n, _", None), warn_after=3)
+        for d in range(2, 8):
+            shared.map(np.ones(d, F32), [np.ones((2, d), F32)], F32(0))
