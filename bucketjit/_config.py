@@ -309,6 +309,16 @@ class Config:
         return self.plan is None and all(isinstance(s, strategies.Exact) for s in every)
 
     @property
+    def learns(self) -> bool:
+        """Whether buckets of some variables are learnt from calls.
+
+        Processes that agree on buckets learn nothing: each sees other calls.
+        """
+        every = (self.default, *self.per_dim.values())
+        is_alone = self.agreed is None and self.sharded is None
+        return is_alone and any(isinstance(s, strategies.Auto) for s in every)
+
+    @property
     def has_no_strategy(self) -> bool:
         """Whether the user chose no strategy, not even `Exact`."""
         return self.default is NOT_CHOSEN and not self.per_dim and self.plan is None

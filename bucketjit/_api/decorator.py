@@ -31,8 +31,9 @@ def jit(fn: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any
     Args:
         fn: The function. Left out if the decorator has options: ``@jit(buckets=...)``.
         dynamic_axes: Which axes are open.
-        buckets: ``"pow2"``, ``"exact"``, a list of sizes, or a strategy; or one of these by the
-            name of a dimension variable.
+        buckets: ``"auto"`` (the default), which learns them from the calls; ``"pow2"``,
+            ``"exact"``, a list of sizes, or a strategy; or one of these by the name of a dimension
+            variable.
         overflow: What to do with sizes beyond the largest bucket, or a dict of that by the name of
             a dimension variable.
         constraints: Conditions that the sizes of every call satisfy.
@@ -69,7 +70,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any
         >>> spread.cache_size(), spread.__doc__
         (2, 'Largest minus smallest.')
     """
-    options.setdefault("buckets", "pow2")
+    options.setdefault("buckets", "auto")
     if fn is None:
         return functools.partial(BucketedExec, **options)
     return BucketedExec(fn, **options)

@@ -28,7 +28,7 @@ from bucketjit.strategies.base import Strategy
 DynamicAxes: TypeAlias = "str | int | None | Sequence[DynamicAxes] | Mapping[Any, DynamicAxes]"
 """What ``dynamic_axes`` takes; see `BucketedExec`. (Pytrees of your own classes work as well.)"""
 
-Buckets: TypeAlias = Literal["pow2", "exact"] | Sequence[int] | Strategy
+Buckets: TypeAlias = Literal["auto", "pow2", "exact"] | Sequence[int] | Strategy
 """The buckets of a dimension variable: a name, the sizes, or a strategy."""
 
 FallbackName: TypeAlias = Literal["exact", "error"]
@@ -61,6 +61,7 @@ class Options(TypedDict, total=False):
 
 
 _NAMED: Mapping[str, Callable[[], Strategy]] = {
+    "auto": strategies.Auto,
     "pow2": strategies.Pow2,
     "exact": strategies.Exact,
 }

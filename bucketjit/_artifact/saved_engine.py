@@ -174,7 +174,7 @@ class LoadedFunction:
         parts = Parts(
             lambda config: Signer(config, self.arguments, lambda _: self.signature(config.fn)),
             functools.partial(Requests, bodies=SavedBodies),
-            lambda config, lock: SavedBuckets(),
+            lambda config, lock, requests: SavedBuckets(),
         )
         return Engine(Config(**{**of_file, **changes}), shared, parts)
 
@@ -283,6 +283,9 @@ class SavedBuckets:
             return None
         reason = f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it"
         return Exactly(reason, True)
+
+    def learning(self, program: Interface | None, call: Call | None = None) -> None:
+        """Nothing: a file has its buckets."""
 
     def clear(self) -> None:
         """Nothing: what a file has is not forgotten."""

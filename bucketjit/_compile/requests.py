@@ -14,10 +14,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from bucketjit._compile.argument_types import without_values
+from bucketjit._compile.argument_types import device_of, without_values
 from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.files.environment import environment
+from bucketjit._compile.files.record import Record
 from bucketjit._compile.files.store import ExecutableFiles
 from bucketjit._compile.kernel import Kernel
 from bucketjit._compile.rows import Rows, rows_key
@@ -27,7 +29,9 @@ from bucketjit._config import Config
 from bucketjit._events import emit
 from bucketjit._ir.fit import holds
 from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import refused_option
+from bucketjit._jax.serialization import NotPlain
 from bucketjit._masking.rule_context import Rule
 from bucketjit._masking.rules import default_rules
 from bucketjit._raised import first_line
@@ -79,6 +83,21 @@ class Requests:
     def exact_key(call: Call) -> Any:
         """The cache key of the executable of an exact shape: the signature and the shapes."""
         return call.signature, tuple(call.shapes)
+
+    def kept(self, call: Call) -> list[Record]:
+        """The files that have buckets of a call's program."""
+        store, program = self.files.store(), call.program
+        if store is None or not isinstance(program, Program):
+            return []
+        try:
+            wanted = self.files.digest_of(program), environment(device_of(call.leaves))
+        except NotPlain:
+            return []
+        return [
+            found
+            for found in store.records()
+            if not found.exact and (found.program, found.environment) == wanted
+        ]
 
     def needed(self, program: Interface) -> Workarounds:
         """The workarounds that a program needs for XLA to compute it correctly."""

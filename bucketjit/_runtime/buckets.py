@@ -6,6 +6,7 @@ Per variable such a size raises, is extended to further buckets, or runs at its 
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple, Protocol
 import cachetools
 
 from bucketjit import strategies
+from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
+from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._extended import Extended
@@ -126,6 +129,12 @@ class ChoosesBuckets(Protocol):
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """The sizes that are beyond their largest bucket and stay exact."""
 
+    def learning(self, program: Interface | None, call: Call | None = None) -> Learning | None:
+        """What learns the buckets of a program; None if nothing does.
+
+        Without a call, None too if none was served yet.
+        """
+
     def clear(self) -> None:
         """Forget what was learnt from calls."""
 
@@ -133,8 +142,13 @@ class ChoosesBuckets(Protocol):
 class Buckets:
     """Chooses the bucket of each call of one configuration."""
 
-    def __init__(self, config: Config, lock: AbstractContextManager[Any]) -> None:
-        self._config = config
+    def __init__(
+        self, config: Config, lock: AbstractContextManager[Any], requests: Requests
+    ) -> None:
+        self._config, self._requests = config, requests
+        self._learns = config.learns
+        self._learning: weakref.WeakKeyDictionary[Interface, Learning | None]
+        self._learning = weakref.WeakKeyDictionary()
         self._lock = lock
         self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
         self._largest: weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]
@@ -144,10 +158,35 @@ class Buckets:
         """Forget the cut buckets and the largest unfitted sizes."""
         self._cut.clear()
         self._largest.clear()
+        self._learning.clear()
+
+    def learning(self, program: Interface | None, call: Call | None = None) -> Learning | None:
+        """What learns the buckets of a program; None if nothing does."""
+        if not self._learns or program is None:
+            return None
+        with self._lock:
+            if call is not None and program not in self._learning:
+                self._learning[program] = self._learner(program, call)
+            return self._learning.get(program)
+
+    def _learner(self, program: Interface, call: Call) -> Learning | None:
+        """What is to learn the buckets of a program; None if no variable has learnt buckets."""
+        strategies_of = {v: self._config.strategy_of(v) for v in call.sizes}
+        auto = {
+            v: strategy
+            for v, strategy in strategies_of.items()
+            if isinstance(strategy, strategies.Auto) and v not in self._config.planned
+        }
+        if not auto:
+            return None
+        most = max(strategy.buckets for strategy in auto.values())
+        rounded = functools.partial(padded_sizes, self._config)
+        kept = [(one.sizes, one.seconds) for one in self._requests.kept(call)]
+        return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept)
 
     def of(self, program: Interface, call: Call) -> dict[str, int]:
         """The padded size of each variable of a call, unfitted sizes of its program included."""
-        bucket = self.chosen(program, call.sizes)
+        bucket = self.chosen(program, call)
         if not program.unfitted:
             return bucket
         # No guard bounds an unfitted size over the bucket, so the bucket has room for the largest
@@ -164,9 +203,11 @@ class Buckets:
         """The sizes that are beyond their largest bucket and stay exact."""
         return exactly(self._config, sizes)
 
-    def chosen(self, program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:
+    def chosen(self, program: Interface, call: Call) -> dict[str, int]:
         """The padded size of each variable, unfitted sizes left out."""
-        bucket = padded_sizes(self._config, sizes)
+        sizes = call.sizes
+        learning = self.learning(program, call)
+        bucket = padded_sizes(self._config, sizes) if learning is None else learning.bucket(sizes)
         if program.fits(bucket):
             return bucket
         key = tuple(sizes.items())

@@ -21,6 +21,7 @@ from bucketjit._runtime.statistics import (
     SHAPES_KEPT,
     BucketStats,
     FrozenDict,
+    LearntBucket,
     ProgramStats,
     Reasons,
     Stats,
@@ -61,7 +62,7 @@ class CallCounter:
         reason: Why they run exact; None if they do not.
     """
 
-    __slots__ = ("calls", "like", "reason")
+    __slots__ = ("__weakref__", "calls", "like", "reason")
 
     def __init__(
         self,
@@ -301,6 +302,7 @@ class Counters:
         evictions: int,
         slots: Iterable[Slot[Any]],
         programs: tuple[ProgramStats, ...] = (),
+        learnt: tuple[LearntBucket, ...] = (),
     ) -> Stats:
         """A snapshot of the counters."""
         buckets = tuple(b for b in map(self._bucket, slots) if b is not None)
@@ -323,6 +325,7 @@ class Counters:
                 {v: share(n - sums.logical[v], n) for v, n in sums.padded.items()}
             ),
             programs=programs,
+            learnt=learnt,
             size_counts=FrozenDict(
                 {v: FrozenDict(sorted(s.counts.items())) for v, s in sums.sizes.items()}
             ),

@@ -92,7 +92,7 @@ class Engine:
         self.lock = parts.lock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
-        self.buckets = parts.buckets(config, self.lock)
+        self.buckets = parts.buckets(config, self.lock, self.requests)
         self.refusals = Refusals()
         self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
@@ -135,6 +135,10 @@ class Engine:
     ) -> Any:
         """Run a call whose sizes and program are known."""
         out = out or self.config.out
+        learning = self.buckets.learning(call.program, call)
+        if learning is not None:
+            with self.lock:
+                learning.count(call.sizes, self.provider.allowance.affordable)
         decision = self.decisions.decide(call)
         match decision:
             case Masked():
@@ -179,11 +183,25 @@ class Engine:
             self.refusals.note(masked.key, refused)
             return self._fall_back(refused, call, out, given)
         is_compiled = source == "compile"
+        learning = self.buckets.learning(call.program)
+        if learning is not None and not stands_in:
+            with self.lock:
+                learning.compiled(masked.bucket, entry.compile_seconds)
         served = self.served(masked.key, entry, call, out)
         served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
+        run = functools.partial(self.run, entry, call, served, out)
+        is_timed = (
+            learning is not None
+            and not (is_compiled or stands_in)
+            and learning.wants_seconds(masked.bucket)
+        )
         try:
-            result = self.run(entry, call, served, out)
+            if is_timed:
+                assert learning is not None
+                result = learning.timed(masked.bucket, call, run)
+            else:
+                result = run()
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, call, out, None)
         except SizesDiffer as other:
@@ -201,7 +219,9 @@ class Engine:
         if self.config.check is not Check.OFF:
             return result
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
-        if given is not None and not stands_in:
+        # Nor is a call while its bucket is timed.
+        is_known = learning is None or not learning.wants_seconds(masked.bucket)
+        if given is not None and not stands_in and is_known:
             self.memory.add_masked(call, given, served, self._same_up_to(masked))
         return result
 
@@ -227,7 +247,13 @@ class Engine:
         """How an executable serves a call."""
         sizes = entry.sizes_for(call)
         finish = entry.finisher(call, out, self.counters)
-        return ServedCall(key, sizes, finish, counter_of(entry, call))
+        line = counter_of(entry, call)
+        learning = self.buckets.learning(call.program)
+        if learning is None:
+            return ServedCall(key, sizes, finish, line)
+        with self.lock:
+            learning.watch(line)
+            return ServedCall(key, sizes, finish, line, learning.clock)
 
     def run(
         self,
@@ -258,6 +284,9 @@ class Engine:
     def chosen(self, call: Call, learns: bool = True) -> tuple[Call, Decision]:
         """Resolve a call that is not run, and decide what it would do."""
         call = self.resolve(call) if learns else self.looked_at(call)
+        learning = None if learns else self.buckets.learning(call.program, call)
+        if learning is not None:
+            learning.expect(call.sizes)
         return call, self.decisions.decide(call)
 
     def looked_at(self, call: Call) -> Call:

@@ -55,6 +55,9 @@ class SharedState:
         def evicted(key: Any, entry: Executable, why: str) -> None:
             if isinstance(key[0], Interface):  # a signature, if the shape is exact
                 for engine in alive(engines):
+                    learning = engine.buckets.learning(key[0])
+                    if learning is not None and entry.rows is None:
+                        learning.gone(key[1])
                     engine.signer.release(key[0])
             tell(Event("evict", name, entry.sizes, detail=why))
 
@@ -106,6 +109,7 @@ class Together(Protocol):
 
 
 MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable]], Requests]
+MakeBuckets = Callable[[Config, AbstractContextManager[Any], Requests], ChoosesBuckets]
 
 
 class Parts(NamedTuple):
@@ -120,7 +124,7 @@ class Parts(NamedTuple):
 
     signer: Callable[[Config], Signer] = Signer
     requests: MakeRequests = Requests
-    buckets: Callable[[Config, AbstractContextManager[Any]], ChoosesBuckets] = Buckets
+    buckets: MakeBuckets = Buckets
     lock: Callable[[], AbstractContextManager[Any]] = threading.RLock
 
 

@@ -195,6 +195,26 @@ class ProgramStats:
 
 
 @dataclass(frozen=True)
+class LearntBucket:
+    """A bucket that was learnt; see `bucketjit.strategies.Auto`.
+
+    Attributes:
+        sizes: Padded size of each dimension variable.
+        why: Why it was compiled.
+        compile_seconds: Seconds that compiling it took.
+        calls: Calls of sizes for which it is the best bucket, by all that there are now.
+        saved_seconds: Seconds of running that it saves these calls beside the next larger bucket;
+            None if there is none for some of them.
+    """
+
+    sizes: Mapping[str, int]
+    why: str
+    compile_seconds: float
+    calls: int
+    saved_seconds: float | None
+
+
+@dataclass(frozen=True)
 class Stats:
     """A snapshot of a bucketed function's counters.
 
@@ -228,6 +248,7 @@ class Stats:
         rows_alone: Number of examples that `map` has run one by one, by reason.
         shapes: Different combinations of shapes, types and static arguments that were called, at
             most 16,384. ``jax.jit`` would have compiled once for each.
+        learnt: The buckets that were learnt (``buckets="auto"``), by program.
         inlined_calls: Calls inside ``jit``, ``vmap``, ``scan`` and the like, where the function
             itself runs, once for each trace. They are not among ``calls``.
     """
@@ -253,6 +274,7 @@ class Stats:
     rows_alone: Mapping[str, int] = FrozenDict[str, int]()
     inlined_calls: int = 0
     shapes: int = 0
+    learnt: tuple[LearntBucket, ...] = ()
 
     @property
     def summary(self) -> str:

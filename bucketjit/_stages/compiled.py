@@ -203,7 +203,7 @@ def engine_of(one: OneBucket, entry: Executable) -> Engine:
 
     parts = Parts(
         signer=lambda config: Signer(config, one.arguments, signature_of),
-        buckets=lambda config, lock: one,
+        buckets=lambda config, lock, requests: one,
         lock=lambda: parent.lock,
     )
     engine = Engine(config, SharedState(config, parent.name, parent.counters), parts)
@@ -283,6 +283,9 @@ class OneBucket:
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """Nothing: a size beyond the bucket is refused."""
+
+    def learning(self, program: Interface | None, call: Call | None = None) -> None:
+        """Nothing: there is one bucket."""
 
     def clear(self) -> None:
         """Nothing: the bucket is what was compiled."""

@@ -89,6 +89,7 @@ class Explanation:
         remedy: What to do about that, or an empty string.
         computed: The sizes that the program computes, each with its bound and the line, and what
             is presumed of them. If a run computes others, the call runs again.
+        why: Why its bucket was made, if buckets are learnt; else an empty string.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Explanation:
     reason: str = ""
     remedy: str = ""
     computed: tuple[str, ...] = ()
+    why: str = ""
 
     def __str__(self) -> str:
         sizes = shown(self.sizes) or "no open axes"
@@ -112,7 +114,8 @@ class Explanation:
             if self.remedy:
                 lines.append(f"  remedy: {self.remedy}")
         else:
-            lines.append("  bucket: " + shown(self.bucket))
+            why = f" (learnt: {self.why})" if self.why else ""
+            lines.append(f"  bucket: {shown(self.bucket)}{why}")
             lines.append(f"  program: {self.program}")
             if self.guards:
                 lines.append(f"  guards: {', '.join(self.guards)}")
@@ -240,6 +243,7 @@ def explain(
     if not isinstance(decision, Masked):
         return _explained_exact(engine, call, decision.why)
     program = decision.program
+    learning = engine.buckets.learning(program)
     try:
         if equations is not None:
             masked = equations(program, decision.bucket)
@@ -259,6 +263,7 @@ def explain(
         tuple(map(str, program.guards)),
         masked,
         computed=program.computed_in_words(),
+        why="" if learning is None else learning.why(decision.bucket),
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import html
 import json
+import math
 import os
 import shutil
 import sys
@@ -20,7 +21,9 @@ from bucketjit._events import printable
 from bucketjit._runtime.statistics import summary_of
 
 _TIMES = ("last_used", "since")  # fields in seconds since 1970
-_LISTS = {"buckets": "Executables", "programs": "Programs"}  # lists that become tables, with titles
+# Lists that become tables, with titles.
+_LISTS = {"buckets": "Executables", "programs": "Programs", "learnt": "Learnt buckets"}
+_LONGEST_BAR = 20  # characters
 _COMPUTED = "computed"  # the field of programs that becomes a table of its own
 
 
@@ -56,6 +59,8 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
         records = stats.get(name)
         if records:
             plain = [{k: v for k, v in one.items() if k != _COMPUTED} for one in records]
+            if name == "learnt":
+                plain = [{**one, "": bar} for one, bar in zip(plain, _bars(records), strict=True)]
             tables.append(_records(title, plain))
             computed = [
                 {"program": number, **size}
@@ -65,6 +70,13 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
             if computed:
                 tables.append(_records("Computed sizes", computed))
     return tables
+
+
+def _bars(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A bar for each record, as long as the number of its calls."""
+    calls = [one.get("calls", 0) for one in records]
+    unit = max(1, *calls) / _LONGEST_BAR
+    return ["\N{FULL BLOCK}" * math.ceil(n / unit) for n in calls]
 
 
 def _words(name: str) -> str:

@@ -14,7 +14,13 @@ from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import SelectedRows
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import alive
-from bucketjit._runtime.statistics import ComputedSizeStats, ProgramStats, Stats, shown_reason
+from bucketjit._runtime.statistics import (
+    ComputedSizeStats,
+    LearntBucket,
+    ProgramStats,
+    Stats,
+    shown_reason,
+)
 from bucketjit._stages.report import Report
 from bucketjit.errors import SpecError
 from bucketjit.strategies import Exact
@@ -105,9 +111,8 @@ class Views:
         engine = self._engine
         info = engine.cache.info()
         slots = [slot for _, slot in engine.cache.slots()]
-        return engine.counters.snapshot(
-            info.hits, info.misses, engine.cache.evictions, slots, _programs(engine)
-        )
+        found = slots, _programs(engine), _learnt(engine)
+        return engine.counters.snapshot(info.hits, info.misses, engine.cache.evictions, *found)
 
     def reset_stats(self) -> None:
         """Reset the counters to zero, those of `cache_info` included. Executables are kept.
@@ -191,6 +196,19 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
                         computed=_computed(engine, program),
                     )
                 )
+    return tuple(found)
+
+
+def _learnt(engine: Engine) -> tuple[LearntBucket, ...]:
+    """The buckets that a bucketed function and its derivatives have learnt."""
+    found = []
+    for other in alive(engine.shared.engines):
+        for signature in other.signer.signatures():
+            for _, program in signature.programs():
+                learning = other.buckets.learning(program)
+                if learning is not None:
+                    with other.lock:
+                        found += learning.learnt()
     return tuple(found)
 
 

@@ -16,16 +16,13 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from bucketjit._compile.argument_types import at_sizes, device_of
+from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.bodies import result_types
-from bucketjit._compile.files.environment import environment
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import is_positive_int
 from bucketjit._events import one_line, printable, shown
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._ir.program import Program
-from bucketjit._jax.serialization import NotPlain
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
@@ -288,27 +285,12 @@ def asked(
     bucket_of = functools.partial(bucket_or_size, engine.config)
     wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
     if sizes is None and own:
-        wanted += _in_files(engine, call)
+        wanted += [
+            dict(kept.sizes)
+            for kept in engine.requests.kept(call)
+            if kept.sizes.keys() == call.sizes.keys()
+        ]
     return tokens, own, wanted
-
-
-def _in_files(engine: Engine, call: Call) -> list[dict[str, int]]:
-    """The buckets of a call's program that the directory of executables has."""
-    files, program = engine.requests.files, call.program
-    store = files.store()
-    if store is None or not isinstance(program, Program):
-        return []
-    try:
-        wanted = files.digest_of(program), environment(device_of(call.leaves))
-    except NotPlain:
-        return []
-    return [
-        dict(record.sizes)
-        for record in store.records()
-        if not record.exact
-        and (record.program, record.environment) == wanted
-        and record.sizes.keys() == call.sizes.keys()
-    ]
 
 
 def _is_longer(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> bool:

@@ -8,6 +8,7 @@ strategy            buckets                                     choose it for
 ``Linear``          multiples of a step                         a narrow range of sizes
 ``Boundaries``      the sizes you list                          a known distribution of sizes
 ``fit``             the best boundaries for the sizes seen      the least padding
+``Auto``            those that the calls show to pay            sizes that nobody knows yet
 ``Exact``           every size                                  dimensions that hardly vary
 ==================  ==========================================  ===============================
 
@@ -17,6 +18,7 @@ with a ``bucket(n: int) -> int`` method that keeps the contract of :class:`Strat
 """
 
 from bucketjit.strategies.assessment import Assessment, assess, assess_joint
+from bucketjit.strategies.auto import Auto
 from bucketjit.strategies.base import Strategy, checked_bucket
 from bucketjit.strategies.boundaries import Boundaries
 from bucketjit.strategies.exact import Exact
@@ -28,6 +30,7 @@ from bucketjit.strategies.pow2 import Pow2
 
 __all__ = [
     "Assessment",
+    "Auto",
     "Boundaries",
     "Exact",
     "Exponential",

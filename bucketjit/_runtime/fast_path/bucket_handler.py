@@ -12,6 +12,7 @@ several objects.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,6 +58,31 @@ class Handler:
     def is_alive(self) -> bool:
         """Whether its executable is in the cache."""
         return self.slot.entry is not None
+
+
+class Clock:
+    """Tells handlers when a call has to take the slow path.
+
+    Attributes:
+        runs_out: Counts a call, and returns whether it has to.
+        is_over: Whether every call has to, as there are other buckets now.
+    """
+
+    __slots__ = ("is_over", "runs_out")
+
+    def __init__(self, calls: int) -> None:
+        self.is_over = False
+        self.wind(calls)
+
+    def end(self) -> None:
+        """Let no call pass any more."""
+        self.is_over = True
+        self.wind(0)
+
+    def wind(self, calls: int) -> None:
+        """Let so many calls pass."""
+        ticks = itertools.chain(itertools.repeat(False, calls), itertools.repeat(True))
+        self.runs_out = ticks.__next__  # one C call, which is atomic
 
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
@@ -107,6 +133,17 @@ def serving(
         return result if finish is None or is_checked else finish(result)
 
     return serve
+
+
+def until(clock: Clock, serve: Serve) -> Serve:
+    """A function that serves calls until a clock runs out; see `bucketjit._runtime.learning`."""
+
+    def serve_or_not(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if clock.runs_out():
+            raise Evicted
+        return serve(args, kwargs)
+
+    return serve_or_not
 
 
 def preparing(

@@ -19,12 +19,14 @@ from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import (
+    Clock,
     Handler,
     Where,
     afterwards,
     counting,
     preparing,
     serving,
+    until,
 )
 from bucketjit._runtime.fast_path.layout import (
     ARRAY,
@@ -220,6 +222,7 @@ def make_handler(
     finish: Change | None,
     line: CallCounter,
     hosts: Sequence[Where] = (),
+    clock: Clock | None = None,
 ) -> Handler:
     """The handler for calls like one that was just served."""
     entry = slot.entry
@@ -245,4 +248,4 @@ def make_handler(
     is_checked = entry is not None and entry.is_checked_after_runs
     after = afterwards(gives)
     serve = serving(slot, counted, sizes, prepare, after, finish, is_checked)
-    return Handler(slot, line, serve)
+    return Handler(slot, line, serve if clock is None else until(clock, serve))

@@ -15,7 +15,7 @@ from bucketjit._compile.cache import ExecutableCache, Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._jax.arrays import on_default_device
 from bucketjit._runtime.counters import CallCounter, Counters
-from bucketjit._runtime.fast_path.bucket_handler import Handler, Where
+from bucketjit._runtime.fast_path.bucket_handler import Clock, Handler, Where
 from bucketjit._runtime.fast_path.dispatch import (
     CallArguments,
     DispatchTable,
@@ -44,12 +44,14 @@ class ServedCall(NamedTuple):
         sizes: The first argument of the executable, on the device; None if it runs exact.
         finish: Makes the result of the call from that of the executable, or None.
         line: Counts calls like it.
+        clock: Tells when such a call has to take the slow path again; None for never.
     """
 
     key: Any
     sizes: Any
     finish: Change | None
     line: CallCounter
+    clock: Clock | None = None
 
 
 class RememberedCalls:
@@ -113,8 +115,8 @@ class RememberedCalls:
             if kind is None:
                 return
             others = table.others.get(kind[0])
-            if others is None or not others.holds(call):
-                others = other_sizes(call, hosts)
+            if others is None or not others.holds(call, served.clock):
+                others = other_sizes(call, hosts, served.clock)
             if others is None:
                 return
             others.learn(call.ordered, same_up_to, served.key, slot)
@@ -133,9 +135,8 @@ class RememberedCalls:
     ) -> Handler:
         """Make the handler of a call and put it into its table. The lock is held."""
         self._counters.open(served.line)
-        handler = make_handler(
-            *(table.layout, slot, served.sizes, leaves, served.finish, served.line, hosts)
-        )
+        parts = table.layout, slot, served.sizes, leaves, served.finish, served.line, hosts
+        handler = make_handler(*parts, served.clock)
         self._forget(table.remember(given.args, given.kwargs, handler))
         return handler
 
@@ -151,8 +152,7 @@ class RememberedCalls:
 
     def add_new_sizes(self, given: CallArguments, new: NewSizes, served: ServedCall) -> Handler:
         """Make the handler of a call that `at_new_sizes` has found."""
-        key, sizes, finish, line = served
-        served = ServedCall(key, on_default_device(sizes), finish, line)
+        served = served._replace(sizes=on_default_device(served.sizes))
         with self._lock:
             return self._remember(new.table, given, new.slot, served, new.leaves, new.hosts)
 

@@ -7,6 +7,7 @@ without open axes are not looked at: the argument check of ``jax.jit`` compares 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,11 +19,13 @@ from bucketjit._compile.executable import Executable
 from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_one_device
-from bucketjit._runtime.fast_path.bucket_handler import Where
+from bucketjit._runtime.fast_path.bucket_handler import Clock, Where
 from bucketjit._runtime.fast_path.layout import ARRAY, DEVICE_ARRAY, Layout, reading_static
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError
+
+_MOST_LEAST = 8  # smallest sizes of calls in a learnt bucket that are kept
 
 Leaves = Mapping[int, Any]  # the arguments with open axes, by position among all leaves
 
@@ -90,36 +93,45 @@ class OtherSizes:
     """What calls have found that holds for calls of other sizes.
 
     A strategy is monotone, and a bucket is its own bucket. So all sizes from that of a call to its
-    bucket have this bucket, and no strategy is asked.
+    bucket have this bucket, and no strategy is asked. Where buckets are learnt, that holds until
+    there are others, and then ``clock`` is over.
     """
 
-    def __init__(self, call: Call, program: Interface, hosts: Sequence[Where]) -> None:
+    def __init__(
+        self, call: Call, program: Interface, hosts: Sequence[Where], clock: Clock | None
+    ) -> None:
+        self._clock = clock
         self._like = dataclasses.replace(call, leaves=[], program=None)
         self._program = weakref.ref(program)  # an evicted one is not kept for this
         self._hosts = hosts
-        self._known: dict[Any, tuple[tuple[int, ...], tuple[int, ...], Slot[Executable]]] = {}
+        self._known: dict[Any, tuple[list[tuple[int, ...]], tuple[int, ...], Slot[Executable]]]
+        self._known = {}
 
-    def holds(self, call: Call) -> bool:
-        """Whether what is known is of the program and the open axes of a call."""
-        return call.program is self._program() and call.tokens is self._like.tokens
+    def holds(self, call: Call, clock: Clock | None) -> bool:
+        """Whether what is known is of the program, the open axes and the buckets of a call."""
+        is_of_program = call.program is self._program() and call.tokens is self._like.tokens
+        return is_of_program and self._clock is clock
 
     def learn(
         self, sizes: tuple[int, ...], bucket: tuple[int, ...], key: Any, slot: Slot[Executable]
     ) -> None:
         """Note that calls from these sizes up to these padded ones have an executable."""
         _, *rest = key  # without the program
-        known = self._known.get(tuple(rest))
-        least = sizes if known is None else tuple(map(min, known[0], sizes))
+        least = self._known[tuple(rest)][0] if tuple(rest) in self._known else []
+        if self._clock is None:  # each variable has buckets of its own
+            least = [tuple(map(min, *least, sizes))] if least else [sizes]
+        else:
+            others = (one for one in least if not all(map(operator.le, sizes, one)))
+            least = [*others, sizes][-_MOST_LEAST:]
         self._known[tuple(rest)] = least, bucket, slot
 
     def _bucket_of(self, sizes: tuple[int, ...]) -> tuple[Any, Slot[Executable]] | None:
         """The key of the bucket of these sizes, without its program, and its place."""
         for key, (least, most, slot) in list(self._known.items()):
-            for low, size, high in zip(least, sizes, most, strict=True):
-                if not low <= size <= high:
-                    break
-            else:
-                return key, slot
+            if all(map(operator.le, sizes, most)):
+                for low in least:
+                    if all(map(operator.le, low, sizes)):
+                        return key, slot
         return None
 
     def at(self, table: Any, leaves: Leaves) -> NewSizes | None:
@@ -127,6 +139,8 @@ class OtherSizes:
         program, like, signature = self._program(), self._like, self._like.signature
         tokens = like.tokens
         if program is None or signature.tokens is not tokens:
+            return None
+        if self._clock is not None and self._clock.is_over:
             return None
         shapes = list(like.shapes)
         for leaf, value in leaves.items():
@@ -151,11 +165,13 @@ class OtherSizes:
         return NewSizes(table, call, leaves, self._hosts, key, slot)
 
 
-def other_sizes(call: Call, hosts: Sequence[Where]) -> OtherSizes | None:
+def other_sizes(
+    call: Call, hosts: Sequence[Where], clock: Clock | None = None
+) -> OtherSizes | None:
     """What a call that was masked tells of other sizes; None if each size has its own results."""
     program = call.program
     if program is None or program.pairing is not None or program.computed:
         return None
     if call.tokens is not call.signature.tokens:  # an axis is empty
         return None
-    return OtherSizes(call, program, hosts)
+    return OtherSizes(call, program, hosts, clock)

@@ -1,0 +1,164 @@
+"""Learns buckets while calls are served, by `bucketjit.strategies.learning`.
+
+A call is counted, and may be timed, on the slow path. Handlers of the fast path count their own
+calls. They share a clock: when it runs out, or when buckets have changed, a call takes the slow
+path once more, and gets the bucket that is best by now.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from bucketjit._arrays.padded import Padded
+from bucketjit._ir.interface import Interface
+from bucketjit._runtime.counters import CallCounter
+from bucketjit._runtime.fast_path.bucket_handler import Clock
+from bucketjit._runtime.statistics import FrozenDict, LearntBucket
+from bucketjit._tracing.call import Call
+from bucketjit.strategies.learning import Learner
+
+Sizes = Mapping[str, int]
+
+
+class Learning:
+    """The buckets of one program, and what its calls have told.
+
+    Args:
+        program: The program. It is not kept alive.
+        variables: The dimension variables.
+        learnt: Those that buckets are learnt of; the others are rounded up by ``rounded``.
+        most: The largest number of buckets that are learnt.
+        rounded: Rounds all sizes up, each by its own strategy.
+        kept: Buckets that are in files, and what compiling them has cost.
+
+    Attributes:
+        clock: The clock of the handlers that are made now.
+    """
+
+    def __init__(
+        self,
+        program: Interface,
+        variables: Sequence[str],
+        learnt: Sequence[str],
+        most: int,
+        rounded: Callable[[Sizes], Sizes],
+        kept: Sequence[tuple[Sizes, float]],
+    ) -> None:
+        self._variables, self._rounded = tuple(variables), rounded
+        self._fixed = [v for v in variables if v not in learnt]
+        alive = weakref.ref(program)
+
+        def fits(bucket: tuple[int, ...]) -> bool:
+            program = alive()
+            return program is not None and program.fits(self._named(bucket))
+
+        self._learner = Learner(
+            most,
+            lambda sizes: tuple(rounded(self._named(sizes)).values()),
+            fits,
+            [self._variables.index(v) for v in self._fixed],
+            {
+                tuple(sizes[v] for v in variables): seconds
+                for sizes, seconds in kept
+                if sizes.keys() == set(variables)
+            },
+        )
+        self.clock = Clock(self._learner.until_look)
+        # What was read last of each call counter. It keeps none alive.
+        self._lines: weakref.WeakKeyDictionary[CallCounter, int] = weakref.WeakKeyDictionary()
+
+    def _named(self, sizes: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self._variables, sizes, strict=True))
+
+    def _ordered(self, sizes: Sizes) -> tuple[int, ...]:
+        if self._fixed:
+            rounded = self._rounded(sizes)
+            sizes = {**sizes, **{v: rounded[v] for v in self._fixed}}
+        return tuple(sizes[v] for v in self._variables)
+
+    def bucket(self, sizes: Sizes) -> dict[str, int]:
+        """The bucket of a call."""
+        return self._named(self._learner.bucket(self._ordered(sizes)))
+
+    def expect(self, sizes: Sizes) -> None:
+        """Choose the bucket of a call, should it be the first one."""
+        self._learner.expect(self._ordered(sizes))
+
+    def count(self, sizes: Sizes, may_compile: Callable[[], bool]) -> None:
+        """Count a call, and look for better buckets if it is time."""
+        is_time = self.clock.runs_out()
+        self.expect(sizes)
+        self._learner.count(self._ordered(sizes))
+        if not is_time:
+            return
+        self._read_counters()
+        if self._learner.is_due and self._learner.look(may_compile()):
+            self.renew()
+        self.clock.wind(self._learner.until_look)
+
+    def _read_counters(self) -> None:
+        """Count the calls of handlers."""
+        for line, before in list(self._lines.items()):
+            calls = line.calls.read()
+            more = calls - before if calls >= before else calls  # they may have been reset
+            if more:
+                self._lines[line] = calls
+                ((logical, _),) = line.like.logical
+                self._learner.count(self._ordered(logical), more)
+
+    def watch(self, line: CallCounter) -> None:
+        """Count the calls that a counter counts."""
+        self._lines[line] = 0
+
+    def renew(self) -> None:
+        """Let each handler that there is send its next call to the slow path."""
+        self.clock.end()
+        self.clock = Clock(self._learner.until_look)
+
+    def compiled(self, bucket: Sizes, seconds: float) -> None:
+        """Note an executable, and what compiling it has cost."""
+        sizes = tuple(bucket[v] for v in self._variables)
+        if not self._learner.has(sizes):
+            self._learner.compiled(sizes, seconds)
+            self.renew()
+
+    def gone(self, bucket: tuple[int, ...]) -> None:
+        """Note that the executable of a bucket has left the cache."""
+        self._learner.gone(bucket)
+        self.renew()
+
+    def wants_seconds(self, bucket: Sizes) -> bool:
+        """Whether a call in a bucket is to be timed."""
+        return self._learner.wants_seconds(tuple(bucket[v] for v in self._variables))
+
+    def timed(self, bucket: Sizes, call: Call, run: Callable[[], Any]) -> Any:
+        """Run a call, and note how long it took: its arguments and its results are waited for."""
+        _wait(call.leaves)
+        began = time.perf_counter()
+        result = run()
+        _wait(result)
+        seconds = time.perf_counter() - began
+        self._learner.ran(tuple(bucket[v] for v in self._variables), seconds)
+        return result
+
+    def why(self, bucket: Sizes) -> str:
+        """Why a bucket is there, or would be made."""
+        return self._learner.why(tuple(bucket[v] for v in self._variables))
+
+    def learnt(self) -> list[LearntBucket]:
+        """What was learnt of each bucket."""
+        self._read_counters()
+        return [
+            LearntBucket(FrozenDict(self._named(one.sizes)), *one[1:])
+            for one in self._learner.learnt()
+        ]
+
+
+def _wait(values: Any) -> None:
+    leaves = jax.tree_util.tree_leaves(values)
+    jax.block_until_ready([x.array if isinstance(x, Padded) else x for x in leaves])
