@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks import (
     accelerator,
+    auto,
     building,
     computed,
     dispatch,
@@ -46,6 +47,7 @@ from benchmarks.sections import (
 SECTIONS = (
     *dispatch.SECTIONS,
     *stream.SECTIONS,
+    *auto.SECTIONS,
     *stalls.SECTIONS,
     *training.SECTIONS,
     *masking.SECTIONS,

@@ -120,7 +120,7 @@ def _descend(value_and_grad: Any, params: Params, *args: Any) -> tuple[Params, A
     return jax.tree.map(lambda p, g: p - RATE * g, params, grads), value
 
 
-def _step(task: Task) -> Step:
+def plain_step(task: Task) -> Step:
     """A training step as one writes it."""
 
     def step(params: Params, x: Any, labels: Any) -> tuple[Params, Any]:
@@ -156,9 +156,9 @@ def _by_hand(task: Task) -> Step:
 
 
 STEPS: dict[str, Callable[[Task], Step]] = {
-    EXACT: lambda task: jax.jit(_step(task)),
+    EXACT: lambda task: jax.jit(plain_step(task)),
     BY_HAND: _by_hand,
-    OURS: lambda task: BucketedExec(_step(task), fallback=Fallback.ERROR).with_pow2(),
+    OURS: lambda task: BucketedExec(plain_step(task), fallback=Fallback.ERROR).with_pow2(),
 }
 
 

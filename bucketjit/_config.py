@@ -174,11 +174,9 @@ class AheadOfCalls:
 
     Attributes:
         workers: Number of threads that compile; None for as many as there are cores, up to four.
-        fitted: Buckets of variables that are fitted together, in place of all combinations.
     """
 
     workers: int | None = None
-    fitted: tuple[tuple[tuple[str, int], ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,16 +97,23 @@ PLANS = (
     Entry("expert pow2, no floors", "with_jax:expert_without_floors"),
     Entry("expert pow2", "with_jax:expert"),
     _bucketjit("pow2, no floors", lambda e, _: e.with_pow2()),
+    _bucketjit("auto", lambda e, _: _learning(e)),
     _bucketjit("12 fitted buckets", lambda e, sizes: _fitted(e, sizes, 12)),
     _bucketjit(
         "12 fitted, in the background",
-        lambda e, sizes: e.with_fitted_plan(_by_variable(sizes), 12),
+        lambda e, sizes: _fitted(e.with_background_compile(), sizes, 12),
     ),
 )
 
 
 def _by_variable(sizes: Sizes) -> dict[str, list[int]]:
     return {"b": [b for b, _ in sizes], "s": [s for _, s in sizes]}
+
+
+def _learning(executor: Any) -> Any:
+    from bucketjit.strategies import Auto
+
+    return executor.with_strategy(Auto())
 
 
 def _fitted(executor: Any, sizes: Sizes, k: int) -> Any:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -13,16 +12,14 @@ from bucketjit._api.options import (
     OverflowName,
     checked_dim,
     checked_strategy,
-    flag,
     overflow_policy,
 )
 from bucketjit._api.served import Served
-from bucketjit._config import AheadOfCalls, Overflow
+from bucketjit._config import Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError, StrategyContractError
-from bucketjit.strategies._search import Sizes, histogram, is_named
-from bucketjit.strategies.base import Strategy, positive_int
+from bucketjit.strategies.base import Strategy
 
 
 class BucketBuilders(Served[P, R]):
@@ -279,73 +276,3 @@ class BucketBuilders(Served[P, R]):
                 f"a joint plan is an object with dims and bucket_of(sizes), got {plan!r}"
             )
         return self._with(plan=plan)
-
-    def with_fitted_plan(
-        self,
-        sizes: Mapping[str, Sizes],
-        k: int = 12,
-        *,
-        cost: Callable[..., float] | None = None,
-        ahead: bool = False,
-    ) -> Self:
-        """Fit the buckets to a stream of calls whose sizes are known from a log or a data set.
-
-        Each variable gets the boundaries of `strategies.fit`, such that these calls need at most
-        ``k`` buckets; beyond the last boundary, each bucket is twice the one before. If a compiled
-        bucket can stand in for a missing one, the missing one compiles in the background.
-
-        With ``ahead``, the first call compiles the buckets of all these calls
-        (`with_ahead_compile`). It takes longer, the calls after it find their buckets, and the
-        stream as a whole ends sooner.
-
-        Args:
-            sizes: Sizes of past calls by dimension variable; the i-th sizes of all variables are
-                one call. Of a single variable, it may be a dict of size to count.
-            k: The largest number of buckets. A combination of boundaries that is not among these
-                calls is one more, when it comes.
-            cost: What a call in a bucket costs. It takes the padded size of the one variable that
-                is planned, or those of several by name (``lambda b, s: b * s * s``). By default
-                their product.
-            ahead: Whether the first call compiles all buckets.
-
-        Returns:
-            A new bucketed function.
-
-        Raises:
-            SpecError: ``sizes`` is no dict of a variable to sizes, or has different numbers of
-                them; or ``ahead`` is no bool.
-            TypeError, ValueError: ``k`` or ``cost`` is not as `strategies.fit` takes it.
-
-        Examples:
-            >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> rows = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s")
-            >>> log = {"b": [2, 2, 7, 7], "s": [30, 31, 9, 10]}
-            >>> planned = rows.with_fitted_plan(log, k=2)
-            >>> for b, s in ((7, 10), (2, 30)):
-            ...     _ = planned(np.ones((b, s), np.float32))
-            >>> planned.wait_for_compiles()
-            True
-            >>> [dict(bucket.sizes) for bucket in planned.stats().buckets]
-            [{'b': 7, 's': 10}, {'b': 2, 's': 31}]
-        """
-        if not is_named(sizes):
-            raise SpecError(
-                f"sizes must be a dict such as {{'batch': [3, 5, 8]}}, got {reprlib.repr(sizes)}"
-            )
-        log = {d: list(c) if isinstance(c, Iterator) else c for d, c in sizes.items()}
-        try:
-            calls = histogram(log)
-        except (TypeError, ValueError) as error:
-            raise SpecError(f"with_fitted_plan: {error}") from None
-        plan = strategies.fit(log, positive_int("k", k), cost=cost)
-        planned = self.with_background_compile()
-        for dim, strategy in plan.items():
-            planned = planned.with_strategy(strategy, dim, overflow=Overflow.EXTEND)
-        if not flag("ahead", ahead):
-            return planned
-        fitted = {
-            tuple((dim, plan[dim].bucket(n)) for dim, n in zip(plan, call, strict=True))
-            for call in calls.points.tolist()
-        }
-        return planned._with(ahead=AheadOfCalls(fitted=tuple(sorted(fitted))))

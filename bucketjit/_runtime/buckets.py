@@ -180,6 +180,7 @@ class Buckets:
         if not auto:
             return None
         most = max(strategy.buckets for strategy in auto.values())
+        most = min(most, self._config.maxsize or most)
         rounded = functools.partial(padded_sizes, self._config)
         kept = [(one.sizes, one.seconds) for one in self._requests.kept(call)]
         return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept)

@@ -19,7 +19,7 @@ from bucketjit._raised import frames_inside
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.signature import Signature
 from bucketjit.errors import BucketOverflowError, RecompileWarning
-from bucketjit.strategies import Exact
+from bucketjit.strategies import Auto, Exact
 from bucketjit.strategies.base import Strategy
 
 # Without any strategy, along a static axis, or beside an empty one; the next size is warned of.
@@ -148,6 +148,7 @@ class Recompiles:
     def _buckets(self) -> int:
         """How many buckets there are for sizes up to those seen so far."""
         config, count = self._config, 1
+        learnt = [0]
         if config.plan is not None:
             count = max(1, len(getattr(config.plan, "buckets", ())))
         for variable, largest in self._largest.items():
@@ -155,7 +156,8 @@ class Recompiles:
             is_chosen = not (isinstance(strategy, Exact) and strategy is config.default)
             if variable not in config.planned and is_chosen:
                 count *= _buckets_of(strategy, largest)
-        return count
+                learnt += [strategy.buckets] if isinstance(strategy, Auto) else []
+        return max(count, *learnt)
 
     def _varied(self) -> str:
         """What varied, that with most values first."""

@@ -91,8 +91,6 @@ def volume(sizes: Mapping[str, int]) -> int:
 
 _MOST = 1024  # listed buckets that are compiled at most if the cache has no bound
 
-Choice = tuple[tuple[str, int], ...]  # padded sizes of some variables
-
 
 class Ahead:
     """Compiles the listed buckets of an engine, once for each program."""
@@ -144,7 +142,7 @@ class Ahead:
         if count > (_MOST if bound is None else bound):
             return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
         epoch = engine.provider.epoch
-        sizes = [dict(itertools.chain(*row)) for row in itertools.product(*listed)]
+        sizes = [dict(row) for row in itertools.product(*listed)]
         todo, problems = _missing(engine, call, sizes)
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
@@ -190,20 +188,10 @@ def _missing(
     return list(found.values()), problems
 
 
-def listed_buckets(config: Config, call: Call) -> list[list[Choice]]:
+def listed_buckets(config: Config, call: Call) -> list[list[tuple[str, int]]]:
     """The buckets that the strategies of a call list."""
-    found: list[list[Choice]] = []
-    fitted = () if config.ahead is None else config.ahead.fitted
-    together = {dim for choice in fitted for dim, _ in choice}
-    if together and together <= call.sizes.keys():
-        found.append(list(fitted))
-    else:
-        together = set()
-    for variable in call.sizes:
-        buckets = strategies.buckets_of(config.strategy_of(variable))
-        if variable not in together and buckets is not None:
-            found.append([((variable, size),) for size in buckets])
-    return found
+    every = ((v, strategies.buckets_of(config.strategy_of(v))) for v in call.sizes)
+    return [[(v, size) for size in buckets] for v, buckets in every if buckets is not None]
 
 
 def ahead(config: Config) -> Ahead | None:

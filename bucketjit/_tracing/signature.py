@@ -217,7 +217,9 @@ class Signature(TracedPrograms):
         pinned: tuple[Tokens, Resolution] | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
-            call = self.attempt(tokens, shapes)
+            # An explained call has traced a program, and has opened no axes.
+            call = self._found(tokens, shapes, bind_sizes(tokens, shapes, self.paths))
+            call = call or self.attempt(tokens, shapes)
             if call.program is None:
                 refusal = refusal or call.refusal
             elif any(g.pins for g in call.program.guards):
@@ -311,18 +313,24 @@ class Signature(TracedPrograms):
             # Symbolic sizes are at least 1, so these axes are of size 0 in a program of its own.
             tokens = without_empty(tokens, empty)
             sizes = {v: n for v, n in sizes.items() if n}
+        if (found := self._found(tokens, shapes, sizes)) is not None:
+            return found
         known = self.at(tokens, shapes)
-        # `size_constants` is None if a guard fails; a program of concrete traces traces here.
-        for program in known.programs():
-            if (size_constants := program.size_constants(sizes)) is not None:
-                self.keep(program)
-                return Resolution(tokens, sizes, program, size_constants=size_constants)
         if (refusal := known.refusal(sizes)) is not None:
             return Resolution(tokens, sizes, None, refusal)
         call = self.attempt(tokens, shapes)
         if call.program is not None:
             self.add(call.program, known)
         return call
+
+    def _found(self, tokens: Tokens, shapes: Shapes, sizes: Mapping[str, int]) -> Resolution | None:
+        """Resolve a call by a program that was traced before; None if none holds."""
+        # `size_constants` is None if a guard fails; a program of concrete traces traces here.
+        for program in self.at(tokens, shapes).programs():
+            if (size_constants := program.size_constants(sizes)) is not None:
+                self.keep(program)
+                return Resolution(tokens, sizes, program, size_constants=size_constants)
+        return None
 
     def _computing(self, tokens: Tokens, shapes: Shapes) -> Resolution | None:
         """Resolve a call of a size 0, where that size is static; None if it computes no sizes."""

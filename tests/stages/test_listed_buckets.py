@@ -23,8 +23,6 @@ from bucketjit.errors import (
 from bucketjit.types import Event
 from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
 
-LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
-
 
 def rows(x: Any) -> Any:
     return jnp.tanh(x).sum(1)
@@ -73,19 +71,6 @@ def test_nothing_more_without_a_list(executor: BucketedExec) -> None:
     for each in (executor.with_pow2(), executor):
         assert_like_jit(each, rows, floats(3, 4))
         assert each.stats().compiles == 1
-
-
-def test_fitted_plans() -> None:
-    executor = BucketedExec(rows, dynamic_axes="b, s").with_fitted_plan(LOG, 2, ahead=True)
-    assert_like_jit(executor, rows, floats(2, 30))
-    compiled = executor.stats().compiles
-    assert compiled == 2
-    for b, s in zip(*LOG.values(), strict=True):
-        assert_like_jit(executor, rows, floats(b, s))
-    assert executor.stats().compiles == compiled
-    assert_like_jit(executor, rows, floats(2, 40))  # beyond the plan
-    assert executor.wait_for_compiles(60)
-    assert executor.stats().compiles == compiled + 1
 
 
 def test_each_signature_and_derivative_has_its_own(executor: BucketedExec) -> None:
@@ -300,8 +285,3 @@ def test_contexts_of_jax_hold_in_its_threads(executor: BucketedExec) -> None:
 def test_malformed_workers(workers: Any) -> None:
     with pytest.raises(SpecError, match="workers must be a positive int or None"):
         BucketedExec(rows).with_ahead_compile(workers)
-
-
-def test_a_malformed_flag() -> None:
-    with pytest.raises(SpecError, match="ahead must be True or False, got 'no'"):
-        BucketedExec(rows).with_fitted_plan({"n": [3]}, ahead="no")  # type: ignore[arg-type]

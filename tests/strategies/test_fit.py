@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit import BucketedExec
-from bucketjit.errors import BucketOverflowError, SpecError
+from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies import Boundaries, Pow2, assess, assess_joint, fit
-from tests.comparison import assert_like_jit, ramp
 from tests.strategies.search.brute import boundary_choices, plan_cost
 from tests.strategies.sentences import sentence_lengths
 
@@ -152,57 +151,3 @@ def test_a_bucketed_function_compiles_what_was_foretold():
     for b, s in zip(*SIZES.values(), strict=True):
         np.testing.assert_array_equal(executor(np.ones((b, s), np.float32)), np.full(b, s))
     assert executor.cache_size() == assess_joint(plan, SIZES).executables <= 3
-
-
-class TestFittedPlan:
-    LOG = {"b": [2, 1, 7, 3], "s": [30, 31, 9, 10]}
-
-    @staticmethod
-    def rows(x):
-        return x.sum(axis=1)
-
-    def planned(self, *args, **options):
-        return BucketedExec(self.rows, dynamic_axes="b, s").with_fitted_plan(*args, **options)
-
-    @pytest.mark.parametrize("ahead", [False, True])
-    def test_serves_the_log_and_what_is_beyond(self, ahead):
-        executor = self.planned(self.LOG, 2, ahead=ahead)
-        for b, s in (*zip(*self.LOG.values(), strict=True), (1, 7), (9, 70)):
-            assert_like_jit(executor, self.rows, ramp(b, s))
-        assert executor.wait_for_compiles(60)
-        sizes = [dict(bucket.sizes) for bucket in executor.stats().buckets]
-        assert {"b": 14, "s": 124} in sizes and len(sizes) <= 4
-
-    def test_goes_by_the_cost(self):
-        assert "Boundaries([7])" in repr(self.planned(self.LOG, 1, cost=lambda b, s: b * s * s))
-        with pytest.raises(TypeError, match="cost must take the padded sizes by name, b, s: "):
-            self.planned(self.LOG, 1, cost=lambda x, y: x * y)
-        with pytest.raises(ValueError, match="k must be a positive int, not 0"):
-            self.planned(self.LOG, 0)
-
-    def test_leaves_out_calls_of_size_0_and_takes_iterators_and_counts(self):
-        expected = repr(self.planned(self.LOG, 2, ahead=True))
-        for empty in ({"b": 0, "s": 40}, {"b": 5, "s": 0}):
-            log = {dim: iter([*self.LOG[dim], n]) for dim, n in empty.items()}
-            assert repr(self.planned(log, 2, ahead=True)) == expected
-        executor = BucketedExec(self.rows, dynamic_axes="b, _").with_pow2()
-        for n in (3, 3, 3, 5, 6):
-            executor(ramp(n, 2))
-        counts = executor.stats().size_counts
-        assert "Boundaries([3, 6])" in repr(executor.with_fitted_plan(counts, 2))
-
-    @pytest.mark.parametrize(
-        ("log", "message"),
-        [
-            ({}, "sizes must be a dict such as .*, got {}"),
-            ([3], "sizes must be a dict"),
-            ({"b": [1], "s": [1, 2]}, "as many sizes as there were calls"),
-            ({"b": 3, "s": 4}, r"sizes\['b'\] must be an iterable of ints, not 3"),
-            ({"b": [1.5]}, r"sizes\['b'\] must be a flat iterable of ints"),
-            ({"b": [2, -1]}, "must not be negative"),
-            ({"b": [0, 0]}, "at least one size"),
-        ],
-    )
-    def test_a_wrong_log_is_refused(self, log, message):
-        with pytest.raises(SpecError, match=message):
-            self.planned(log)

@@ -163,7 +163,6 @@ def test_spaces_within_an_expression_are_none_between_axes() -> None:
     [
         lambda e: e.with_pow2("seq"),
         lambda e: e.with_pow2().with_overflow("extend", "seq"),
-        lambda e: e.with_fitted_plan({"seq": [4, 5, 6]}, k=2),
         lambda e: e.with_strategy(bucketjit.strategies.Linear(4), "seq"),
     ],
 )
