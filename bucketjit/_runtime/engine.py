@@ -183,25 +183,17 @@ class Engine:
             self.refusals.note(masked.key, refused)
             return self._fall_back(refused, call, out, given)
         is_compiled = source == "compile"
-        learning = self.buckets.learning(call.program)
-        if learning is not None and not stands_in:
+        learning = None if stands_in else self.buckets.learning(call.program)
+        if learning is not None:
             with self.lock:
                 learning.compiled(masked.bucket, entry.compile_seconds)
         served = self.served(masked.key, entry, call, out)
         served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
         run = functools.partial(self.run, entry, call, served, out)
-        is_timed = (
-            learning is not None
-            and not (is_compiled or stands_in)
-            and learning.wants_seconds(masked.bucket)
-        )
         try:
-            if is_timed:
-                assert learning is not None
-                result = learning.timed(masked.bucket, call, run)
-            else:
-                result = run()
+            timed = None if is_compiled else learning
+            result = run() if timed is None else timed.timed(masked.bucket, call, run)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, call, out, None)
         except SizesDiffer as other:
@@ -219,9 +211,9 @@ class Engine:
         if self.config.check is not Check.OFF:
             return result
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
-        # Nor is a call while its bucket is timed.
-        is_known = learning is None or not learning.wants_seconds(masked.bucket)
-        if given is not None and not stands_in and is_known:
+        # So does one in a bucket that is still timed.
+        is_timed = learning is not None and learning.wants_seconds(masked.bucket)
+        if given is not None and not (stands_in or is_timed):
             self.memory.add_masked(call, given, served, self._same_up_to(masked))
         return result
 
