@@ -284,7 +284,9 @@ class SavedBuckets:
         reason = f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it"
         return Exactly(reason, True)
 
-    def learning(self, program: Interface | None, call: Call | None = None) -> None:
+    def learning(
+        self, program: Interface | None, call: Call | None = None, of_rows: bool = False
+    ) -> None:
         """Nothing: a file has its buckets."""
 
     def clear(self) -> None:

@@ -129,10 +129,13 @@ class ChoosesBuckets(Protocol):
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """The sizes that are beyond their largest bucket and stay exact."""
 
-    def learning(self, program: Interface | None, call: Call | None = None) -> Learning | None:
+    def learning(
+        self, program: Interface | None, call: Call | None = None, of_rows: bool = False
+    ) -> Learning | None:
         """What learns the buckets of a program; None if nothing does.
 
-        Without a call, None too if none was served yet.
+        Without a call, None too if none was served yet. Rows of batches have other buckets than
+        calls: they have executables of their own.
         """
 
     def clear(self) -> None:
@@ -147,7 +150,7 @@ class Buckets:
     ) -> None:
         self._config, self._requests = config, requests
         self._learns = config.learns
-        self._learning: weakref.WeakKeyDictionary[Interface, Learning | None]
+        self._learning: weakref.WeakKeyDictionary[Interface, dict[bool, Learning | None]]
         self._learning = weakref.WeakKeyDictionary()
         self._lock = lock
         self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
@@ -160,16 +163,19 @@ class Buckets:
         self._largest.clear()
         self._learning.clear()
 
-    def learning(self, program: Interface | None, call: Call | None = None) -> Learning | None:
+    def learning(
+        self, program: Interface | None, call: Call | None = None, of_rows: bool = False
+    ) -> Learning | None:
         """What learns the buckets of a program; None if nothing does."""
         if not self._learns or program is None:
             return None
         with self._lock:
-            if call is not None and program not in self._learning:
-                self._learning[program] = self._learner(program, call)
-            return self._learning.get(program)
+            known = self._learning.setdefault(program, {})
+            if call is not None and of_rows not in known:
+                known[of_rows] = self._learner(program, call, of_rows)
+            return known.get(of_rows)
 
-    def _learner(self, program: Interface, call: Call) -> Learning | None:
+    def _learner(self, program: Interface, call: Call, of_rows: bool) -> Learning | None:
         """What is to learn the buckets of a program; None if no variable has learnt buckets."""
         strategies_of = {v: self._config.strategy_of(v) for v in call.sizes}
         auto = {
@@ -182,7 +188,8 @@ class Buckets:
         most = max(strategy.buckets for strategy in auto.values())
         most = min(most, self._config.maxsize or most)
         rounded = functools.partial(padded_sizes, self._config)
-        kept = [(one.sizes, one.seconds) for one in self._requests.kept(call)]
+        files = () if of_rows else self._requests.kept(call)
+        kept = [(one.sizes, one.seconds) for one in files]
         return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept)
 
     def of(self, program: Interface, call: Call) -> dict[str, int]:

@@ -138,7 +138,10 @@ class Engine:
         learning = self.buckets.learning(call.program, call)
         if learning is not None:
             with self.lock:
-                learning.count(call.sizes, self.provider.allowance.affordable)
+                learning.expect(call.sizes)
+                learning.count(call.sizes)
+                if learning.clock.runs_out():
+                    learning.look(self.provider.allowance.affordable)
         decision = self.decisions.decide(call)
         match decision:
             case Masked():
@@ -193,7 +196,7 @@ class Engine:
         run = functools.partial(self.run, entry, call, served, out)
         try:
             timed = None if is_compiled else learning
-            result = run() if timed is None else timed.timed(masked.bucket, call, run)
+            result = run() if timed is None else timed.timed(masked.bucket, call.leaves, run)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, call, out, None)
         except SizesDiffer as other:

@@ -55,9 +55,10 @@ class SharedState:
         def evicted(key: Any, entry: Executable, why: str) -> None:
             if isinstance(key[0], Interface):  # a signature, if the shape is exact
                 for engine in alive(engines):
-                    learning = engine.buckets.learning(key[0])
-                    if learning is not None and entry.rows is None:
-                        learning.gone(key[1])
+                    of_rows = entry.rows is not None
+                    learning = engine.buckets.learning(key[0], of_rows=of_rows)
+                    if learning is not None:
+                        learning.gone(key[1][1:] if of_rows else key[1])
                     engine.signer.release(key[0])
             tell(Event("evict", name, entry.sizes, detail=why))
 

@@ -19,7 +19,6 @@ from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import Clock
 from bucketjit._runtime.statistics import FrozenDict, LearntBucket
-from bucketjit._tracing.call import Call
 from bucketjit.strategies.learning import Learner
 
 Sizes = Mapping[str, int]
@@ -47,7 +46,7 @@ class Learning:
         learnt: Sequence[str],
         most: int,
         rounded: Callable[[Sizes], Sizes],
-        kept: Sequence[tuple[Sizes, float]],
+        kept: Sequence[tuple[Sizes, float]] = (),
     ) -> None:
         self._variables, self._rounded = tuple(variables), rounded
         self._fixed = [v for v in variables if v not in learnt]
@@ -85,21 +84,22 @@ class Learning:
         """The bucket of a call."""
         return self._named(self._learner.bucket(self._ordered(sizes)))
 
-    def expect(self, sizes: Sizes) -> None:
-        """Choose the bucket of a call, should it be the first one."""
-        self._learner.expect(self._ordered(sizes))
+    def expect(self, *every: Sizes) -> None:
+        """Choose the bucket of the first call, or of the first examples."""
+        self._learner.expect(tuple(map(max, zip(*map(self._ordered, every), strict=True))))
 
-    def count(self, sizes: Sizes, may_compile: Callable[[], bool]) -> None:
-        """Count a call, and look for better buckets if it is time."""
-        is_time = self.clock.runs_out()
-        self.expect(sizes)
-        self._learner.count(self._ordered(sizes))
-        if not is_time:
-            return
+    def count(self, sizes: Sizes, calls: int = 1) -> None:
+        """Count calls."""
+        self._learner.count(self._ordered(sizes), calls)
+
+    def look(self, may_compile: Callable[[], bool]) -> bool:
+        """Look for better buckets if there were enough calls. Returns whether there are some."""
         self._read_counters()
-        if self._learner.is_due and self._learner.look(may_compile()):
+        has_changed = self._learner.is_due and self._learner.look(may_compile())
+        if has_changed:
             self.renew()
         self.clock.wind(self._learner.until_look)
+        return has_changed
 
     def _read_counters(self) -> None:
         """Count the calls of handlers."""
@@ -136,15 +136,15 @@ class Learning:
         """Whether a call in a bucket is to be timed."""
         return self._learner.wants_seconds(tuple(bucket[v] for v in self._variables))
 
-    def timed(self, bucket: Sizes, call: Call, run: Callable[[], Any]) -> Any:
-        """Run a call. If its bucket is timed, wait for its arguments and its results."""
+    def timed(self, bucket: Sizes, leaves: Any, run: Callable[[], Any], calls: int = 1) -> Any:
+        """Run a call, or several in one. If its bucket is timed, wait for arguments and results."""
         if not self.wants_seconds(bucket):
             return run()
-        _wait(call.leaves)
+        _wait(leaves)
         began = time.perf_counter()
         result = run()
         _wait(result)
-        seconds = time.perf_counter() - began
+        seconds = (time.perf_counter() - began) / calls
         self._learner.ran(tuple(bucket[v] for v in self._variables), seconds)
         return result
 

@@ -284,7 +284,9 @@ class OneBucket:
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """Nothing: a size beyond the bucket is refused."""
 
-    def learning(self, program: Interface | None, call: Call | None = None) -> None:
+    def learning(
+        self, program: Interface | None, call: Call | None = None, of_rows: bool = False
+    ) -> None:
         """Nothing: there is one bucket."""
 
     def clear(self) -> None:

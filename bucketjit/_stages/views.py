@@ -205,10 +205,11 @@ def _learnt(engine: Engine) -> tuple[LearntBucket, ...]:
     for other in alive(engine.shared.engines):
         for signature in other.signer.signatures():
             for _, program in signature.programs():
-                learning = other.buckets.learning(program)
-                if learning is not None:
-                    with other.lock:
-                        found += learning.learnt()
+                for of_rows in (False, True):
+                    learning = other.buckets.learning(program, of_rows=of_rows)
+                    if learning is not None:
+                        with other.lock:
+                            found += learning.learnt()
     return tuple(found)
 
 

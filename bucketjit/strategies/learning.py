@@ -197,9 +197,11 @@ class Learner:
 
     def look(self, may_add: bool = True) -> bool:
         """Look for better buckets. Returns whether some were planned, or given up."""
+        if not self._ran:  # it is not known yet what calls cost
+            return False
         self._look = max(self._calls + 1, self._calls * _NEXT_LOOK)
         before, self._planned = self._planned, []
-        if may_add and self._ran and self._compiles and len(self._known) < self._most:
+        if may_add and self._compiles and len(self._known) < self._most:
             self._planned = self._better()
         self._reason = f"it would have saved its compile after {self._calls} calls"
         return self._planned != before

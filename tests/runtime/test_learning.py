@@ -217,3 +217,28 @@ def test_malformed_buckets() -> None:
     with pytest.raises(SpecError, match="expected one of .'auto', 'exact', 'pow2'."):
         bucketjit.jit(centred, buckets="automatic")  # type: ignore[arg-type]
     assert bucketjit.jit(centred, buckets=Auto(3)).cache_size() == 0
+
+
+@pytest.mark.usefixtures("dear_running")
+@pytest.mark.parametrize("reduce", [None, "sum"])
+def test_map_begins_with_one_bucket_and_learns_others(reduce: str | None) -> None:
+    def scaled(w: Any, x: Any) -> Any:
+        return jnp.tanh(x * w).sum(0)
+
+    executor = bucketjit.jit(scaled, dynamic_axes=(None, "n, _"))
+    w, sizes = (
+        np.ones(2, np.float32),
+        [int(n) for n in np.random.default_rng(6).integers(1, 99, 64)],
+    )
+    rows = [ramp(n, 2) / n for n in sizes]
+    told = executor.explain_map(w, rows, reduce=reduce)
+    (group,) = told.groups
+    assert dict(group.bucket) == {"n": max(sizes)}
+    for _ in range(2):
+        got = executor.map(w, rows, reduce=reduce)
+        want = [scaled(w, x) for x in rows]
+        np.testing.assert_allclose(got, want if reduce is None else sum(want), rtol=1e-5)
+        assert max(bucket["n"] for bucket in buckets(executor)) == max(sizes)
+    assert 3 <= len({bucket["n"] for bucket in buckets(executor)}) <= 20
+    assert sum(bucket.calls for bucket in executor.stats().learnt) == 128
+    assert executor.stats().rows == 128

@@ -94,6 +94,7 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
     count, groups, alone = 0, [], Counter[str]()
     for window in call.windows():
         count += len(window)
+        call.expect(window)
         ways = (row.kind.way for row in window)
         alone.update(way.reason for way in ways if isinstance(way, Alone))
         for planned in call.plan(window, summed):

@@ -280,7 +280,7 @@ class Kinds:
                     if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
                         raise FallbackError(why.reason, why.remedy)
                     return Alone(why)
-                return self._batched(call, program, bucket)
+                return self.batched(call, program, bucket)
             case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
                 raise FallbackError(why.reason, why.remedy)
             case Unpadded(Because.NO_OPEN_AXIS):
@@ -290,7 +290,8 @@ class Kinds:
             case Masked(beyond=beyond):
                 return Alone(None, str(beyond))
 
-    def _batched(self, call: Call, program: Interface, bucket: Any) -> Batched:
+    def batched(self, call: Call, program: Interface, bucket: Any) -> Batched:
+        """How examples run in the batches of a bucket."""
         # It raises if a padded argument would be too large.
         padded = dict(padded_leaf_shapes(call, bucket))
         sizes, own = dict(bucket), frozenset(self.mapped)

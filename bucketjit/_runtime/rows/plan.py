@@ -12,6 +12,7 @@ of a group smaller, and costs an executable, so only the groups that gain most b
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -106,6 +107,28 @@ class Group:
     known: frozenset[int] = frozenset()
     most: int | None = None
     fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The batches of the examples that have one program and one bucket.
+
+    Attributes:
+        way: The program and the bucket.
+        members: The examples, by their place in the window.
+        rows: How many rows the executable of each batch takes.
+        in_turn: Whether rows are computed one after the other.
+    """
+
+    way: Batched
+    members: Sequence[int]
+    rows: Sequence[int]
+    in_turn: bool = False
+
+    def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """The row count and the examples of each batch."""
+        for rows, end in zip(self.rows, itertools.accumulate(self.rows), strict=True):
+            yield rows, self.members[end - rows : end]
 
 
 class _Cover(NamedTuple):

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import itertools
 import warnings
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bucketjit._compile.executable import Executable, SignatureChanged
@@ -22,6 +21,7 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.learning import Learning
 from bucketjit._runtime.rows.batchable import OF_FILE
 from bucketjit._runtime.rows.batches import (
     SharedArguments,
@@ -32,9 +32,10 @@ from bucketjit._runtime.rows.batches import (
     results_of,
 )
 from bucketjit._runtime.rows.examples import Examples
-from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kinds, Row
+from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kind, Kinds, Row
 from bucketjit._runtime.rows.plan import (
     Group,
+    Planned,
     batches,
     default_budget,
     is_faster_in_turn,
@@ -50,28 +51,6 @@ _LEAST_SUMMED = 1 << 16  # bytes of a batch that is summed, if the shared argume
 _UNDER_WAY = 8  # batches that run while later ones are filled
 
 _PLACED = MaskingError("its arguments are placed in another way than its program was traced for")
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The batches of the examples that have one program and one bucket.
-
-    Attributes:
-        way: The program and the bucket.
-        members: The examples, by their place in the window.
-        rows: How many rows the executable of each batch takes.
-        in_turn: Whether rows are computed one after the other.
-    """
-
-    way: Batched
-    members: Sequence[int]
-    rows: Sequence[int]
-    in_turn: bool = False
-
-    def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """The row count and the examples of each batch."""
-        for rows, end in zip(self.rows, itertools.accumulate(self.rows), strict=True):
-            yield rows, self.members[end - rows : end]
 
 
 class Summed(NamedTuple):
@@ -110,6 +89,7 @@ class MapCall:
         self._is_stacked = is_stacked
         self._shared = SharedArguments(self.kinds)
         self._opened: dict[Any, Sequence[Sequence[int]] | None] = {}
+        self._ways: dict[Any, Batched] = {}
 
     def windows(self) -> Iterator[list[Row]]:
         """The examples, signed: all of them, or some at a time if an iterator has them."""
@@ -146,13 +126,13 @@ class MapCall:
             for row in {row.kind: row for row in window}.values():
                 self._note_open_axes(row)
         under_way: deque[tuple[Sequence[int], Wait]] = deque()
-        for planned in self.plan(window, summed):
-            for rows, members in planned.batches():
-                examples = [window[i] for i in members]
-                under_way.append((members, self._start(planned, rows, examples, summed)))
-                if len(under_way) > _UNDER_WAY:
-                    done, wait = under_way.popleft()
-                    yield done, wait()
+        self._count(window)
+        for planned, rows, members in self._batches(window, summed):
+            examples = [window[i] for i in members]
+            under_way.append((members, self._start(planned, rows, examples, summed)))
+            if len(under_way) > _UNDER_WAY:
+                done, wait = under_way.popleft()
+                yield done, wait()
         yield from ((members, wait()) for members, wait in under_way)
         for i, row in enumerate(window):
             if isinstance(row.kind.way, Alone):
@@ -160,15 +140,81 @@ class MapCall:
 
     # --- planning ---
 
-    def plan(self, window: Sequence[Row], summed: bool = False) -> list[Planned]:
+    def _learning(self, kind: Kind) -> Learning | None:
+        """What learns the buckets of examples; None if nothing does."""
+        program = kind.way.program if isinstance(kind.way, Batched) else None
+        learns = program is not None and not program.unfitted
+        buckets = self.engine.buckets
+        return buckets.learning(program, kind.call, of_rows=True) if learns else None
+
+    def expect(self, window: Sequence[Row]) -> dict[Kind, Learning]:
+        """Choose the first buckets of the examples whose buckets are learnt."""
+        found = {}
+        every = defaultdict[Learning, list[Any]](list)
+        for kind in dict.fromkeys(row.kind for row in window):
+            if (learning := self._learning(kind)) is not None:
+                found[kind] = learning
+                every[learning].append(kind.call.sizes)
+        with self.engine.lock:
+            for learning, sizes in every.items():
+                learning.expect(*sizes)
+        return found
+
+    def _count(self, window: Sequence[Row]) -> None:
+        """Tell what learns buckets of the sizes of some examples."""
+        learning, rows = self.expect(window), Counter(row.kind for row in window)
+        with self.engine.lock:
+            for kind, own in learning.items():
+                own.count(kind.call.sizes, rows[kind])
+
+    def _batches(
+        self, window: Sequence[Row], summed: bool
+    ) -> Iterator[tuple[Planned, int, Sequence[int]]]:
+        """The batches of a window. Where better buckets were learnt, the rest is planned anew."""
+        done: set[int] = set()
+        has_news = True
+        while has_news:
+            has_news = False
+            left = [i for i in range(len(window)) if i not in done]
+            batches = (
+                (p, *batch) for p in self.plan(window, summed, left) for batch in p.batches()
+            )
+            for planned, rows, members in batches:
+                yield planned, rows, members
+                done.update(members)
+                learning = self._learning(window[members[0]].kind)
+                if learning is not None:
+                    with self.engine.lock:
+                        has_news = learning.look(self.engine.provider.allowance.affordable)
+                if has_news:
+                    break
+
+    def _way(self, kind: Kind) -> Batched:
+        """How an example runs, in the bucket that is best by now."""
+        way, learning = kind.way, self._learning(kind)
+        assert isinstance(way, Batched)
+        if learning is None:
+            return way
+        bucket = learning.bucket(kind.call.sizes)
+        if bucket == way.bucket or not way.program.fits(bucket):
+            return way
+        key = kind, tuple(bucket.values())
+        if key not in self._ways:
+            self._ways[key] = self.kinds.batched(kind.call, way.program, bucket)
+        return self._ways[key]
+
+    def plan(
+        self, window: Sequence[Row], summed: bool = False, left: Sequence[int] | None = None
+    ) -> list[Planned]:
         """Group the examples of a window that run in batches."""
         ways: dict[Any, Batched] = {}
         members: defaultdict[Any, list[int]] = defaultdict(list)
-        for i, row in enumerate(window):
-            if isinstance(way := row.kind.way, Batched):
-                key = way.program, tuple(way.bucket.values())
-                ways.setdefault(key, way)
-                members[key].append(i)
+        every = range(len(window)) if left is None else left
+        for i in (i for i in every if isinstance(window[i].kind.way, Batched)):
+            way = self._way(window[i].kind)
+            key = way.program, tuple(way.bucket.values())
+            ways.setdefault(key, way)
+            members[key].append(i)
         for own in members.values():
             # Rows of like lengths go together: a loop of a batch runs as long as the longest row.
             own.sort(key=lambda i: window[i].kind.real)
@@ -249,6 +295,7 @@ class MapCall:
         if isinstance(found, Alone):
             return functools.partial(self._run_alone, rows, found.why)
         entry, is_compiled = found
+        run: Callable[..., Any]
         wait: Wait
         try:
             is_checked = engine.config.check is not Check.OFF
@@ -259,7 +306,13 @@ class MapCall:
                 if is_compiled and not summed and may_take_turns(engine, entry, way, kinds):
                     self._compare_ways(way, entry, rows)
                 run = checked_sums if is_checked else launch
-                outs = run(entry, rows, kinds, self._shared)
+                run = functools.partial(run, entry, rows, kinds, self._shared)
+                learning = self._learning(rows[0].kind)
+                outs = (
+                    run()
+                    if learning is None
+                    else self._learnt(learning, entry, way, run, len(rows))
+                )
                 dtypes = [dtype for dtype, _ in way.program.out_types]
                 part = Summed(rows[0].kind.call.out_tree, dtypes, outs, len(rows))
                 wait = functools.partial(results_of, entry, rows, outs, self._out)
@@ -268,6 +321,14 @@ class MapCall:
             return functools.partial(self._run_alone, rows, _PLACED)
         engine.counters.batch(count(entry, rows, kinds.mapped))
         return wait
+
+    def _learnt(
+        self, learning: Learning, entry: Executable, way: Batched, run: Callable[[], Any], rows: int
+    ) -> Any:
+        """Run a batch, and note what compiling and running it has cost."""
+        with self.engine.lock:
+            learning.compiled(way.bucket, entry.compile_seconds)
+        return learning.timed(way.bucket, [], run, rows)
 
     def _compare_ways(self, way: Batched, entry: Executable, rows: Sequence[Row]) -> None:
         """Run a batch in both ways, and note whether the rows of the program take turns."""
