@@ -3,7 +3,7 @@
 =====================  ==================================================
 class                  returned by
 =====================  ==================================================
-``Stats``              ``stats``; it has ``BucketStats`` and ``ProgramStats``
+``Stats``              ``stats``; has ``BucketStats``, ``ProgramStats``, ``LearntBucket``
 ``Report``             ``report``
 ``Explanation``        ``explain``; it has ``MaskedEquation``
 ``MapExplanation``     ``explain_map``
@@ -23,7 +23,7 @@ from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._events import Event
 from bucketjit._runtime.rows.explained import MapExplanation
-from bucketjit._runtime.statistics import BucketStats, ProgramStats, Stats
+from bucketjit._runtime.statistics import BucketStats, LearntBucket, ProgramStats, Stats
 from bucketjit._stages.explain import Explanation, MaskedEquation
 from bucketjit._stages.report import Report
 from bucketjit._stages.warmup import WarmupReport
@@ -36,6 +36,7 @@ __all__ = [
     "DynamicAxes",
     "Event",
     "Explanation",
+    "LearntBucket",
     "Loaded",
     "MapExplanation",
     "MaskedEquation",

@@ -138,7 +138,6 @@ class Engine:
         learning = self.buckets.learning(call.program, call)
         if learning is not None:
             with self.lock:
-                learning.expect(call.sizes)
                 learning.count(call.sizes)
                 if learning.clock.runs_out():
                     learning.look(self.provider.allowance.affordable)
@@ -279,9 +278,6 @@ class Engine:
     def chosen(self, call: Call, learns: bool = True) -> tuple[Call, Decision]:
         """Resolve a call that is not run, and decide what it would do."""
         call = self.resolve(call) if learns else self.looked_at(call)
-        learning = None if learns else self.buckets.learning(call.program, call)
-        if learning is not None:
-            learning.expect(call.sizes)
         return call, self.decisions.decide(call)
 
     def looked_at(self, call: Call) -> Call:

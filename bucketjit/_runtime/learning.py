@@ -85,7 +85,7 @@ class Learning:
         return self._named(self._learner.bucket(self._ordered(sizes)))
 
     def expect(self, *every: Sizes) -> None:
-        """Choose the bucket of the first call, or of the first examples."""
+        """Choose a first bucket that holds calls of all these sizes."""
         self._learner.expect(tuple(map(max, zip(*map(self._ordered, every), strict=True))))
 
     def count(self, sizes: Sizes, calls: int = 1) -> None:

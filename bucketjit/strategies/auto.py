@@ -11,13 +11,13 @@ from bucketjit.strategies.base import logical_size, positive_int
 class Auto:
     """Learn the buckets from the sizes that come, and from what compiling and running cost.
 
-    The first call has a bucket of its own size. A size that no bucket holds gets a power of two.
-    A better bucket is compiled when the seconds that it would have saved reach what compiling it
-    costs. Several variables are learnt together. A bucketed function with a directory for its
-    executables (`BucketedExec.with_persistence`) starts with the buckets that are there.
+    A size that no bucket holds gets a power of two. A better bucket is compiled when the seconds
+    that it would have saved reach what compiling it costs. Several variables are learnt together.
+    A bucketed function with a directory for its executables (`BucketedExec.with_persistence`)
+    starts with the buckets that are there.
 
-    By itself, where there are no calls to learn from (a saved function, a warm-up, several
-    processes that agree on a bucket, the lengths of `BucketedExec.map`), it is `Pow2`.
+    Where there are no calls to learn from (a saved function, a warm-up, several processes that
+    agree on a bucket), it is `Pow2`.
 
     Args:
         buckets: The largest number of buckets that are learnt. Sizes that none of them holds get
@@ -30,10 +30,10 @@ class Auto:
     Examples:
         >>> import bucketjit, jax.numpy as jnp, numpy as np
         >>> total = bucketjit.jit(jnp.sum, buckets="auto")
-        >>> for n in (100, 37, 100):
+        >>> for n in (100, 37, 200):
         ...     _ = total(np.ones(n, np.float32))
-        >>> [dict(bucket.sizes) for bucket in total.stats().buckets]
-        [{'batch': 100}]
+        >>> [(dict(bucket.sizes), bucket.why) for bucket in total.stats().learnt]
+        [({'batch': 128}, 'no bucket held a call'), ({'batch': 256}, 'no bucket held a call')]
     """
 
     buckets: int = 20

@@ -115,7 +115,7 @@ class Learner:
         self._counts: dict[Bucket, int] = {}
         self._calls, self._step = 0, 1
         self._look: float = _FIRST_LOOK
-        self._reason = "the sizes of the first call"
+        self._reason = "it holds all first examples"
 
     def _holds(self, bucket: Bucket, sizes: Bucket) -> bool:
         return all(
@@ -131,13 +131,9 @@ class Learner:
         return self._rounded(sizes)
 
     def expect(self, sizes: Bucket) -> None:
-        """Plan the bucket of a first call.
-
-        It has the size of that call: often all calls have that size, or all but the last one of an
-        epoch, which is smaller.
-        """
-        if not self._known and not self._calls and self._fits(sizes):
-            self._planned = [sizes]
+        """Plan a first bucket that holds these sizes."""
+        if not self._known and not self._calls and self._fits(self._rounded(sizes)):
+            self._planned = [self._rounded(sizes)]
 
     def has(self, bucket: Bucket) -> bool:
         """Whether a bucket is there."""

@@ -287,7 +287,7 @@ def test_calls_like_an_earlier_one_take_the_warm_path(
     if call is None:
         options = {"dynamic_axes": ("a, b", "b, a")}
         call = lambda n: ((ramp(n, 3), ramp(3, n)), {})  # noqa: E731
-    executor = bucketjit.jit(fn, **options)
+    executor = bucketjit.jit(fn, **{"buckets": "pow2", **options})
     wanted = {}
     for n in SIZES:
         args, kwargs = call(n)
