@@ -70,7 +70,8 @@ _READ_SIGNS = frozenset(
     )
 )
 _READ = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # in some cases; see `_read`
-_MOST_BEHIND = 64  # sources that are remembered behind a value
+# Sources that are remembered of a value, the latest ones. A kernel of XLA is not made of more.
+_MOST = 64
 # The same operands need not give the same result.
 _ANEW = frozenset(("rng_uniform", "empty", "ffi_call", *CALLBACKS))
 _Sources = frozenset[int]  # computed and mixed values, by number
@@ -119,6 +120,10 @@ class _Following(Analysis[_Facts]):
         numbers: For each variable, the number of its value in each call of its program.
     """
 
+    # The second turn meets what the first one has carried on. A fixed point would take hundreds of
+    # turns: each turn of a loop within a loop makes new values.
+    most_turns = 2
+
     def __init__(self, jaxpr: Jaxpr) -> None:
         self.table = {
             **dict.fromkeys(CALLS, self._call),
@@ -132,23 +137,23 @@ class _Following(Analysis[_Facts]):
             if name_of(eqn) not in CALLS:
                 outs = (v for body in bodies(eqn) for v in body.outvars)
                 self._noted.update(v for v in outs if not is_literal(v))
-        self._found: _Sources = _NONE
+        self._found: set[int] = set()
         self._keys: dict[Hashable, int] = {}
         self._count = itertools.count()
         self._made_of: dict[int, _Sources] = {}  # a source, and the sources that it is mixed from
-        self._twice = _NONE  # sources that are in a mixture more than once
+        self._twice: set[int] = set()  # sources that are in a mixture more than once
         self._joined: set[int] = set()
         # The loop that is followed. An operation in a loop is not shared with one outside, so it
         # gets another number.
         self._loop = 0
 
-    def to_keep(self) -> _Sources:
+    def to_keep(self) -> set[int]:
         """The values that must be computed once.
 
         A value that is in a mixture twice, as in ``concatenate([y, y])``, is one of them: two loops
         of one kernel would compute it.
         """
-        return self._found | (_all(self._made_of[n] for n in self._found) & self._twice)
+        return self._found.union(*(self._made_of[n] & self._twice for n in self._found))
 
     def unknown(self, atom: Atom) -> _Facts:
         return _Facts(next(self._count))
@@ -162,7 +167,7 @@ class _Following(Analysis[_Facts]):
             return one
         number = one.number if one.number in self._joined else next(self._count)
         self._joined.add(number)
-        sets = [a | b for a, b in zip(one[1:], other[1:], strict=True)]
+        sets = [_all(pair) for pair in zip(one[1:], other[1:], strict=True)]
         return self._in_memory(number, *sets)
 
     def row(self, value: _Facts, var: Var) -> _Facts:
@@ -190,7 +195,8 @@ class _Following(Analysis[_Facts]):
 
         What a loop carries stays: it is mixed from values that are mixed from it.
         """
-        return parts - (_all(self._made_of[n] - {n} for n in parts) - self._joined)
+        older = set().union(*(self._made_of[n] - {n} for n in parts))
+        return parts - (older - self._joined)
 
     def _near(self, one: _Facts, other: _Facts) -> _Sources:
         """The sources behind one operand that something in the other one was chosen among."""
@@ -224,7 +230,7 @@ class _Following(Analysis[_Facts]):
         for i, (_, *sets) in enumerate(outs):
             parts, behind, own, nearly = (frozenset(n for n in s if n < before) for s in sets)
             number = self._number("result", before, i)
-            facts.append(self._in_memory(number, parts, behind, own | chosen, nearly))
+            facts.append(self._in_memory(number, parts, behind, _all((own, chosen)), nearly))
         return self._note(eqn, facts)
 
     def default(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> Sequence[_Facts]:
@@ -232,13 +238,13 @@ class _Following(Analysis[_Facts]):
         follow_inside(self, eqn)
         chosen = _all(f.chosen for f in ins)
         if has_bodies or name in _CHOICES:
-            chosen |= _all(f.parts for f in ins)
+            chosen = _all((chosen, *(f.parts for f in ins)))
         near = self._near(*ins) if name in _DECIDE_BY_TWO else _NONE
         self._read(eqn, name, ins, near)
         # Elementwise operations and moves carry a difference on.
         nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE
         if name in _DIFFERENCES:
-            nearly |= near
+            nearly = _all((nearly, near))
         is_new = not name or name in _ANEW or has_bodies or bool(eqn.effects)
         facts = []
         for i, out in enumerate(eqn.outvars):
@@ -256,13 +262,13 @@ class _Following(Analysis[_Facts]):
         """Note the values whose last bit may decide the result of an equation."""
         cut_off = name == "convert_element_type" and not _is_inexact(eqn.outvars[0])
         if name in _READ_SIGNS or cut_off:
-            self._found |= _all(f.nearly for f in ins)
+            self._found.update(*(f.nearly for f in ins))
         if name == "div":
-            self._found |= ins[1].nearly
+            self._found.update(ins[1].nearly)
         if name == "rem":
-            self._found |= near
+            self._found.update(near)
         if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y`` asks for NaN
-            self._found |= near | self._latest(ins[0].parts & ins[1].parts)
+            self._found.update(near, self._latest(ins[0].parts & ins[1].parts))
 
     def _sources(
         self, number: int, name: str, i: int, ins: Sequence[_Facts]
@@ -276,14 +282,14 @@ class _Following(Analysis[_Facts]):
             given = [f.parts for f in (ins[1:] if name == "select_n" else ins)]
             if number not in self._made_of:
                 twice = _all(a & b for a, b in itertools.combinations(given, 2))
-                self._twice |= self._latest(twice)
-                self._made_of[number] = own.union(*given)
+                self._twice.update(self._latest(twice))
+                self._made_of[number] = _all((own, *given))
             return self._made_of[number], self._made_of[number]
         if name not in _COMPUTED:
             return _NONE, _NONE
         self._made_of[number] = own
-        behind = _all(f.behind for f in ins) if name in _FUNCTIONS else _NONE
-        return own, own | (behind if len(behind) < _MOST_BEHIND else _NONE)
+        behind = [f.behind for f in ins] if name in _FUNCTIONS else []
+        return own, _all((own, *behind))
 
 
 def _keeps_bits(eqn: JaxprEqn, name: str) -> bool:
@@ -308,5 +314,9 @@ def _params(eqn: JaxprEqn) -> Hashable:
 
 
 def _all(sets: Iterable[_Sources]) -> _Sources:
+    """The latest of several sources."""
     found = set(sets)  # mostly one, or one and the empty set
-    return _NONE.union(*found) if len(found) > 1 else next(iter(found), _NONE)
+    if len(found) < 2:
+        return next(iter(found), _NONE)
+    every = _NONE.union(*found)
+    return every if len(every) <= _MOST else frozenset(sorted(every)[-_MOST:])

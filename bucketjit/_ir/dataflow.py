@@ -127,9 +127,12 @@ class Analysis(ABC, Generic[V]):
 
     Attributes:
         table: The transfer function of each primitive that the analysis knows, by name.
+        most_turns: The most turns of a loop that are followed, for analyses that need not reach a
+            fixed point; None to follow it until it settles.
     """
 
     table: Mapping[str, Transfer[V]] = {}
+    most_turns: int | None = None
 
     @abstractmethod
     def unknown(self, atom: Atom) -> V:
@@ -270,10 +273,11 @@ def _settled(
 ) -> list[V] | None:
     """The values of a loop's results at a fixed point; None if it does not settle."""
     carry = list(first)
-    for _ in range(_STEPS * (len(carry) + 1)):
+    most = analysis.most_turns
+    for turns in range(1, _STEPS * (len(carry) + 1) + 1):
         outs = turn(carry)
         joined = _joined(analysis, carry, outs[: len(carry)])
-        if joined == carry:
+        if joined == carry or turns == most:
             return [*carry, *outs[len(carry) :]]
         carry = joined
     return None

@@ -66,7 +66,10 @@ def test_a_text_is_the_member_of_the_enum() -> None:
         ({"out": "np"}, "out must be one of 'jax', 'numpy', 'padded', got 'np'"),
         ({"overflow": "grow"}, "overflow must be one of 'error', 'extend', 'exact', got"),
         ({"overflow": {"b": "grow"}}, r"overflow\['b'\] must be one of 'error', 'extend'"),
-        ({"buckets": "pow3"}, r"buckets='pow3': expected one of \['auto', 'exact', 'pow2'\], a list"),
+        (
+            {"buckets": "pow3"},
+            r"buckets='pow3': expected one of \['auto', 'exact', 'pow2'\], a list",
+        ),
         ({"buckets": {3: "pow2"}}, "dim must be the name of a dimension variable, got 3"),
         ({"maxsize": 0}, "maxsize must be a positive int or None, got 0"),
         ({"in_shardings": "x"}, "in_shardings is not an option.* jax.device_put"),

@@ -15,8 +15,13 @@ from jax import lax
 from jax.interpreters import mlir
 
 from bucketjit import BucketedExec, Check, Fallback
-from bucketjit._compile.recomputed_values import recomputed_values
-from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
+from bucketjit._compile.recomputed_values import _Following, recomputed_values
+from bucketjit._jax.jaxprs import (
+    all_equations,
+    open_jaxpr,
+    without_dead_code,
+    without_hi_primitives,
+)
 
 Function = Callable[[Any], Any]
 
@@ -319,3 +324,30 @@ def test_poison_does_not_reach_them() -> None:
     x = np.random.default_rng(0).standard_normal((20, 8)).astype(np.float32)
     checked = BucketedExec(fn, dynamic_axes="b, _", fallback=Fallback.ERROR, check=Check.POISON)
     np.testing.assert_allclose(checked.with_pow2()(x), fn(x), atol=1e-5)
+
+
+def test_loops_within_loops_are_followed_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Solvers of differential equations have loops of many carried values, four deep."""
+    followed = 0
+    default = _Following.default
+
+    def counted(self: Any, eqn: Any, ins: Any) -> Any:
+        nonlocal followed
+        followed += 1
+        return default(self, eqn, ins)
+
+    def nested(depth: int, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not depth:
+            one, *others = carry
+            highest = jnp.maximum(one, others[0] * 2 - one)
+            return *others, jnp.where(highest == one, one * 3 - 1, highest)
+        less = functools.partial(nested, depth - 1)
+        return lax.while_loop(lambda c: c[0].sum() < 9, less, carry)
+
+    def fn(x: Any) -> Any:
+        return nested(4, tuple(x + i for i in range(8)))
+
+    monkeypatch.setattr(_Following, "default", counted)
+    jaxpr = jax.make_jaxpr(fn)(jnp.ones(3)).jaxpr
+    recomputed_values(jaxpr)
+    assert 0 < followed <= 2**4 * sum(1 for _ in all_equations(jaxpr))
