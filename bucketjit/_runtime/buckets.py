@@ -6,6 +6,7 @@ Per variable such a size raises, is extended to further buckets, or runs at its 
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -167,6 +168,12 @@ class Buckets:
     def chosen(self, program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:
         """The padded size of each variable, unfitted sizes left out."""
         bucket = padded_sizes(self._config, sizes)
+        if growth := program.growth(bucket):
+            # The results have to fit into the buffers of a bucket, so its largest size is smaller.
+            longer = {v: n + growth.get(v, 0) for v, n in sizes.items()}
+            with contextlib.suppress(BucketOverflowError):
+                roomy = padded_sizes(self._config, longer)
+                bucket = {v: n - growth.get(v, 0) for v, n in roomy.items()}
         if program.fits(bucket):
             return bucket
         key = tuple(sizes.items())
