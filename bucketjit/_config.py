@@ -300,6 +300,11 @@ class Config:
         """The strategy of a dimension variable."""
         return self.per_dim.get(dim, self.default)
 
+    def has_room(self, dim: str) -> bool:
+        """Whether arrays of a variable get room for results that calls take again."""
+        is_padded = not isinstance(self.strategy_of(dim), strategies.Exact) or dim in self.planned
+        return is_padded and self.out is Out.PADDED and self.sharded is None
+
     @property
     def always_exact(self) -> bool:
         """Whether every call runs at its exact shape: no variable has a strategy that pads."""

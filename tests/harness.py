@@ -223,8 +223,10 @@ class Masked:
         rules: Mapping[Any, Any] | None = None,
         poisoned: bool = True,
         paired: bool = False,
+        room: int = 0,
     ) -> None:
         self.case = case
+        self.rooms = {v: n + room for v, n in case.bucket.items()} if room else {}
         self.poisoned = poisoned
         self.paired = paired
         self.rules = default_rules() if rules is None else rules
@@ -270,8 +272,11 @@ class Masked:
         size_constants = program.size_constants(sizes)
         assert size_constants is not None, "traced twice, two different programs"
         bucket = self.bucket
+        rooms = self.rooms
+        if program.pairing is not None or any(g.op == "==" for g in program.guards):
+            rooms = {}
         if not program.admits(bucket):
-            bucket = dict(sizes)
+            bucket, rooms = dict(sizes), {}
         there = program.unfitted_sizes(bucket) or {}
         for name, size in zip(program.unfitted, size_constants.sizes, strict=True):
             bucket[name] = max(size, there.get(name, 0))
@@ -280,7 +285,7 @@ class Masked:
 
             def run(values: Any, constants: Any, poison: Any, *padded: Any) -> Any:
                 padded_sizes = program.padded_sizes(bucket)
-                at = BucketSizes(padded_sizes, program.lower, values, constants)
+                at = BucketSizes(padded_sizes, program.lower, values, constants, (), rooms)
                 return interpret(
                     program.jaxpr,
                     program.consts,
@@ -299,7 +304,7 @@ class Masked:
         padded = []
         for arg, x in zip(self.case.arguments, args, strict=True):
             lower = program.lower
-            at = BucketSizes(static, lower, {})
+            at = BucketSizes(static, lower, {}, rooms=rooms)
             dims = [
                 int(t) if t.isdigit() else at.padded(next(iter(_symbol(program, t, i, arg))))
                 for i, t in enumerate(arg.sizes)
@@ -411,6 +416,7 @@ def check(
     poisoned: bool = True,
     paired: bool = False,
     whole: bool = False,
+    room: int = 0,
 ) -> set[str]:
     """Run a case at its logical sizes, domains and poisons; raise on the first difference.
 
@@ -422,6 +428,7 @@ def check(
         poisoned: Whether padding is poisoned at all.
         paired: Make its programs of concrete traces even where it can be traced symbolically.
         whole: Run at every size of the case; by default its third one, the edge, is left out.
+        room: How much longer arrays of a variable are than its largest size.
 
     Returns:
         The names of all primitives of its programs.
@@ -431,7 +438,7 @@ def check(
         MaskingError: The program cannot be masked.
     """
     fn = case.fn if fn is None else fn
-    masked = Masked(case, fn, rules, poisoned, paired)
+    masked = Masked(case, fn, rules, poisoned, paired, room)
     poisons = poisons if poisoned else ("zero",)
     every = case.logical_sizes if whole else case.logical_sizes[:2] + case.logical_sizes[3:]
 

@@ -49,6 +49,20 @@ def test_without_poison(case: Case) -> None:
     check(case, poisoned=False)
 
 
+@pytest.mark.parametrize("case", CASES[2::36], ids=lambda c: c.name)
+def test_with_room(case: Case) -> None:
+    """Arrays are longer than the largest sizes are, as where results come back as arguments."""
+    _check_with_room(case, poisons=("zero", "nan"))
+
+
+def _check_with_room(case: Case, **more: Any) -> None:
+    """Operations on blocks may refuse an array that does not consist of whole ones."""
+    try:
+        check(case, room=1, **more)
+    except MaskingError as error:
+        assert "whole blocks" in error.reason, error
+
+
 @pytest.mark.parametrize("case", CASES[7::36], ids=lambda c: c.name)
 def test_paired(case: Case) -> None:
     """Programs of concrete traces do the same, though symbolic traces would do."""
@@ -61,6 +75,12 @@ def _check_paired(case: Case, fn: Callable[..., Any] | None = None) -> None:
         check(case, fn=fn, paired=True)
     except MaskingError as error:
         assert "defect" not in error.remedy, error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_all_with_room(case: Case) -> None:
+    _check_with_room(case)
 
 
 @pytest.mark.slow

@@ -69,6 +69,8 @@ def placed_beside(padded: np.ndarray, value: Any) -> Any:
 
 def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """A faster `pad` for arrays of the kind, shape and dtype of ``like``."""
+    if type(like) is Padded and like.array.shape == shape:
+        return lambda value: value.array if value.is_clean else pad(value, shape)
     known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
     if not known or not _only_rows_to_add(like, shape):
         return lambda value: pad(value, shape)

@@ -120,6 +120,10 @@ class _Search:
         call, decision = self._decided(sizes)
         if isinstance(decision, Masked):
             self._add(decision.program, decision.bucket, call)
+            if fewer := decision.program.sizes_before(call.sizes, decision.bucket):
+                call, decision = self._decided({**sizes, **fewer})
+                if isinstance(decision, Masked):
+                    self._add(decision.program, decision.bucket, call)
         elif decision.because is Because.EMPTY:
             raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
         else:

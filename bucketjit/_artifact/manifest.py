@@ -166,6 +166,7 @@ class SavedProgram:
         computed: The sizes that it computes, each after those that its bound names.
         counts: The variables of those that its modules return after the results.
         presumed: Comparisons that they meet. Of a run that returns others the results are wrong.
+        roomy: The variables whose arrays have room for results that calls take again.
     """
 
     variables: tuple[str, ...]
@@ -185,6 +186,7 @@ class SavedProgram:
     computed: tuple[ComputedSize, ...] = ()
     counts: tuple[str, ...] = ()
     presumed: tuple[str, ...] = ()
+    roomy: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -335,6 +337,8 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
+        if kind is SavedProgram:  # early files of format 2 have no room
+            value = {"roomy": [], **value}
         if lack := hints.keys() - value.keys():
             raise _error(at, f"there is no {min(lack)!r}")
         fields = {f: _decoded(hint, value[f], f"{at}: {f}") for f, hint in hints.items()}

@@ -16,7 +16,6 @@ import numpy as np
 
 from bucketjit._compile.bodies import masked
 from bucketjit._extras import Extra
-from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import key_impl, with_type
@@ -84,7 +83,7 @@ def bucket_module(
     platforms: Sequence[str] | None,
 ) -> jax.export.Exported:
     """The masked program of a bucket as an exported module."""
-    padded = BucketSizes(program.padded_sizes(bucket), program.lower, {}).padded_shape
+    padded = program.sizes_in(bucket).padded_shape
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
         consts, given = _as_traced(program, types, constants, arrays)

@@ -155,6 +155,7 @@ def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> Loade
             },
             counts=record.counts,
             presumed=tuple(map(_guard, record.presumed)),
+            roomy=record.roomy,
             unfitted=() if table is None else table.unfitted,
             size_constant_shapes=() if table is None else tuple(map(shape_of, table.axes)),
             pairing=_pairing(source, record) if record.samples or table is not None else None,

@@ -273,6 +273,7 @@ class _FunctionWriter:
             ),
             counts=program.counts,
             presumed=tuple(map(str, program.presumed)),
+            roomy=program.roomy,
         )
 
     def _bucket(

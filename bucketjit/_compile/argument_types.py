@@ -28,12 +28,15 @@ def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
     """Position and padded shape of each leaf that has open axes."""
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
+    rooms = call.program.rooms(bucket)
     found = []
     rows = zip(call.tokens, call.shapes, call.signature.types, strict=True)
     for i, (row, shape, kind) in enumerate(rows):
         if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
             padded = tuple(
-                n if t == STATIC or t.isdigit() else upper_bound_text(t, lower, bucket)
+                n
+                if t == STATIC or t.isdigit()
+                else rooms.get(t) or upper_bound_text(t, lower, bucket)
                 for t, n in zip(row, shape, strict=True)
             )
             if not can_be(padded, kind.dtype):

@@ -18,6 +18,7 @@ from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
 from bucketjit._config import Check, Config
 from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import Shape
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
@@ -26,6 +27,7 @@ from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import select
 from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
+from bucketjit._masking.padding import Padding
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
@@ -110,22 +112,22 @@ def masked(
     uneven: tuple[str, ...] = (),
 ) -> Body:
     """A program at padded sizes, with zeros in the padding of its results."""
-    padded = program.padded_sizes(bucket)
 
     def body(
         vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
     ) -> list[Any]:
         values = {v: vector[i] for i, v in enumerate(variables)}
-        at = BucketSizes(padded, program.lower, values, constants, uneven)
+        at = program.sizes_in(bucket, values, constants, uneven)
         is_poisoned = poison is not None
         hook = hooks(poison_equations(poison) if is_poisoned else None, after)
         # The padding of arguments holds zeros, or the poison.
-        padding = None if is_poisoned else 0
+        padding, known = None if is_poisoned else 0, Padding()
         try:
-            outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding)
+            outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)
             typed = zip(outs[:count], program.out_shapes, program.out_types, strict=True)
-            return [*(_finished(x, shape, kind, at) for x, shape, kind in typed), *outs[count:]]
+            cut = [_finished(x, shape, kind, at, known) for x, shape, kind in typed]
+            return [*cut, *outs[count:]]
         except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
             raise
         except Exception as error:
@@ -142,14 +144,15 @@ def masked(
     return body
 
 
-def _finished(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
+def _finished(
+    out: Any, shape: Shape, kind: tuple[Any, bool], sizes: BucketSizes, known: Padding
+) -> Any:
     """An output with its padding set to 0, and with the weak type that was traced.
 
     Garbage in the padding must not leave the executable: `Padded` results show it.
     """
     dtype, weak = kind
-    mask = sizes.in_bounds(shape)
-    if mask is not None:
+    if not known.holds(out, shape, 0) and (mask := sizes.in_bounds(shape)) is not None:
         out = select(mask, out, 0)
     return with_type(out, dtype, weak)
 

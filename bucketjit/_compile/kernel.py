@@ -214,7 +214,7 @@ def kernel(
         transformed = transform.run(body(shared), program, leaves_of, opened)
         return with_counts(program, transformed(sizes, arrays, is_poisoned))
 
-    at = BucketSizes(program.padded_sizes(bucket), program.lower, {})
+    at = program.sizes_in(bucket)
     shapes = tuple(map(at.padded_shape, program.size_constant_shapes))
     donated, donated_leaves = frozenset[int](), frozenset[int]()
     # A run whose computed sizes are not as presumed is repeated, so it must not lose an argument.

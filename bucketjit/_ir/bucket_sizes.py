@@ -14,7 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._ir.bounds import MOST, MOST_OF_INT64, lower_bound, reach, upper_bound_text
+from bucketjit._ir.bounds import (
+    MOST,
+    MOST_OF_INT64,
+    lower_bound,
+    reach,
+    upper_bound,
+    upper_bound_text,
+)
 from bucketjit._ir.expressions import Dim, Shape, compiled, is_symbolic, parsed, variables_of
 from bucketjit._jax.transformations import current_trace
 from bucketjit.errors import MaskingError
@@ -66,6 +73,7 @@ class BucketSizes:
         values: Run-time logical size of each variable, int32 scalars.
         size_constants: Constants that depend on the logical sizes, padded.
         uneven: The axes of a mesh along which the logical sizes differ from shard to shard.
+        rooms: Padded sizes of some expressions, by text, where they are no bounds of these.
     """
 
     def __init__(
@@ -75,8 +83,9 @@ class BucketSizes:
         values: Mapping[str, Any],
         size_constants: Sequence[Any] = (),
         uneven: Iterable[Any] = (),
+        rooms: Mapping[str, int] = {},
     ) -> None:
-        self.uneven = frozenset(uneven)
+        self.uneven, self.rooms = frozenset(uneven), rooms
         self.size_constants = tuple(size_constants)
         self.bucket = dict(bucket)
         for variable, size in bucket.items():
@@ -96,13 +105,13 @@ class BucketSizes:
             {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
             {**self._lower, **dict.fromkeys(more, 0)},
             {**self.values, **{v: logical for v, (_, logical) in more.items()}},
-            self.size_constants,
-            self.uneven,
+            *(self.size_constants, self.uneven, self.rooms),
         )
 
     def at(self, values: Mapping[str, Any], size_constants: Sequence[Any]) -> BucketSizes:
         """The same padded sizes with other logical ones."""
-        return BucketSizes(self.bucket, self._lower, values, size_constants, self.uneven)
+        more = self.uneven, self.rooms
+        return BucketSizes(self.bucket, self._lower, values, size_constants, *more)
 
     def define(self, variable: str, value: Any) -> None:
         """Give a variable its run-time size, which the program has just computed.
@@ -117,16 +126,20 @@ class BucketSizes:
             del self._masks[key]
 
     def padded(self, dim: Dim) -> int:
-        """The padded size of a dimension: its upper bound over the whole bucket."""
+        """The padded size of a dimension: its upper bound over the whole bucket, or its room."""
         if isinstance(dim, int):
             return dim
         return self._text_and_padded(dim)[1]
+
+    def most(self, dim: Dim) -> int:
+        """The upper bound of a dimension over the whole bucket."""
+        return upper_bound(dim, self._lower, self.bucket)
 
     def _text_and_padded(self, dim: Dim) -> tuple[str, int]:
         known = self._known.get(id(dim))
         if known is None:
             text = str(dim)
-            size = upper_bound_text(text, self._lower, self.bucket)
+            size = self.rooms.get(text) or upper_bound_text(text, self._lower, self.bucket)
             if size > MOST:
                 raise _not_int32(dim)
             known = self._known[id(dim)] = (dim, text, size)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bucketjit._ir.bounds import upper_bound_text
+from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.computed_sizes import Computed, presumed_rows
 from bucketjit._ir.expressions import (
     Shape,
@@ -21,6 +22,7 @@ from bucketjit._ir.expressions import (
     evaluate_text,
     is_symbolic,
     variables_in,
+    variables_of,
 )
 from bucketjit._ir.guards import Guard
 from bucketjit.errors import MaskingError, ShapeCheckError
@@ -99,6 +101,7 @@ class Interface:
         computed: The sizes that the program computes, by variable, in order.
         counts: The computed sizes that its executables return after the results.
         presumed: Conditions that the computed sizes of a call must meet, checked after it ran.
+        roomy: The variables whose arrays get room for the longer results that calls take again.
     """
 
     in_shapes: tuple[Shape, ...]
@@ -114,6 +117,7 @@ class Interface:
     computed: Mapping[str, Computed] = field(default_factory=dict)
     counts: tuple[str, ...] = ()
     presumed: tuple[Guard, ...] = ()
+    roomy: tuple[str, ...] = ()
 
     @property
     def constant_bytes(self) -> int:
@@ -159,6 +163,74 @@ class Interface:
     def open_outs(self) -> tuple[int, ...]:
         """Positions of the outputs with open axes."""
         return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
+
+    @functools.cached_property
+    def grown(self) -> Mapping[str, Mapping[str, str]]:
+        """The sizes of results that calls take again, by variable, each with what it has more.
+
+        A result ``(b, s + 1)`` is taken to come back in the place of an argument ``(b, s)``. Where
+        two variables may take it, or two of them grow by each other, the choice is not known.
+        """
+        if self.pairing is not None or self.computed or any(g.op == "==" for g in self.guards):
+            return {}
+        found: dict[str, dict[str, str]] = {}
+        for result in self.out_shapes:
+            for axis in filter(lambda i: is_symbolic(result[i]), range(len(result))):
+                size = result[axis]
+                takers = {
+                    str(given[axis]): given[axis]
+                    for given in self.in_shapes
+                    if len(given) == len(result)
+                    and _beside(given, axis) == _beside(result, axis)
+                    and str(given[axis]) in variables_of(str(size))
+                    and str(given[axis]) in self.roomy
+                }
+                if len(takers) == 1 and str(size) not in takers:
+                    ((name, taker),) = takers.items()
+                    found.setdefault(name, {})[str(size)] = str(size - taker)
+        for longer in found.values():
+            for size, more in list(longer.items()):
+                if found.keys() & variables_of(more):
+                    del longer[size]
+        return {v: longer for v, longer in found.items() if longer}
+
+    def growth(self, bucket: Mapping[str, int]) -> dict[str, int]:
+        """By how much the results that calls take again are longer in a bucket, by variable."""
+        lower = {**dict.fromkeys(bucket, 1), **self.lower}
+        return {
+            v: max(upper_bound_text(more, lower, bucket) for more in longer.values())
+            for v, longer in self.grown.items()
+        }
+
+    def sizes_before(
+        self, sizes: Mapping[str, int], bucket: Mapping[str, int]
+    ) -> dict[str, int] | None:
+        """The sizes whose results are as long as arguments of these sizes; None if there are none.
+
+        A size that fills a bucket of the strategy is served in the next one, so that its results
+        fit. Who asks for the executable of that size means this one, too.
+        """
+        fewer = {v: n - self.growth(bucket).get(v, 0) for v, n in sizes.items()}
+        is_other = fewer != sizes and min(fewer.values()) > 0
+        return fewer if is_other and self.admits(fewer) else None
+
+    def rooms(self, bucket: Mapping[str, int]) -> dict[str, int]:
+        """The padded sizes of arguments and results that calls take again, by text."""
+        growth = self.growth(bucket)
+        return {
+            size: bucket[v] + growth[v] for v, longer in self.grown.items() for size in (v, *longer)
+        }
+
+    def sizes_in(
+        self,
+        bucket: Mapping[str, int],
+        values: Mapping[str, Any] = {},
+        constants: Sequence[Any] = (),
+        uneven: Sequence[str] = (),
+    ) -> BucketSizes:
+        """The sizes of a bucket, at some logical ones."""
+        padded, rooms = self.padded_sizes(bucket), self.rooms(bucket)
+        return BucketSizes(padded, self.lower, values, constants, uneven, rooms)
 
     def padded_sizes(self, bucket: Mapping[str, int]) -> Mapping[str, int]:
         """A bucket with the padded values of the computed sizes.
@@ -249,6 +321,11 @@ class Interface:
                     f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
                     f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
                 )
+
+
+def _beside(shape: Shape, axis: int) -> list[str]:
+    """The sizes of the other axes, as text."""
+    return [str(d) for i, d in enumerate(shape) if i != axis]
 
 
 def _may_hold(guard: Guard, lower: Mapping[str, int], padded: Mapping[str, int]) -> bool:

@@ -197,7 +197,8 @@ def _record(
     smallest = {v: min(n, program.lower.get(v, 1)) for v, n in sizes.items()}
     lower = smallest if kind else dict(sizes)
     shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.size_constant_shapes)
-    at = BucketSizes(bucket, lower, values, list(map(pad, map(np.asarray, size_constants), shapes)))
+    constants = list(map(pad, map(np.asarray, size_constants), shapes))
+    at = BucketSizes(bucket, lower, values, constants, rooms=program.rooms(bucket) if kind else {})
     interpret(program.jaxpr, program.consts, arguments, at, rules, lambda: after)
     return found
 

@@ -57,9 +57,10 @@ def interpret(
     rules: RuleTable,
     after: Callable[[], Hook] | None = None,
     padding: object = None,
+    known: Padding | None = None,
 ) -> list[Any]:
-    """Evaluate a symbolic jaxpr on padded arguments."""
-    known = Padding()
+    """Evaluate a symbolic jaxpr on padded arguments; ``known`` learns what padding holds."""
+    known = Padding() if known is None else known
     if padding is not None:
         for var, value in zip(jaxpr.invars, args, strict=True):
             shape = getattr(var.aval, "shape", ())

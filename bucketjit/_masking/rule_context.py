@@ -183,6 +183,15 @@ class RuleContext:
         """
         return self.sizes.in_bounds(shape, axes)
 
+    def holds(self, array: Array, shape: Shape, value: Any) -> bool:
+        """Whether the padding of an array of this logical shape is known to hold a scalar."""
+        return self._padding.holds(array, shape, value)
+
+    def noted(self, out: Array, value: Any) -> Any:
+        """Note of the first output, and return it, that its padding holds a scalar."""
+        self._padding.note(out, self.out_shapes[0], value)
+        return out
+
     def fill(
         self,
         operand: Array,

@@ -6,6 +6,7 @@ Per variable such a size raises, is extended to further buckets, or runs at its 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
@@ -183,7 +184,7 @@ class Buckets:
             for v, strategy in strategies_of.items()
             if isinstance(strategy, strategies.Auto) and v not in self._config.planned
         }
-        if not auto:
+        if not auto or program.grown:  # results that come back need room: a power of two has it
             return None
         most = max(strategy.buckets for strategy in auto.values())
         most = min(most, self._config.maxsize or most)
@@ -216,6 +217,12 @@ class Buckets:
         sizes = call.sizes
         learning = self.learning(program, call)
         bucket = padded_sizes(self._config, sizes) if learning is None else learning.bucket(sizes)
+        if growth := program.growth(bucket):
+            # The results have to fit into the buffers of a bucket, so its largest size is smaller.
+            longer = {v: n + growth.get(v, 0) for v, n in sizes.items()}
+            with contextlib.suppress(BucketOverflowError):
+                roomy = padded_sizes(self._config, longer)
+                bucket = {v: n - growth.get(v, 0) for v, n in roomy.items()}
         if program.fits(bucket):
             return bucket
         key = tuple(sizes.items())

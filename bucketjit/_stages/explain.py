@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 
 from bucketjit._events import counted, printable, shown
-from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax
@@ -144,11 +143,10 @@ def masked_equations(
     """The equations of a program that are masked in a bucket."""
     found: dict[int, tuple[Any, MaskedEquation]] = {}
     watched = {key: _watched(rule, found) for key, rule in rules.items()}
-    padded = program.padded_sizes(bucket)
-    static = BucketSizes(padded, program.lower, {})
+    static = program.sizes_in(bucket)
 
     def run(values: Any, size_constants: Any, arrays: Any) -> Any:
-        at = BucketSizes(padded, program.lower, values, size_constants)
+        at = program.sizes_in(bucket, values, size_constants)
         return interpret(program.jaxpr, program.consts, arrays, at, watched, padding=0)
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)

@@ -171,8 +171,13 @@ def requests_of(
             engine, program, call, rows[0].mapped
         ):
             return [engine.requests.rows(call, bucket, each) for each in rows]
-        case Masked(bucket=bucket):
-            return [engine.requests.masked(call, bucket)]
+        case Masked(program, bucket):
+            found = [engine.requests.masked(call, bucket)]
+            if fewer := program.sizes_before(call.sizes, bucket):
+                call, decision = engine.chosen(at_sizes(call, tokens, fewer))
+                if isinstance(decision, Masked):
+                    found.append(engine.requests.masked(call, decision.bucket))
+            return found
         case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
         case Unpadded(because, why):

@@ -205,6 +205,7 @@ class Signer:
             learns=self._config.dynamic_axes is None,
             why=why_new(self._signatures, key, self.parameters),
             pairs=sharded is None,
+            has_room=self._config.has_room,
         )
 
     def _leaf_specs(self, count: int, names: Sequence[str], given: Sequence[Any]) -> list[Any]:

@@ -148,9 +148,10 @@ class TracedPrograms:
         constraints: Sequence[str],
         *,
         pairs: bool = True,
+        has_room: Callable[[str], bool] = lambda variable: False,
         instead: Instead | None = None,
     ) -> None:
-        self._pairs = pairs
+        self._pairs, self._has_room = pairs, has_room
         self._instead = instead  # of a trace, where there is no source
         self.fn = fn
         self.in_tree = in_tree
@@ -319,7 +320,8 @@ class TracedPrograms:
             # A concrete trace does not hold what a primitive of another library decides.
             if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):
                 return call
-        return Resolution(tokens, sizes, program)
+        roomy = tuple(filter(self._has_room, sizes))
+        return Resolution(tokens, sizes, replace(program, roomy=roomy))
 
     def program_of(self, call: Resolution, shapes: Shapes) -> Program:
         """A program of a call whose sizes are all static; its guards keep other sizes away."""

@@ -62,6 +62,18 @@ def test_quickstart_counts_executables() -> None:
     assert "every result equals NumPy's" in output
 
 
+def test_generation_compiles_once_for_each_buffer() -> None:
+    output = output_of("generate.py", "--tokens", "24")
+    compiles = dict(
+        re.findall(r"^(\S+|by hand) +(\d+) +[\d.]+ s +[\d.]+ ms$", output, re.MULTILINE)
+    )
+    assert int(compiles["jax.jit"]) == 24
+    # Buffers of 16, 32 and 64, and two programs that move caches into larger ones.
+    assert "buckets: [15, 31, 63]" in output and int(compiles["bucketjit"]) <= 5
+    assert int(compiles["by hand"]) == 1
+    assert "all ways generate the same tokens" in output
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The output and the plot of a short training on the digits."""

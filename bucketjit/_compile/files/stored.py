@@ -162,6 +162,7 @@ def _details(kernel: Kernel) -> Sequence[Any]:
         [t.dtype is None for t in call.signature.types],
         sorted(program.lower.items()),
         [tuple(map(str, shape)) for shape in program.out_shapes],
+        program.roomy,
         kinds,
         kernel.size_constant_shapes,
         sorted(kernel.donated),

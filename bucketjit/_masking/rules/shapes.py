@@ -25,14 +25,20 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     axis = ctx.params["dimension"]
     sizes = [shape[axis] for shape in ctx.in_shapes]
     runs = _runs(sizes)
+    given = list(zip(operands, ctx.in_shapes, strict=True))
+    grown = [ctx.holds(x, shape, 0) for x, shape in given if is_symbolic(shape[axis])]
+    keeps_zeros = bool(grown) and all(grown)
+    if keeps_zeros:  # as a cache does; what is written into it, such as a token, is small
+        operands = tuple(ctx.fill(x, value=0, shape=shape) for x, shape in given)
     parts = [lax.concatenate([operands[i] for i in run], axis) for run in runs]
     offsets = [sum(sizes[: run[0]]) for run in runs]
-    ends = [ctx.padded(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
+    ends = [ctx.sizes.most(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
     out = crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
     # In this order, so that each piece overwrites the padding of those before it.
     for offset, part in zip(offsets[1:], parts[1:], strict=True):
         out = lax.dynamic_update_slice_in_dim(out, part, ctx.logical(offset), axis)
-    return crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
+    out = crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
+    return ctx.noted(out, 0) if keeps_zeros else out
 
 
 def _runs(sizes: Sequence[Dim]) -> list[list[int]]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bucketjit._arrays.padded import Padded
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._ir.dynamic_axes import places_of
@@ -58,8 +59,11 @@ def kind_of(
         kind = type(value)
         if kind is ARRAY:
             kinds.append((value.dtype, value.ndim))
-        elif kind is DEVICE_ARRAY and (aval := on_one_device(value)) is not None:
-            kinds.append((aval.dtype, aval.ndim, aval.weak_type))
+        elif kind in (DEVICE_ARRAY, Padded):
+            aval = on_one_device(value.array if kind is Padded else value)
+            if aval is None:
+                return None
+            kinds.append((kind, aval.dtype, aval.ndim, aval.weak_type))
         elif kind is int:
             kinds.append(int)
         else:
