@@ -18,12 +18,13 @@ from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
 from bucketjit._config import Check, Config
 from bucketjit._ir.bucket_sizes import BucketSizes
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.debug_info import as_user_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._masking.array_ops import select
+from bucketjit._masking.array_ops import block_of, select, zeros_from
 from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
@@ -148,9 +149,12 @@ def _finished(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: B
     Garbage in the padding must not leave the executable: `Padded` results show it.
     """
     dtype, weak = kind
-    mask = sizes.in_bounds(shape)
-    if mask is not None:
-        out = select(mask, out, 0)
+    opened = [axis for axis, size in enumerate(shape) if is_symbolic(size)]
+    if opened and block_of(out, opened[0]):
+        for axis in opened:
+            out = zeros_from(out, axis, sizes.logical(shape[axis]))
+    elif opened:
+        out = select(sizes.in_bounds(shape), out, 0)
     return with_type(out, dtype, weak)
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, groups, is_symbolic, without_ones
-from bucketjit._masking.array_ops import crop, select, take, window
+from bucketjit._masking.array_ops import crop, reverse, select, take, window
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.indexing import INT32_MAX, read_window, saturate, write_window
 
@@ -178,13 +178,13 @@ def slice_(ctx: RuleContext, operand: Array) -> Any:
 
 
 def rev(ctx: RuleContext, operand: Array) -> Any:
-    """The reversal puts padding in front: read from where the real data begins."""
-    out = ctx.bind(operand)
-    for axis in ctx.params["dimensions"]:
-        dim = ctx.in_shapes[0][axis]
-        if is_symbolic(dim):
-            size = ctx.padded(dim)
-            out = window(out, axis, size - ctx.logical(dim), size, last=size)
+    """The real data is read from its end; a static axis is reversed as it is."""
+    axes = ctx.params["dimensions"]
+    opened = [axis for axis in axes if is_symbolic(ctx.in_shapes[0][axis])]
+    rest = tuple(axis for axis in axes if axis not in opened)
+    out = ctx.bind(operand, dimensions=rest) if rest else operand
+    for axis in opened:
+        out = reverse(out, axis, ctx.logical(ctx.in_shapes[0][axis]))
     return out
 
 
