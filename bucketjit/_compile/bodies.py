@@ -27,6 +27,7 @@ from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import block_of, select, zeros_from
 from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
+from bucketjit._masking.padding import Padding
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
@@ -121,12 +122,16 @@ def masked(
         is_poisoned = poison is not None
         hook = hooks(poison_equations(poison) if is_poisoned else None, after)
         # The padding of arguments holds zeros, or the poison.
-        padding = None if is_poisoned else 0
+        padding, known = None if is_poisoned else 0, Padding()
         try:
-            outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding)
+            outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)
-            typed = zip(outs[:count], program.out_shapes, program.out_types, strict=True)
-            return [*(_finished(x, shape, kind, at) for x, shape, kind in typed), *outs[count:]]
+            ended = (
+                x if known.holds(x, shape, 0) else _ended(x, shape, at)
+                for x, shape in zip(outs[:count], program.out_shapes, strict=True)
+            )
+            typed = zip(ended, program.out_types, strict=True)
+            return [*(with_type(x, *kind) for x, kind in typed), *outs[count:]]
         except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
             raise
         except Exception as error:
@@ -143,19 +148,19 @@ def masked(
     return body
 
 
-def _finished(out: Any, shape: tuple[Any, ...], kind: tuple[Any, bool], sizes: BucketSizes) -> Any:
-    """An output with its padding set to 0, and with the weak type that was traced.
+def _ended(out: Any, shape: tuple[Any, ...], sizes: BucketSizes) -> Any:
+    """An output with its padding set to 0.
 
     Garbage in the padding must not leave the executable: `Padded` results show it.
     """
-    dtype, weak = kind
     opened = [axis for axis, size in enumerate(shape) if is_symbolic(size)]
-    if opened and block_of(out, opened[0]):
-        for axis in opened:
-            out = zeros_from(out, axis, sizes.logical(shape[axis]))
-    elif opened:
-        out = select(sizes.in_bounds(shape), out, 0)
-    return with_type(out, dtype, weak)
+    if not opened:
+        return out
+    if not block_of(out, opened[0]):
+        return select(sizes.in_bounds(shape), out, 0)
+    for axis in opened:
+        out = zeros_from(out, axis, sizes.logical(shape[axis]))
+    return out
 
 
 def exact_body(

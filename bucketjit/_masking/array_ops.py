@@ -39,8 +39,8 @@ def alone(function: Callable[..., Any], in_rows: Callable[..., Any]) -> Callable
     chosen = custom_vmap(function)
 
     @chosen.def_vmap
-    def _(axis_size: int, batched: Sequence[bool], *arrays: Any) -> tuple[Any, bool]:
-        axes = [0 if is_batched else None for is_batched in batched]
+    def _(axis_size: int, batched: Sequence[Any], *arrays: Any) -> tuple[Any, bool]:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
         return jax.vmap(in_rows, axes, axis_size=axis_size)(*arrays), True
 
     return chosen
@@ -123,7 +123,7 @@ def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
 
     def whole(array: Array, start: Any) -> Any:
         wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
-        return _part(wide, axis, start, size)
+        return part(wide, axis, start, size)
 
     if last + size <= array.shape[axis]:  # all of it is inside, and XLA copies it at once
         return whole(array, start)
@@ -132,7 +132,7 @@ def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
         *(array, start, axis, size),
         lambda start: jnp.clip(end - start, 0, size),
         whole,
-        lambda array, start, at, width: _part(array, axis, start + at, width),
+        lambda array, start, at, width: part(array, axis, start + at, width),
     )
 
 
@@ -142,13 +142,12 @@ def reverse(array: Array, axis: int, count: Any) -> Any:
 
     def whole(array: Array, count: Any) -> Any:
         # The reversal puts padding in front: read from where the real data begins.
-        backwards = extend(lax.rev(array, (axis,)), axis, 0, size)
-        return _part(backwards, axis, size - count, size)
+        return part(extend(lax.rev(array, (axis,)), axis, 0, size), axis, size - count, size)
 
-    def part(array: Array, count: Any, at: Any, width: int) -> Any:
-        return lax.rev(_part(array, axis, count - at - width, width), (axis,))
+    def backwards(array: Array, count: Any, at: Any, width: int) -> Any:
+        return lax.rev(part(array, axis, count - at - width, width), (axis,))
 
-    return _by_blocks(array, count, axis, size, lambda count: count, whole, part)
+    return _by_blocks(array, count, axis, size, lambda count: count, whole, backwards)
 
 
 # --- blocks -------------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def reverse(array: Array, axis: int, count: Any) -> Any:
 # each whether it is inside. A loop that copies blocks, which all lie inside, takes a third of the
 # time, and copies no padding. Other backends are fast at whole windows.
 
-LARGE = 2**18  # bytes of an array from which on a loop takes less time
+_LARGE = 2**18  # bytes of an array from which on a loop takes less time
 _BLOCK = 2**17  # bytes that a step of a loop moves
 
 
@@ -169,10 +168,10 @@ def block_of(array: Array, axis: int) -> int:
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not on_one_cpu():
         return 0
     size = math.prod(shape) * dtype.itemsize
-    return min(max(1, _BLOCK * shape[axis] // size), shape[axis]) if size >= max(LARGE, 1) else 0
+    return min(max(1, _BLOCK * shape[axis] // size), shape[axis]) if size >= max(_LARGE, 1) else 0
 
 
-def _part(array: Array, axis: int, start: Any, width: int) -> Any:
+def part(array: Array, axis: int, start: Any, width: int) -> Any:
     """Positions from ``start`` on along an axis, all of them inside."""
     starts = [start if i == axis else jnp.int32(0) for i in range(array.ndim)]
     sizes = [width if i == axis else n for i, n in enumerate(array.shape)]
@@ -192,11 +191,11 @@ def _by_blocks(
     size: int,
     count: Callable[[Any], Any],
     whole: Callable[[Array, Any], Any],
-    part: Callable[[Array, Any, Any, int], Any],
+    some: Callable[[Array, Any, Any, int], Any],
 ) -> Any:
     """What ``whole`` computes of an array and a start, by parts of it if the array is large.
 
-    The first ``count(start)`` positions of the result matter. ``part`` takes the array, the start,
+    The first ``count(start)`` positions of the result matter. ``some`` takes the array, the start,
     a position of the result that is followed by as many that matter as it is to compute, and their
     number.
     """
@@ -210,9 +209,10 @@ def _by_blocks(
 
         def step(i: Any, out: Any) -> Any:
             at = jnp.minimum(i * block, n - block)
-            return put(out, part(array, start, at, block), axis, at)
+            return put(out, some(array, start, at, block), axis, at)
 
-        return lax.fori_loop(0, lax.div(n + (block - 1), block), step, jnp.zeros(shape, array.dtype))
+        steps = lax.div(n + jnp.int32(block - 1), jnp.int32(block))
+        return lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros(shape, array.dtype))
 
     def by_blocks(array: Array, start: Any) -> Any:
         return lax.cond(count(start) >= block, loop, whole, array, start)
@@ -234,9 +234,10 @@ def zeros_from(array: Array, axis: int, count: Any) -> Any:
     def loop(array: Array, count: Any) -> Any:
         def step(i: Any, out: Any) -> Any:
             at = jnp.minimum(count + i * block, size - block)
-            return put(out, masked(_part(out, axis, at, block), count, at), axis, at)
+            return put(out, masked(part(out, axis, at, block), count, at), axis, at)
 
-        return lax.fori_loop(0, lax.div(size - count + (block - 1), block), step, array)
+        steps = lax.div(size - count + jnp.int32(block - 1), jnp.int32(block))
+        return lax.fori_loop(jnp.int32(0), steps, step, array)
 
     return alone(loop, masked)(array, count)
 

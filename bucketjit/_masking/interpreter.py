@@ -57,9 +57,14 @@ def interpret(
     rules: RuleTable,
     after: Callable[[], Hook] | None = None,
     padding: object = None,
+    known: Padding | None = None,
 ) -> list[Any]:
-    """Evaluate a symbolic jaxpr on padded arguments."""
-    known = Padding()
+    """Evaluate a symbolic jaxpr on padded arguments.
+
+    The padding of arguments holds ``padding``, if it is not None. What is found out of the padding
+    of values is added to ``known``.
+    """
+    known = Padding() if known is None else known
     if padding is not None:
         for var, value in zip(jaxpr.invars, args, strict=True):
             shape = getattr(var.aval, "shape", ())
