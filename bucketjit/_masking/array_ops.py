@@ -242,6 +242,31 @@ def zeros_from(array: Array, axis: int, count: Any) -> Any:
     return alone(loop, masked)(array, count)
 
 
+def in_parts(
+    function: Callable[..., Any], array: Array, axis: int, count: Any, *operands: Any
+) -> Any:
+    """What ``function`` computes of an array and operands, each position of an axis by itself.
+
+    The first ``count`` positions matter. What is computed of a part stays in the caches of the CPU.
+    """
+    block = min(4 * block_of(array, axis), array.shape[axis])
+    if block == 0:
+        return function(array, *operands)
+
+    def loop(array: Array, count: Any, *operands: Any) -> Any:
+        last = jnp.maximum(count - block, 0)
+
+        def step(i: Any, out: Any) -> Any:
+            at = jnp.minimum(i * block, last)
+            return put(out, function(part(array, axis, at, block), *operands), axis, at)
+
+        steps = lax.div(count + jnp.int32(block - 1), jnp.int32(block))
+        return lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros_like(array))
+
+    whole = lambda array, _, *operands: function(array, *operands)  # noqa: E731
+    return alone(loop, whole)(array, jnp.minimum(jnp.int32(count), array.shape[axis]), *operands)
+
+
 # ------------------------------------------------------------------------------------------------
 
 
