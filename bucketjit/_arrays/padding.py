@@ -28,7 +28,6 @@ from bucketjit._jax.arrays import (
     placed_like,
 )
 
-
 _ALIGNMENT = 64  # bytes; XLA's CPU backend copies arguments whose address is no multiple of it
 _LARGE = 2**15  # bytes from which on XLA's copy takes longer than finding an aligned address
 

@@ -120,7 +120,6 @@ def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
     if isinstance(start, int):
         return crop(lax.slice_in_dim(array, start, array.shape[axis], axis=axis), axis, size)
 
-
     def whole(array: Array, start: Any) -> Any:
         wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
         return part(wide, axis, start, size)

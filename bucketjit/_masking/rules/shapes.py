@@ -40,10 +40,11 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     parts = [lax.concatenate([operands[i] for i in run], axis) for run in runs]
     offsets = [sum(sizes[: run[0]]) for run in runs]
     ends = [ctx.padded(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
-    out = crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
+    # Joined first, as XLA is faster at that than at extending the first piece.
+    out = crop(lax.concatenate(parts, axis), axis, max(ends))
     # In this order, so that each piece overwrites the padding of those before it.
-    for offset, part in zip(offsets[1:], parts[1:], strict=True):
-        out = lax.dynamic_update_slice_in_dim(out, part, ctx.logical(offset), axis)
+    for offset, piece in zip(offsets[1:], parts[1:], strict=True):
+        out = lax.dynamic_update_slice_in_dim(out, piece, ctx.logical(offset), axis)
     return crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
 
 

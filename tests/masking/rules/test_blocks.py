@@ -25,7 +25,9 @@ CASES = [
 ]
 
 # Cases that are defined at sizes of 1, too.
-ROWS = [c for c in CASES if c.name.startswith(("merge", "rev", "flip", "roll", "swap", "concat", "fft"))]
+ROWS = [
+    c for c in CASES if c.name.startswith(("merge", "rev", "flip", "roll", "swap", "concat", "fft"))
+]
 
 
 @pytest.fixture
