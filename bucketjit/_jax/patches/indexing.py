@@ -9,6 +9,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.patches.patch import patch
 
@@ -75,7 +76,7 @@ def _reversed(original: Any, arr: Any, idx: Any, **options: Any) -> Any:
     JAX makes a gather of it, with an index for each element. Since numpy.indexing, 0.8. Until JAX
     makes the same of ``x[::-1]`` for all sizes.
     """
-    if not any(map(is_symbolic_dim, arr.shape)):
+    if not any(map(is_symbolic_dim, arr.shape)) or explicit_sharding(arr) is not None:
         return original(arr, idx, **options)
     parts = _indexing.NDIndexer.from_raw_indices(idx, arr.shape).indices
     axes = [part.consumed_axes[0] for part in parts if _is_reversal(part, arr.shape)]
