@@ -227,7 +227,7 @@ class Padding:
             if other == "reduced" and _is_lowest(operands[0]):
                 return two
             return one if what == "reduced" and _is_lowest(operands[1]) else None
-        if name == "select_n":  # of the maximum and a number, which `logsumexp` takes for an infinity
+        if name == "select_n":  # `logsumexp` takes 0 for a maximum that is infinite
             known = [k for x in operands[1:] if (k := self._softmax.get(id(x))) is not None]
             others = [x for x in operands[1:] if id(x) not in self._softmax]
             is_one = len(known) == 1 and known[0].what == "reduced"
