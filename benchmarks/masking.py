@@ -211,6 +211,18 @@ def cnn_step(rng: np.random.Generator) -> Model:
     )
 
 
+def chirp_transform(x: Any, n: Any) -> Any:
+    """The Fourier transform of the first ``n`` numbers of a padded axis, the last one."""
+    size = x.shape[-1]
+    k = jnp.arange(size)
+    angle = jnp.pi * ((k * k) % (2 * n)) / n
+    chirp = jax.lax.complex(jnp.cos(angle), -jnp.sin(angle))
+    kernel = jnp.zeros(2 * size, chirp.dtype).at[:size].set(chirp.conj())
+    kernel = kernel.at[size + 1 :].set(chirp.conj()[:0:-1])
+    mixed = jnp.fft.ifft(jnp.fft.fft(x * chirp, 2 * size) * jnp.fft.fft(kernel))
+    return mixed[..., :size] * chirp
+
+
 def spectrum_gradient(rng: np.random.Generator) -> Model:
     """A loss of the spectrum of an image, both of its axes open, and the gradient of that."""
 
@@ -219,16 +231,6 @@ def spectrum_gradient(rng: np.random.Generator) -> Model:
             return (jnp.log1p(jnp.abs(jnp.fft.fft2(image)) ** 2)).mean()
 
         return jax.value_and_grad(loss)(image)
-
-    def chirp_transform(x: Any, n: Any) -> Any:
-        size = x.shape[-1]
-        k = jnp.arange(size)
-        angle = jnp.pi * ((k * k) % (2 * n)) / n
-        chirp = jax.lax.complex(jnp.cos(angle), -jnp.sin(angle))
-        kernel = jnp.zeros(2 * size, chirp.dtype).at[:size].set(chirp.conj())
-        kernel = kernel.at[size + 1 :].set(chirp.conj()[:0:-1])
-        mixed = jnp.fft.ifft(jnp.fft.fft(x * chirp, 2 * size) * jnp.fft.fft(kernel))
-        return mixed[..., :size] * chirp
 
     def by_hand(params: Any, image: Any, h: Any, w: Any) -> Any:
         real = is_real(h, w, image.shape)

@@ -8,6 +8,7 @@ accelerator stay there; `bucketjit._arrays.device` pads and cuts them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,18 @@ from bucketjit._jax.arrays import (
     key_impl,
     placed_like,
 )
+
+_ALIGNMENT = 64  # bytes; XLA's CPU backend copies arguments whose address is no multiple of it
+_LARGE = 2**15  # bytes from which on XLA's copy takes longer than finding an aligned address
+
+
+def memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """An array with arbitrary contents. If it is large, XLA's CPU backend reads it in place."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return np.empty(shape, dtype)
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    return np.ndarray(shape, dtype, raw, -raw.ctypes.data % _ALIGNMENT)
 
 
 def pad(value: Any, shape: tuple[int, ...]) -> Any:
@@ -71,17 +84,18 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
     """A faster `pad` for arrays of the kind, shape and dtype of ``like``."""
     if type(like) is Padded and like.array.shape == shape:
         return lambda value: value.array if value.is_clean else pad(value, shape)
-    known = type(like) is np.ndarray or type(like) is CONCRETE_ARRAY
-    if not known or not _only_rows_to_add(like, shape):
+    if type(like) is np.ndarray:
+        return _host_padder(like, shape)
+    if type(like) is not CONCRETE_ARRAY or _is_key(like):
         return lambda value: pad(value, shape)
-    add_rows = _row_adder(like, shape)
+    pad_host = _host_padder(like, shape)
 
-    def add_rows_of_jax(value: jax.Array) -> Any:
+    def pad_jax(value: jax.Array) -> Any:
         if not _in_host_memory(value.sharding):
             return pad(value, shape)
-        return placed_beside(add_rows(np.asarray(value)), value)
+        return placed_beside(pad_host(np.asarray(value)), value)
 
-    return add_rows if type(like) is np.ndarray else add_rows_of_jax
+    return pad_jax
 
 
 def _is_cut_by_type(array: object) -> bool:
@@ -93,30 +107,39 @@ def _is_cut_by_type(array: object) -> bool:
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """`pad` for an array in host memory."""
-    if _only_rows_to_add(host, shape):
-        return _row_adder(host, shape)(host)
-    padded = np.zeros(shape, host.dtype)
-    padded[tuple(map(slice, host.shape))] = host
-    return padded
+    return _host_padder(host, shape)(host)
 
 
-def _row_adder(like: Any, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
-    """Make the function that adds rows of zeros to host arrays of one shape and dtype."""
+def _host_padder(like: Any, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+    """Make the function that pads host arrays of one shape and dtype."""
     # All that the shape determines is computed here once; the function below runs in every call.
-    rows, more, dtype, empty = slice(len(like)), slice(len(like), None), like.dtype, np.empty
+    dtype, sizes = like.dtype, like.shape
+    if dtype.names is not None:  # float0, whose elements have no bytes
+        return lambda host: np.zeros(shape, dtype)
+    large = math.prod(shape) * dtype.itemsize >= _LARGE
+    empty: Any = memory if large else np.empty
+    # What is after the end of one axis, inside the axes before it. np.zeros would write all twice.
+    inside = tuple(map(slice, sizes))
+    after = [(*inside[:i], slice(n, None)) for i, n in enumerate(sizes) if n < shape[i]]
+    if len(after) == 1 and len(after[0]) == 1:  # the shortest way for the most frequent case
+        rows, more = inside[0], after[0][0]
 
-    def add_rows(host: np.ndarray) -> np.ndarray:
-        padded = empty(shape, dtype)  # np.zeros would write the real part twice
-        padded[rows] = host
-        padded[more] = 0
+        def add_rows(host: np.ndarray) -> np.ndarray:
+            padded = empty(shape, dtype)
+            padded[rows] = host
+            padded[more] = 0
+            return padded
+
+        return add_rows
+
+    def extend(host: np.ndarray) -> np.ndarray:
+        padded = empty(shape, dtype)
+        padded[inside] = host
+        for place in after:
+            padded[place] = 0
         return padded
 
-    return add_rows
-
-
-def _only_rows_to_add(array: Any, shape: tuple[int, ...]) -> bool:
-    """Whether padding adds rows at the end only, so that both parts are contiguous."""
-    return array.shape[1:] == shape[1:] and array.dtype.names is None  # float0 is a record type
+    return extend
 
 
 def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
@@ -135,8 +158,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
         return placed_like(device.unpad(value, shape), value, weak_type)
     # `np.asarray` waits for the result. A prefix stays a view: it is contiguous already.
-    part = cut(np.asarray(value), shape)
-    return array_from_host(np.ascontiguousarray(part), weak_type, value)
+    return array_from_host(_contiguous(cut(np.asarray(value), shape)), weak_type, value)
 
 
 def unpadder(
@@ -166,7 +188,7 @@ def unpadder(
         if place is None:
             return unpad(value, shape, weak_type)
         host = np.asarray(value)
-        return place(host[rows] if by_rows else np.ascontiguousarray(cut(host, shape)))
+        return place(host[rows] if by_rows else _contiguous(cut(host, shape)))
 
     return unpad_result
 
@@ -188,7 +210,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
         return placed_like(device.part(value, start, stop), value, weak)
     host = np.asarray(value)[inside]
     try:
-        return array_from_host(np.ascontiguousarray(host), weak, value, exactly=True)
+        return array_from_host(_contiguous(host), weak, value, exactly=True)
     except NotPlaced:  # the size of a part need not be divisible over the mesh
         return host
 
@@ -224,6 +246,15 @@ def cut(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     if host.shape[1:] == shape[1:]:
         return host[: shape[0]]
     return host[tuple(map(slice, shape))]
+
+
+def _contiguous(host: np.ndarray) -> np.ndarray:
+    """A host array whose elements lie one after the other; copied only if they do not yet."""
+    if host.flags.c_contiguous:
+        return host
+    copy = memory(host.shape, host.dtype)
+    copy[...] = host
+    return copy
 
 
 @functools.lru_cache(maxsize=256)

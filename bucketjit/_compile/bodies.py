@@ -18,13 +18,13 @@ from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
 from bucketjit._config import Check, Config
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.expressions import Shape
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.debug_info import as_user_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._masking.array_ops import select
+from bucketjit._masking.array_ops import block_of, select, zeros_from
 from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.padding import Padding
@@ -147,14 +147,23 @@ def masked(
 def _finished(
     out: Any, shape: Shape, kind: tuple[Any, bool], sizes: BucketSizes, known: Padding
 ) -> Any:
-    """An output with its padding set to 0, and with the weak type that was traced.
+    """An output with its padding set to 0, and with the weak type that was traced."""
+    return with_type(out if known.holds(out, shape, 0) else _ended(out, shape, sizes), *kind)
+
+
+def _ended(out: Any, shape: tuple[Any, ...], sizes: BucketSizes) -> Any:
+    """An output with its padding set to 0.
 
     Garbage in the padding must not leave the executable: `Padded` results show it.
     """
-    dtype, weak = kind
-    if not known.holds(out, shape, 0) and (mask := sizes.in_bounds(shape)) is not None:
-        out = select(mask, out, 0)
-    return with_type(out, dtype, weak)
+    opened = [axis for axis, size in enumerate(shape) if is_symbolic(size)]
+    if not opened:
+        return out
+    if not block_of(out, opened[0]):
+        return select(sizes.in_bounds(shape), out, 0)
+    for axis in opened:
+        out = zeros_from(out, axis, sizes.logical(shape[axis]))
+    return out
 
 
 def exact_body(

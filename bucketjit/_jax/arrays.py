@@ -42,6 +42,15 @@ def only_on_cpu() -> bool:
     return set(jex_backend.backends()) == {"cpu"}
 
 
+@functools.cache
+def on_one_cpu() -> bool:
+    """Whether all programs of this process run on one CPU device, so that they move whole arrays.
+
+    A loop over parts of an array that is cut over devices would send each part to all of them.
+    """
+    return only_on_cpu() and len(jax.local_devices()) == jax.process_count() == 1
+
+
 def is_started() -> bool:
     """Whether XLA has started in this process.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from bucketjit._jax.arrays import by_platform, explicit_sharding, key_impl
+from bucketjit._jax.arrays import by_platform, explicit_sharding, key_impl, on_one_cpu
 
 
 @custom_vmap
@@ -32,6 +32,18 @@ def in_every_row(condition: object) -> Any:
 @in_every_row.def_vmap
 def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, bool]:
     return in_every_row(jnp.all(condition) if batched[0] else condition), False
+
+
+def alone(function: Callable[..., Any], in_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays; under `vmap` it is another one, with the same results."""
+    chosen = custom_vmap(function)
+
+    @chosen.def_vmap
+    def _(axis_size: int, batched: Sequence[Any], *arrays: Any) -> tuple[Any, bool]:
+        axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, tuple(batched))
+        return jax.vmap(in_rows, axes, axis_size=axis_size)(*arrays), True
+
+    return chosen
 
 
 def select(mask: Any, array: Array, value: Any) -> Any:
@@ -107,10 +119,154 @@ def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
     """``out[i] = array[start + i]`` along ``axis``; positions beyond the end read zeros."""
     if isinstance(start, int):
         return crop(lax.slice_in_dim(array, start, array.shape[axis], axis=axis), axis, size)
-    wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
+
+    def whole(array: Array, start: Any) -> Any:
+        wide = extend(array, axis, 0, max(0, last + size - array.shape[axis]))
+        return part(wide, axis, start, size)
+
+    if last + size <= array.shape[axis]:  # all of it is inside, and XLA copies it at once
+        return whole(array, start)
+    end = array.shape[axis]
+    return _by_blocks(
+        *(array, start, axis, size),
+        lambda start: jnp.clip(end - start, 0, size),
+        whole,
+        lambda array, start, at, width: part(array, axis, start + at, width),
+    )
+
+
+def reverse(array: Array, axis: int, count: Any) -> Any:
+    """``out[i] = array[count - 1 - i]`` along ``axis`` for i below ``count``."""
+    size = array.shape[axis]
+
+    def whole(array: Array, count: Any) -> Any:
+        # The reversal puts padding in front: read from where the real data begins.
+        return part(extend(lax.rev(array, (axis,)), axis, 0, size), axis, size - count, size)
+
+    def backwards(array: Array, count: Any, at: Any, width: int) -> Any:
+        return lax.rev(part(array, axis, count - at - width, width), (axis,))
+
+    return _by_blocks(array, count, axis, size, lambda count: count, whole, backwards)
+
+
+# --- blocks -------------------------------------------------------------------------------------
+
+# Large arrays are moved block by block on CPU.
+#
+# XLA's CPU backend computes each element of a window at a run-time position by itself, and asks for
+# each whether it is inside. A loop that copies blocks, which all lie inside, takes a third of the
+# time, and copies no padding. Other backends are fast at whole windows.
+
+_LARGE = 2**18  # bytes of an array from which on a loop takes less time
+_BLOCK = 2**17  # bytes that a step of a loop moves
+
+
+def block_of(array: Array, axis: int) -> int:
+    """How many positions along an axis a step of a loop moves; 0 if the array is moved whole."""
+    shape, dtype = array.shape, array.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or not on_one_cpu():
+        return 0
+    size = math.prod(shape) * dtype.itemsize
+    return min(max(1, _BLOCK * shape[axis] // size), shape[axis]) if size >= max(_LARGE, 1) else 0
+
+
+def part(array: Array, axis: int, start: Any, width: int) -> Any:
+    """Positions from ``start`` on along an axis, all of them inside."""
     starts = [start if i == axis else jnp.int32(0) for i in range(array.ndim)]
-    sizes = [size if i == axis else n for i, n in enumerate(wide.shape)]
-    return lax.dynamic_slice(wide, starts, sizes, allow_negative_indices=False)
+    sizes = [width if i == axis else n for i, n in enumerate(array.shape)]
+    return lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
+
+
+def put(array: Array, part: Array, axis: int, start: Any) -> Any:
+    """The array with a part of it written at ``start`` along an axis, where it fits."""
+    starts = [start if i == axis else jnp.int32(0) for i in range(array.ndim)]
+    return lax.dynamic_update_slice(array, part, starts, allow_negative_indices=False)
+
+
+def _by_blocks(
+    array: Array,
+    start: Any,
+    axis: int,
+    size: int,
+    count: Callable[[Any], Any],
+    whole: Callable[[Array, Any], Any],
+    some: Callable[[Array, Any, Any, int], Any],
+) -> Any:
+    """What ``whole`` computes of an array and a start, by parts of it if the array is large.
+
+    The first ``count(start)`` positions of the result matter. ``some`` takes the array, the start,
+    a position of the result that is followed by as many that matter as it is to compute, and their
+    number.
+    """
+    block = min(block_of(array, axis), size)
+    if block == 0:
+        return whole(array, start)
+
+    def loop(array: Array, start: Any) -> Any:
+        n = count(start)
+        shape = [size if i == axis else m for i, m in enumerate(array.shape)]
+
+        def step(i: Any, out: Any) -> Any:
+            at = jnp.minimum(i * block, n - block)
+            return put(out, some(array, start, at, block), axis, at)
+
+        steps = lax.div(n + jnp.int32(block - 1), jnp.int32(block))
+        return lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros(shape, array.dtype))
+
+    def by_blocks(array: Array, start: Any) -> Any:
+        return lax.cond(count(start) >= block, loop, whole, array, start)
+
+    return alone(by_blocks, whole)(array, start)
+
+
+def zeros_from(array: Array, axis: int, count: Any) -> Any:
+    """The array with zeros from position ``count`` on along an axis."""
+    size, block = array.shape[axis], block_of(array, axis)
+
+    def masked(array: Array, count: Any, start: Any = 0) -> Any:
+        place = [n if i == axis else 1 for i, n in enumerate(array.shape)]
+        return select(lax.broadcasted_iota(jnp.int32, place, axis) < count - start, array, 0)
+
+    if block == 0:
+        return masked(array, count)
+
+    def loop(array: Array, count: Any) -> Any:
+        def step(i: Any, out: Any) -> Any:
+            at = jnp.minimum(count + i * block, size - block)
+            return put(out, masked(part(out, axis, at, block), count, at), axis, at)
+
+        steps = lax.div(size - count + jnp.int32(block - 1), jnp.int32(block))
+        return lax.fori_loop(jnp.int32(0), steps, step, array)
+
+    return alone(loop, masked)(array, count)
+
+
+def in_parts(
+    function: Callable[..., Any], array: Array, axis: int, count: Any, *operands: Any
+) -> Any:
+    """What ``function`` computes of an array and operands, each position of an axis by itself.
+
+    The first ``count`` positions matter. What is computed of a part stays in the caches of the CPU.
+    """
+    block = min(4 * block_of(array, axis), array.shape[axis])
+    if block == 0:
+        return function(array, *operands)
+
+    def loop(array: Array, count: Any, *operands: Any) -> Any:
+        last = jnp.maximum(count - block, 0)
+
+        def step(i: Any, out: Any) -> Any:
+            at = jnp.minimum(i * block, last)
+            return put(out, function(part(array, axis, at, block), *operands), axis, at)
+
+        steps = lax.div(count + jnp.int32(block - 1), jnp.int32(block))
+        return lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros_like(array))
+
+    whole = lambda array, _, *operands: function(array, *operands)  # noqa: E731
+    return alone(loop, whole)(array, jnp.minimum(jnp.int32(count), array.shape[axis]), *operands)
+
+
+# ------------------------------------------------------------------------------------------------
 
 
 def kept_in_memory(array: Array, size: Any) -> Any:

@@ -59,7 +59,11 @@ def interpret(
     padding: object = None,
     known: Padding | None = None,
 ) -> list[Any]:
-    """Evaluate a symbolic jaxpr on padded arguments; ``known`` learns what padding holds."""
+    """Evaluate a symbolic jaxpr on padded arguments.
+
+    The padding of arguments holds ``padding``, if it is not None. What is found out of the padding
+    of values is added to ``known``.
+    """
     known = Padding() if known is None else known
     if padding is not None:
         for var, value in zip(jaxpr.invars, args, strict=True):
@@ -134,7 +138,9 @@ class _Walk:
     def _equation(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         """The outputs of one equation, by its rule if it mentions a symbolic size."""
         if not self._equation_mentions_sizes(eqn):
-            return folded(eqn, operands) or bind_equation(eqn, operands)
+            outs = folded(eqn, operands) or bind_equation(eqn, operands)
+            self._padding.follow(eqn, operands, outs, is_plain=False)  # the maximum of all scores
+            return outs
         name = eqn.primitive.name
         # The table holds names for primitives whose modules may not have been imported (Pallas).
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)

@@ -227,6 +227,11 @@ class Padding:
             if other == "reduced" and _is_lowest(operands[0]):
                 return two
             return one if what == "reduced" and _is_lowest(operands[1]) else None
+        if name == "select_n":  # `logsumexp` takes 0 for a maximum that is infinite
+            known = [k for x in operands[1:] if (k := self._softmax.get(id(x))) is not None]
+            others = [x for x in operands[1:] if id(x) not in self._softmax]
+            is_one = len(known) == 1 and known[0].what == "reduced"
+            return known[0] if is_one and all(map(_is_finite, others)) else None
         if one is None:
             return None
         if name == "reduce_sum":
@@ -246,13 +251,20 @@ class Padding:
 
 _OF_A_SOFTMAX = {
     *("reduce_max", "reduce_sum", "stop_gradient", "copy", "max", "broadcast_in_dim"),
-    *("sub", "exp", "div"),
+    *("select_n", "sub", "exp", "div"),
 }
 
 
 def _is_lowest(value: Any) -> bool:
-    is_constant = not isinstance(value, jax.Array) and np.ndim(value) == 0
-    return is_constant and float(np.asarray(value)) == -np.inf
+    return _is_number(value) and float(np.asarray(value)) == -np.inf
+
+
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and bool(np.isfinite(np.float64(value)))
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, jax.Array) and np.ndim(value) == 0
 
 
 def _reduced(eqn: JaxprEqn, of: Any) -> _Softmax:

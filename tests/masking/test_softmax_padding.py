@@ -25,6 +25,8 @@ SOFTMAXES: dict[str, Callable[[Any], Any]] = {
     "by hand": lambda x: by_hand(x) @ jnp.ones((x.shape[1], 2)),
     "attention": lambda x: jax.nn.softmax(x @ x.T, -1) @ x,
     "logsumexp": lambda x: jax.nn.logsumexp(x, -1),
+    "softmax of a row": lambda x: jax.nn.softmax(x[0]) @ jnp.ones(x.shape[1]),
+    "logsumexp of all": lambda x: jax.nn.logsumexp(x) + jax.nn.logsumexp(x[0]),
     "log softmax": lambda x: jax.nn.log_softmax(x, -1).max(-1),
     "over both axes": lambda x: jax.nn.softmax(x, (0, 1)).sum(),
     "over one of two": lambda x: jax.nn.softmax(x, (0, 1)).sum(0),
@@ -101,5 +103,7 @@ def selects(fn: Callable[..., Any]) -> int:
 def test_a_softmax_is_filled_once() -> None:
     # The scores, and the padding of the result.
     assert selects(lambda x: jax.nn.softmax(x @ x.T, -1) @ x) == 2
+    # The scores, and 0 in the place of a maximum that is not finite.
+    assert selects(lambda x: jax.nn.logsumexp(x @ x.T)) == 2
     # The exponentials are filled again: their sum could be NaN where no real value is.
     assert selects(lambda x: jnp.exp(x @ x.T - jnp.ones((1, x.shape[0]))).sum(-1)) == 2

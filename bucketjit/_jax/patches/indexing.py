@@ -9,6 +9,7 @@ import numpy as np
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
+from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.patches.patch import patch
 
@@ -68,6 +69,30 @@ def _clamped(original: Any, arr: Any, idx: Any, *, mode: Any = None, **options: 
     return original(arr, idx, mode=mode, **options)
 
 
+@patch(_indexing, "rewriting_take")
+def _reversed(original: Any, arr: Any, idx: Any, **options: Any) -> Any:
+    """``x[::-1]`` of an open axis is a reversal, as in the exact run.
+
+    JAX makes a gather of it, with an index for each element. Since numpy.indexing, 0.8. Until JAX
+    makes the same of ``x[::-1]`` for all sizes.
+    """
+    if not any(map(is_symbolic_dim, arr.shape)) or explicit_sharding(arr) is not None:
+        return original(arr, idx, **options)
+    parts = _indexing.NDIndexer.from_raw_indices(idx, arr.shape).indices
+    axes = [part.consumed_axes[0] for part in parts if _is_reversal(part, arr.shape)]
+    if axes:
+        arr = jax.lax.rev(arr, axes)
+        idx = tuple(slice(None) if _is_reversal(p, arr.shape) else p.index for p in parts)
+    return original(arr, idx, **options)
+
+
+def _is_reversal(part: Any, shape: Any) -> bool:
+    """Whether this part of an index is ``::-1`` of an open axis."""
+    if part.typ.name != "SLICE" or not is_symbolic_dim(shape[part.consumed_axes[0]]):
+        return False
+    return part.index == slice(None, None, -1)
+
+
 def _slices_one(part: Any) -> bool:
     """Whether ``lax.dynamic_slice`` can do this part of an index: a scalar, or a slice of step 1.
 
@@ -81,4 +106,4 @@ def _slices_one(part: Any) -> bool:
     return kind != "BOOLEAN" and getattr(part.index, "step", None) in (None, 1, -1)
 
 
-INDICES = (_type_for_dim, _clamped, _sizes)
+INDICES = (_type_for_dim, _clamped, _reversed, _sizes)

@@ -18,6 +18,7 @@ from jax import Array, lax
 from bucketjit._ir.expressions import Dim, is_symbolic
 from bucketjit._masking.array_ops import (
     crop,
+    in_parts,
     kept_in_memory,
     scaled,
     select,
@@ -82,9 +83,18 @@ def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool
     between = jnp.zeros(wide - 2 * size + 1, x.dtype)
     kernel = jnp.fft.fft(lax.concatenate([other, between, other[:0:-1]], 0))
     after = chirp / n.astype(chirp.real.dtype) if inverse else chirp
-    x = jnp.swapaxes(x, axis, -1)
-    mixed = jnp.fft.ifft(jnp.fft.fft(x * chirp, wide) * kernel)
-    return jnp.swapaxes(mixed[..., :size] * after, axis, -1)
+
+    def transformed(x: Array, chirp: Array, kernel: Array, after: Array) -> Any:
+        x = jnp.swapaxes(x, axis, -1)
+        mixed = jnp.fft.ifft(jnp.fft.fft(x * chirp, wide) * kernel)
+        return jnp.swapaxes(mixed[..., :size] * after, axis, -1)
+
+    factors = chirp, kernel, after
+    others = [a for a in range(x.ndim) if a != axis]
+    if not others:
+        return transformed(x, *factors)
+    by = max(others, key=lambda a: x.shape[a])
+    return in_parts(transformed, x, by, ctx.logical(ctx.in_shapes[0][by]), *factors)
 
 
 def _headroom(ctx: RuleContext, lengths: Iterable[Dim]) -> int:

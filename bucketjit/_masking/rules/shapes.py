@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, groups, is_symbolic, without_ones
-from bucketjit._masking.array_ops import crop, select, take, window
+from bucketjit._masking.array_ops import (
+    alone,
+    block_of,
+    crop,
+    part,
+    put,
+    reverse,
+    select,
+    take,
+    window,
+)
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.indexing import INT32_MAX, read_window, saturate, write_window
 
@@ -33,7 +45,10 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     parts = [lax.concatenate([operands[i] for i in run], axis) for run in runs]
     offsets = [sum(sizes[: run[0]]) for run in runs]
     ends = [ctx.sizes.most(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
-    out = crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
+    if keeps_zeros or len(parts) == 1:  # the first piece is written into
+        out = crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
+    else:  # joined first, as XLA is faster at that than at extending the first piece
+        out = crop(lax.concatenate(parts, axis), axis, max(ends))
     # In this order, so that each piece overwrites the padding of those before it.
     for offset, part in zip(offsets[1:], parts[1:], strict=True):
         out = lax.dynamic_update_slice_in_dim(out, part, ctx.logical(offset), axis)
@@ -91,7 +106,10 @@ def tile(ctx: RuleContext, operand: Array) -> Any:
 # symbolic axis is its first one, both before and after. Its real data is then at the front of the
 # flattened group at any padded size. In any other group, real data is scattered over the padded
 # group. There each position of the result computes the place of its element from the logical
-# strides.
+# strides. A large group is moved by whole rows on CPU:
+#
+#     b:f32[n*m] = reshape a:f32[n,m]    row i is written at i * m, over the padding of row i - 1
+#     b:f32[n,m] = reshape a:f32[n*m]    row i is read from i * m on
 
 
 def reshape(ctx: RuleContext, operand: Array) -> Any:
@@ -125,9 +143,50 @@ def _regroup(ctx: RuleContext, array: Array, axis: int, old: Shape, new: Shape) 
         return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
     if max(flat.shape[axis], math.prod(target)) > INT32_MAX:
         ctx.refuse("it has more positions than int32 holds in this bucket", in_bucket=True)
-    position = _ravel(target, _strides([ctx.logical(d) for d in new]))
-    source = _unravel(position, [ctx.logical(d) for d in old], ctx.padded_shape(old))
-    return jnp.take(flat, source, axis=axis, mode="clip")
+    grouped = lax.reshape(flat, (*head, *ctx.padded_shape(old), *tail))
+
+    def by_index(grouped: Array, before: list[Any], after: list[Any]) -> Any:
+        flat = lax.reshape(grouped, (*head, math.prod(ctx.padded_shape(old)), *tail))
+        source = _unravel(_ravel(target, _strides(after)), before, ctx.padded_shape(old))
+        return jnp.take(flat, source, axis=axis, mode="clip")
+
+    def by_rows(grouped: Array, before: list[Any], after: list[Any]) -> Any:
+        return _split_rows(_merged_rows(grouped, axis, before), axis, after, target)
+
+    sizes = [[jnp.int32(ctx.logical(d)) for d in shape] for shape in (old, new)]
+    # A step of the loop takes as long as some indices.
+    is_long = all(grouped.size >= _ROW * grouped.shape[axis + i] for i in range(len(old) - 1))
+    moves_rows = block_of(grouped, axis) and is_long
+    return (alone(by_rows, by_index) if moves_rows else by_index)(grouped, *sizes)
+
+
+_ROW = 64  # elements
+
+
+def _merged_rows(array: Array, axis: int, sizes: Sequence[Any]) -> Any:
+    """Merge as many axes as there are logical sizes, from ``axis`` on."""
+    for last in reversed(range(1, len(sizes))):
+        at = axis + last - 1
+        width = math.prod(sizes[last:])
+        height, padded = array.shape[at : at + 2]
+
+        def step(i: Any, out: Any, array: Array = array, at: int = at, width: Any = width) -> Any:
+            row = lax.dynamic_index_in_dim(array, i, at, keepdims=False)
+            return put(out, row, at, i * width)
+
+        shape = (*array.shape[:at], height * padded, *array.shape[at + 2 :])
+        array = lax.fori_loop(jnp.int32(0), sizes[last - 1], step, jnp.zeros(shape, array.dtype))
+    return array
+
+
+def _split_rows(array: Array, axis: int, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
+    """Split an axis into axes of these logical and padded sizes."""
+    for first in range(len(sizes) - 1):
+        height, width = padded[first], math.prod(padded[first + 1 :])
+        starts = lax.iota(jnp.int32, height) * math.prod(sizes[first + 1 :])
+        wide, at = crop(array, axis + first, height * width), axis + first
+        array = jax.vmap(functools.partial(part, wide, at, width=width), out_axes=at)(starts)
+    return array
 
 
 def _strides(sizes: Sequence[Any]) -> list[Any]:
@@ -184,13 +243,13 @@ def slice_(ctx: RuleContext, operand: Array) -> Any:
 
 
 def rev(ctx: RuleContext, operand: Array) -> Any:
-    """The reversal puts padding in front: read from where the real data begins."""
-    out = ctx.bind(operand)
-    for axis in ctx.params["dimensions"]:
-        dim = ctx.in_shapes[0][axis]
-        if is_symbolic(dim):
-            size = ctx.padded(dim)
-            out = window(out, axis, size - ctx.logical(dim), size, last=size)
+    """The real data is read from its end; a static axis is reversed as it is."""
+    axes = ctx.params["dimensions"]
+    opened = [axis for axis in axes if is_symbolic(ctx.in_shapes[0][axis])]
+    rest = tuple(axis for axis in axes if axis not in opened)
+    out = ctx.bind(operand, dimensions=rest) if rest else operand
+    for axis in opened:
+        out = reverse(out, axis, ctx.logical(ctx.in_shapes[0][axis]))
     return out
 
 
