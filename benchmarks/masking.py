@@ -252,6 +252,12 @@ def spectrum_gradient(rng: np.random.Generator) -> Model:
 
 def derived(model: Model) -> Any:
     """What bucketjit makes of ``model.plain``, masked and jitted; called like ``by_hand``."""
+    run, options = masked(model)
+    return jax.jit(run, compiler_options=options)
+
+
+def masked(model: Model) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The masked function of a model, and the options of XLA that it needs."""
     flat, tree = jax.tree_util.tree_flatten(((model.params, *model.arrays), {}))
     shapes = [x.shape for x in flat[: len(flat) - len(model.arrays)]] + list(model.shapes)
     leaves = [
@@ -270,7 +276,7 @@ def derived(model: Model) -> Any:
         )
         return program.out_tree.unflatten(outs)
 
-    return jax.jit(run, compiler_options=dict(needed.options()))
+    return run, dict(needed.options())
 
 
 def measure(model: Model, rounds: int) -> Row:
@@ -279,7 +285,7 @@ def measure(model: Model, rounds: int) -> Row:
     args = (model.params, *map(jnp.asarray, model.arrays), *sizes)
     hand, ours = (f.lower(*args).compile() for f in (jax.jit(model.by_hand), derived(model)))
     for a, b in zip(*(jax.tree_util.tree_leaves(f(*args)) for f in (hand, ours)), strict=True):
-        real = tuple(map(slice, _logical(model, a.shape)))
+        real = tuple(map(slice, logical_part(model, a.shape)))
         np.testing.assert_allclose(a[real], b[real], rtol=2e-3, atol=2e-4)
     calls = {
         "hand": lambda: jax.block_until_ready(hand(*args)),
@@ -295,7 +301,7 @@ def measure(model: Model, rounds: int) -> Row:
     }
 
 
-def _logical(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
+def logical_part(model: Model, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The logical part of an output."""
     if not model.is_open or not shape:
         return shape

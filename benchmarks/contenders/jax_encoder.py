@@ -17,8 +17,14 @@ def norm(x: Any) -> Any:
 
 def encode(weights: Any, tokens: Any, real: Any | None = None) -> Any:
     """States of shape (batch, length, width); ``real`` is False where tokens are padding."""
-    batch, length = tokens.shape
-    x = weights["tokens"][tokens] + weights["positions"][:length]
+    return transform(
+        weights, weights["tokens"][tokens] + weights["positions"][: tokens.shape[1]], real
+    )
+
+
+def transform(weights: Any, x: Any, real: Any | None = None) -> Any:
+    """The layers of the encoder, of embedded tokens to states."""
+    batch, length, _ = x.shape
     for layer in weights["layers"]:
         h = norm(x) @ layer["qkv"]
         q, k, v = (

@@ -19,7 +19,7 @@ operation on such a maximum, one of a gradient for example, is assumed to show t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -42,9 +42,12 @@ _ELEMENTWISE = frozenset(ELEMENTWISE)
 _STRICT = frozenset(
     (
         *("add", "add_any", "sub", "div", "neg", "abs", "exp", "exp2", "log", "log1p"),
-        *("copy", "stop_gradient", "convert_element_type"),
+        *("copy", "stop_gradient", "convert_element_type", "integer_pow"),
     )
 )
+# Primitives whose results are not truth values as numbers, and those that keep that.
+_NUMBERS = frozenset(("exp", "log", "tanh"))
+_KEEP_NUMBERS = frozenset(("transpose", "reshape", "broadcast_in_dim", "squeeze", "neg"))
 # Primitives whose result depends on the sign or the bits of a NaN.
 _READ_SIGNS = frozenset(("top_k", "approx_top_k", "bitcast_convert_type"))
 
@@ -132,6 +135,7 @@ class _Loss(Analysis[_Fact | None]):
         # Calls are not followed: the facts name variables, and a program that is called twice has
         # the same variables for two values.
         self.table = dict.fromkeys((*CALLS, "cond", "scan", "while"), self.default)
+        self._numbers: set[Atom] = set()
 
     def unknown(self, atom: Atom) -> None:
         return None
@@ -139,12 +143,26 @@ class _Loss(Analysis[_Fact | None]):
     def default(self, eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> Sequence[_Fact | None]:
         if any(map(_shows, bodies(eqn))) or _chooses(eqn, ins):
             raise _Shown
-        fact = _after(eqn, ins)
+        fact = _after(eqn, ins, self._numbers)
+        name, variables = name_of(eqn), [v for v in eqn.invars if not isinstance(v, Literal)]
+        if _makes_numbers(eqn) or (
+            name in _KEEP_NUMBERS and variables and self._numbers.issuperset(variables)
+        ):
+            self._numbers.update(eqn.outvars)
         if fact is None:
             if any(map(_is_other, ins)):
                 raise _Shown
             return [None] * len(eqn.outvars)
         return [fact]
+
+
+def _makes_numbers(eqn: JaxprEqn) -> bool:
+    """Whether the results are numbers that XLA does not take for truth values."""
+    if name_of(eqn) != "dot_general":
+        return name_of(eqn) in _NUMBERS
+    # A product along an axis of size 1 is one of two numbers, which may be truth values.
+    contracted = eqn.params["dimension_numbers"][0][0]
+    return any(shape_of(eqn.invars[0])[axis] != 1 for axis in contracted)
 
 
 def _is_other(fact: _Fact | None) -> bool:
@@ -162,8 +180,11 @@ def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
     return not all(isinstance(atom, Literal) or _is_other(fact) for atom, fact in pairs)
 
 
-def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
-    """What is known of the result of an equation; None if it is not one that the pass knows."""
+def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None], numbers: Set[Atom]) -> _Fact | None:
+    """What is known of the result of an equation; None if it is not one that the pass knows.
+
+    ``numbers`` are values that are known to be no truth values as numbers.
+    """
     if not ins:
         return None
     name, first = name_of(eqn), eqn.invars[0]
@@ -182,7 +203,7 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
             fact if fact and fact.rows == rows else _Fact(*rows, marked=atom is rows[0])
             for atom, fact in zip(eqn.invars, ins, strict=True)
         ]
-        is_strict = _is_strict(eqn, name, known)
+        is_strict = _is_strict(eqn, name, known, numbers)
         covers = is_strict and any(f.covers for f in known)
         marked = is_strict and any(f.marked for f in known)
         differs = not covers and any(map(_is_other, known))
@@ -197,11 +218,13 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> _Fact | None:
     return None
 
 
-def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact]) -> bool:
+def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact], numbers: Set[Atom]) -> bool:
     """Whether the result is NaN wherever an operand is."""
     if name == "mul":  # XLA turns a product with truth values into a select, which drops NaN
         pairs = zip(eqn.invars, known, strict=True)
-        return all(isinstance(v, Literal) or f.marked or f.covers for v, f in pairs)
+        return all(isinstance(v, Literal) or f.marked or f.covers or v in numbers for v, f in pairs)
+    if name == "integer_pow" and eqn.params["y"] == 0:
+        return False
     # Integers hold no NaN, and not every float of 8 bits does.
     return name in _STRICT and all(
         jnp.issubdtype(dtype, np.floating) and dtype.itemsize > 1

@@ -74,6 +74,7 @@ class BucketSizes:
         size_constants: Constants that depend on the logical sizes, padded.
         uneven: The axes of a mesh along which the logical sizes differ from shard to shard.
         rooms: Padded sizes of some expressions, by text, where they are no bounds of these.
+        defined: How many sizes the program has computed so far.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class BucketSizes:
         rooms: Mapping[str, int] = {},
     ) -> None:
         self.uneven, self.rooms = frozenset(uneven), rooms
+        self.defined = 0
         self.size_constants = tuple(size_constants)
         self.bucket = dict(bucket)
         for variable, size in bucket.items():
@@ -119,6 +121,7 @@ class BucketSizes:
         A program that is evaluated again, such as the body of a loop, computes another one.
         """
         self.values[variable] = value
+        self.defined += 1
         stale = [
             key for key in self._masks if any(variable in variables_of(text) for _, text in key[2])
         ]
@@ -176,13 +179,17 @@ class BucketSizes:
         )
         if not parts:
             return None
+        target = broadcast_to or tuple(
+            self.padded(shape[i]) if any(i == a for a, _ in parts) else 1 for i in range(rank)
+        )
         # With the trace, as its arrays cannot be used in another one.
-        key = (current_trace(), rank, parts, broadcast_to)
+        key = (current_trace(), target, parts)
         mask = self._masks.get(key)
         if mask is None:
-            mask = self._make_mask(shape, [a for a, _ in parts])
-            if broadcast_to is not None:
-                mask = lax.broadcast_in_dim(mask, broadcast_to, range(rank))
+            axes = [a for a, _ in parts]
+            mask = self._mask([(shape[a], text) for a, text in parts])
+            if mask.shape != target:
+                mask = lax.broadcast_in_dim(mask, target, axes)
             self._masks[key] = mask
         return mask
 
@@ -194,12 +201,19 @@ class BucketSizes:
             self._made[key] = lax.full(shape, scalar, dtype)
         return self._made[key]
 
-    def _make_mask(self, shape: Shape, axes: Sequence[int]) -> Any:
-        mask = None
-        for axis in axes:
-            dims = [1] * len(shape)
-            dims[axis] = self.padded(shape[axis])
-            positions = lax.broadcasted_iota(jnp.int32, dims, axis)
-            here = lax.lt(positions, lax.broadcast(self.logical(shape[axis]), dims))
-            mask = here if mask is None else mask & here
+    def _mask(self, dims: Sequence[tuple[Dim, str]]) -> Any:
+        """The mask of the real elements of an array of these open axes, which shapes share."""
+        padded = self.padded_shape(dim for dim, _ in dims)
+        key = (current_trace(), padded, tuple((i, text) for i, (_, text) in enumerate(dims)))
+        mask = self._masks.get(key)
+        if mask is not None:
+            return mask
+        if len(dims) == 1:
+            ((dim, _),) = dims
+            mask = lax.iota(jnp.int32, *padded) < self.logical(dim)
+        else:
+            parts = (self._mask([dim]) for dim in dims)
+            here = (lax.broadcast_in_dim(m, padded, [i]) for i, m in enumerate(parts))
+            mask = functools.reduce(lax.bitwise_and, here)
+        self._masks[key] = mask
         return mask

@@ -12,18 +12,22 @@ its primitive, if JAX can trace that.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.dataflow import ELEMENTWISE
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.config import without_leak_checks
 from bucketjit._jax.jaxprs import (
     EquationScopes,
@@ -35,11 +39,17 @@ from bucketjit._jax.jaxprs import (
     variables_read,
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._jax.primitives import name_of
+from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import source_line
+from bucketjit._masking.array_ops import select
 from bucketjit._masking.constant_folding import folded
 from bucketjit._masking.loops import has_loop_to_stop, is_inside, needs_retyping
 from bucketjit._masking.padding import Padding
+from bucketjit._masking.padding_facts import CERTAIN, Fact, open_axes
+from bucketjit._masking.padding_plan import Plan, planned
 from bucketjit._masking.rule_context import RuleContext, RuleTable
+from bucketjit._masking.rules import default_rules
 from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._raised import first_line, is_of_machine
 from bucketjit.errors import MaskingError
@@ -64,17 +74,38 @@ def interpret(
     The padding of arguments holds ``padding``, if it is not None. What is found out of the padding
     of values is added to ``known``.
     """
-    known = Padding() if known is None else known
+    known, args = Padding() if known is None else known, list(args)
+    plan = Plan()
+    if not sizes.uneven:  # else a shard may have no real position
+        plan = plan if padding is None else planned(jaxpr)
+        known.follow_facts(plan)
     if padding is not None:
-        for var, value in zip(jaxpr.invars, args, strict=True):
+        for i, (var, value) in enumerate(zip(jaxpr.invars, args, strict=True)):
             shape = getattr(var.aval, "shape", ())
-            if any(map(is_symbolic, shape)):
+            if axes := plan.repeated.get(i):
+                known.note_fact(value, shape, Fact({}, dict.fromkeys(open_axes(shape), CERTAIN)))
+                args[i] = repeating(value, shape, axes, sizes, known)
+            elif any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
     hidden = functools.cache(lambda: hidden_signs(jaxpr))
     walk = _Walk(sizes, rules, after, known, hidden)
     # No code of the user runs here, and what is made once for each trace is kept until the end.
     with without_leak_checks():
         return walk.run(jaxpr, consts, args)
+
+
+def repeating(
+    array: Any, shape: Shape, axes: Iterable[int], sizes: BucketSizes, padding: Padding
+) -> Any:
+    """An array whose padding along these axes holds slice 0; on an explicit mesh, as it is."""
+    if explicit_sharding(array) is not None:  # a sharded axis has no slice 0
+        return array
+    for axis in sorted(axes):
+        first = lax.slice_in_dim(array, 0, 1, axis=axis)
+        filled = select(sizes.in_bounds(shape, (axis,), array.shape), array, first)
+        padding.note_repeating(array, shape, filled, axis)
+        array = filled
+    return array
 
 
 _SCALARS = (bool, int, float, complex)
@@ -102,6 +133,7 @@ class _Walk:
         self._rules = rules
         # Whether a jaxpr mentions sizes, by its `id` and `is_inside()`, which changes the answer.
         # The entry keeps the jaxpr alive, so that its `id` is not reused.
+        self._known: dict[Any, tuple[list[Any], list[Any]]] = {}
         self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
 
     def run(
@@ -136,6 +168,16 @@ class _Walk:
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
+        """The outputs of one equation; equal equations are evaluated once."""
+        key = _key(eqn, operands, self._sizes.defined)
+        if key is None:
+            return self._evaluated(eqn, operands, ever_read)
+        if key not in self._known:
+            # The operands are kept, so that no other ones get their `id`s.
+            self._known[key] = operands, self._evaluated(eqn, operands, ever_read)
+        return self._known[key][1]
+
+    def _evaluated(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         """The outputs of one equation, by its rule if it mentions a symbolic size."""
         if not self._equation_mentions_sizes(eqn):
             outs = folded(eqn, operands) or bind_equation(eqn, operands)
@@ -183,8 +225,23 @@ class _Walk:
             )
         # Padding constants describe what the primitive itself computes. They do not hold for a rule
         # that changed an operand or a parameter.
-        self._padding.follow(eqn, operands, outs, is_plain=ctx.stands(out))
+        is_default = inspect.unwrap(rule) is default_rules().get(eqn.primitive)
+        self._padding.follow(eqn, operands, outs, is_plain=ctx.stands(out), is_default=is_default)
+        if self._padding.plan.zeroed or self._padding.plan.repeated:
+            outs = [
+                self._filled(ctx, value, shape)
+                for value, shape in zip(outs, ctx.out_shapes, strict=True)
+            ]
         return outs
+
+    def _filled(self, ctx: RuleContext, value: Any, shape: Shape) -> Any:
+        """A result with its padding filled as it is planned."""
+        is_open, where = frozenset(open_axes(shape)), id(ctx.eqn)
+        if axes := self._padding.plan.repeated.get(where, frozenset()) & is_open:
+            value = repeating(value, shape, axes, self._sizes, self._padding)
+        if axes := self._padding.plan.zeroed.get(where, frozenset()) & is_open:
+            value = ctx.fill(value, axes=axes, value=0, shape=shape)
+        return value
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:
         """Describe the first result of a rule whose type differs from the program, or return ""."""
@@ -248,6 +305,29 @@ class _Walk:
         if len(leaves) == 1 and leaves[0] is value:  # no tree: recursion would not end
             return False
         return any(map(self._param_mentions_sizes, leaves))
+
+
+# Primitives whose equations are evaluated once where operands and parameters are the same.
+_ONCE = frozenset(ELEMENTWISE) - {"copy"} | {
+    *("broadcast_in_dim", "reshape", "transpose", "squeeze", "slice", "gather", "iota", "pad"),
+    *("concatenate", "reduce_sum", "reduce_max", "reduce_min", "dot_general", "dynamic_slice"),
+}
+
+
+def _key(eqn: JaxprEqn, operands: Sequence[Any], defined: int) -> Any:
+    """What equal equations of one trace have in common; None if they are not looked for.
+
+    Once the program has computed another size, no earlier equation is equal.
+    """
+    if name_of(eqn) not in _ONCE or eqn.effects:
+        return None
+    values = tuple(
+        (str(v.aval), np.asarray(v.val).tobytes()) if is_literal(v) else id(x)
+        for v, x in zip(eqn.invars, operands, strict=True)
+    )
+    params = tuple((name, str(value)) for name, value in sorted(eqn.params.items()))
+    types = tuple(str(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    return current_trace(), defined, name_of(eqn), values, params, types
 
 
 def _as_array(operand: Any, aval: Any) -> Any:

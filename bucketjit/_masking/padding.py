@@ -9,7 +9,8 @@ The interpreter follows this from equation to equation while it evaluates a prog
 branches and loops, so there is nothing to join. Masking rules do not know of it: they call
 `RuleContext.fill`. A value is looked up by its `id`, as ``==`` of tracers would trace a comparison.
 The logical shape is compared too: it determines what is padding, and one array may stand for two
-values of different logical shapes (``x`` and ``x[:-1]``). Three facts are followed.
+values of different logical shapes (``x`` and ``x[:-1]``). Three facts are followed here, and two
+more along each axis: `bucketjit._masking.padding_facts`.
 
 A *constant* in the padding, along every axis. XLA may round differently from NumPy: on CPU it
 computes ``a * b + c`` with a single rounding, flushes subnormal numbers to zero, and turns ``x * a
@@ -26,9 +27,9 @@ A *softmax*, whose exponentials need no second fill:
     y = dot_general p v               asks for a fill of p with 0, which is spared
 
 Where the maximum is -inf or NaN, and where a score is +inf or NaN, the padding of e or p may be
-NaN. Then all real values of p along the axis are NaN, and a real value of e is. A sum, or a
-contraction with zeros in the padding of its other operand, is NaN there in any case, so these two
-readers need no fill. All others get theirs. An axis that may have no real value is not followed.
+NaN. Then all real values of e and p along the axis are NaN. So they are *zero* in the sense of
+`bucketjit._masking.padding_facts`, and sums and contractions need no fill. All other readers get
+theirs. An axis that may have no real value is not followed.
 (XLA's CPU backend does not fuse a select into its library's reductions and contractions, so the two
 selects took a quarter of the time of an attention.)
 
@@ -39,7 +40,7 @@ one, so the trace of JAX is compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -47,16 +48,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from bucketjit._ir import dataflow
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import dtype_of, shape_of
 from bucketjit._jax.primitives import name_of
 from bucketjit._jax.transformations import current_trace
+from bucketjit._masking.padding_constants import CHANGES, is_simple, limit
+from bucketjit._masking.padding_facts import (
+    CERTAIN,
+    NOTHING,
+    Fact,
+    fact_of_result,
+    open_axes,
+)
+from bucketjit._masking.padding_plan import Plan
 
 _MOST_EXPONENT = 2048  # from 2**2048 on, no float holds a power of 2
-_PARTS = 16  # floats are followed if they are multiples of 1/16
 _READERS = frozenset(ELEMENTWISE)
 
 
@@ -101,10 +109,19 @@ class Padding:
     """What is known of the padding of the values of a program."""
 
     def __init__(self, constants: dict[int, _Constant] | None = None) -> None:
+        self.plan = Plan()
         self._constants = {} if constants is None else constants
+        self._follows_facts = False
+        self._facts: dict[int, tuple[Any, str, Fact]] = {}
+        self._zeros: dict[int, Any] = {}  # arrays of zeros only, by `id`
+        self._made: dict[Any, tuple[Any, Any]] = {}  # by what it was made of, which is kept alive
         self._softmax: dict[int, _Softmax] = {}
         self._maximum: tuple[JaxprEqn, Any] | None = None  # the latest, and what its rule filled
         self._filled: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
+
+    def follow_facts(self, plan: Plan) -> None:
+        """Follow what padding repeats and where it is zero, too."""
+        self._follows_facts, self.plan = True, plan
 
     def at_other_sizes(self) -> Padding:
         """For a program inside, where the same values have other padding: only constants stay."""
@@ -122,7 +139,7 @@ class Padding:
         with np.errstate(all="ignore"):
             kept = exact.astype(dtype)
         is_exact = np.isfinite(exact).all() and (kept == exact).all()
-        if is_exact and _is_simple(kept) and exponent < _limit(dtype):
+        if is_exact and is_simple(kept) and exponent < limit(dtype):
             self._constants.setdefault(id(value), _Constant(value, str(shape), kept, exponent))
 
     def constant_of(self, value: object, shape: Shape) -> np.ndarray | None:
@@ -137,15 +154,71 @@ class Padding:
             return False
         return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
 
-    def reads_zeros(self, eqn: JaxprEqn, value: Any, shape: Shape, axes: Sequence[int]) -> bool:
-        """Whether an equation reads a value of a softmax as if its padding were filled with 0."""
-        known = self._softmax.get(id(value))
-        return (
-            known is not None
-            and (known.what, known.shape) == ("zeros", str(shape))
-            and name_of(eqn) in ("reduce_sum", "dot_general")
-            and known.axes.issuperset(a for a in axes if is_symbolic(shape[a]))
-        )
+    def fact(self, value: Any, atom: Any) -> Fact:
+        """What the padding of a value is known to repeat, and where it is zero."""
+        shape = shape_of(atom)
+        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
+        fact = fact if of == str(shape) else NOTHING
+        constant = self.constant_of(value, shape)
+        if constant is not None and not constant.tobytes().strip(b"\0"):
+            fact = fact._replace(zero=dict.fromkeys(open_axes(shape), CERTAIN))
+        return fact
+
+    def facts(self, values: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:
+        """What is known of some values, which stand for these of the program."""
+        return list(map(self.fact, values, atoms))
+
+    def note_facts(
+        self, values: Iterable[Any], atoms: Iterable[Any], facts: Iterable[Fact]
+    ) -> None:
+        """Remember what is known of some values."""
+        for value, atom, fact in zip(values, atoms, facts, strict=True):
+            self.note_fact(value, shape_of(atom), fact)
+
+    def note_fact(self, value: Any, shape: Shape, fact: Fact) -> None:
+        """Remember what the padding of a value repeats, and where it is zero."""
+        if fact.repeats or fact.zero:
+            self._facts[id(value)] = value, str(shape), fact
+
+    def note_fact_of_fill(
+        self, value: Any, shape: Shape, filled: Any, axes: Iterable[int], constant: Any
+    ) -> None:
+        """Note what is known of a value that was filled with a constant along some axes."""
+        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
+        fact = fact if of == str(shape) else NOTHING
+        is_zero = not isinstance(constant, jax.Array) and not np.any(constant)
+        along = set(axes).intersection(open_axes(shape))
+        zero = {**fact.zero, **dict.fromkeys(along, CERTAIN)} if is_zero else {}
+        repeats = {axis: CERTAIN for axis in fact.repeats if axis not in along}
+        self.note_fact(filled, shape, Fact(repeats, zero))
+
+    def note_repeating(self, value: Any, shape: Shape, filled: Any, axis: int) -> None:
+        """Note what is known of a value that was filled with slice 0 along an axis."""
+        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
+        fact = fact if of == str(shape) else NOTHING
+        zero = {a: fills for a, fills in fact.zero.items() if a != axis}
+        self.note_fact(filled, shape, Fact({**fact.repeats, axis: CERTAIN}, zero))
+
+    def spares_fill(self, eqn: JaxprEqn, value: Any, axes: Sequence[int]) -> bool:
+        """Whether an equation sums a value, whose padding adds nothing, along these axes."""
+        if name_of(eqn) != "reduce_sum":
+            return False
+        shape = shape_of(eqn.invars[0])
+        zero = self.fact(value, eqn.invars[0]).zero
+        return all(a in zero and is_at_most(1, shape[a]) for a in axes if is_symbolic(shape[a]))
+
+    def is_zeros(self, value: object) -> bool:
+        """Whether a value is an array of zeros only, as far as it is known."""
+        return id(value) in self._zeros
+
+    def made_before(self, key: tuple[Any, ...] | None) -> Any:
+        """What was made of a value in this trace, under this key, or None."""
+        return None if key is None else self._made.get((current_trace(), *key), (None, None))[1]
+
+    def note_made(self, key: tuple[Any, ...] | None, value: object, made: object) -> None:
+        """Remember what was made of a value, so that it is made once in a trace."""
+        if key is not None:
+            self._made[current_trace(), *key] = value, made
 
     def note_filled(self, value: object, shape: Shape, filled: object) -> None:
         """Remember the filled version of a value."""
@@ -172,16 +245,41 @@ class Padding:
         return found
 
     def follow(
-        self, eqn: JaxprEqn, operands: Sequence[Any], outs: Sequence[Any], *, is_plain: bool
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outs: Sequence[Any],
+        *,
+        is_plain: bool,
+        is_default: bool,
     ) -> None:
-        """Note what is known of an output; if plain, it is what the primitive itself computes."""
-        if is_plain and name_of(eqn) in _TABLE and hasattr(outs[0], "dtype"):
+        """Note what is known of an output.
+
+        If it is plain, it is what the primitive itself computes. If it is not, what is known of its
+        padding is known for the rules of bucketjit, not for those of a user.
+        """
+        if name_of(eqn) == "broadcast_in_dim":
+            number = getattr(eqn.invars[0], "val", None)  # of a literal
+            if number is not None and not np.asarray(number).tobytes().strip(b"\0"):
+                self._zeros[id(outs[0])] = outs[0]
+        if is_plain and name_of(eqn) in CHANGES and hasattr(outs[0], "dtype"):
             self._follow_constant(eqn, operands, outs[0])
+        zero: Iterable[int] = ()
         if self._softmax and name_of(eqn) in _OF_A_SOFTMAX:
             found = self._softmax_of(eqn, operands, outs[0])
             if found is not None:
                 shape = str(shape_of(eqn.outvars[0]))
                 self._softmax[id(outs[0])] = found._replace(value=outs[0], shape=shape)
+                zero = found.axes if found.what == "zeros" else ()
+        if len(outs) != 1:
+            return
+        fact = NOTHING
+        if self._follows_facts and (is_plain or (is_default and name_of(eqn) not in _READERS)):
+            ins = [self.fact(x, v) for x, v in zip(operands, eqn.invars, strict=True)]
+            fact = fact_of_result(eqn, ins)
+        axes = set(zero).intersection(open_axes(shape_of(eqn.outvars[0]))) if zero else ()
+        more = dict.fromkeys(axes, CERTAIN)
+        self.note_fact(outs[0], shape_of(eqn.outvars[0]), fact._replace(zero={**fact.zero, **more}))
 
     # --- constants ---
 
@@ -189,7 +287,7 @@ class Padding:
         constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
         if any(c is None for c in constants):
             return
-        constant = _TABLE[name_of(eqn)](eqn, constants)
+        constant = CHANGES[name_of(eqn)](eqn, constants)
         if constant is None:
             return
         exponents = [self._exponent(x, c) for x, c in zip(operands, constants, strict=True)]
@@ -290,98 +388,3 @@ def _is_beside(reduced: _Softmax, value: object, rank: int) -> bool:
     """Whether each element meets those it was reduced from, in an operation with ``value``."""
     meets = (p == i or (p is None and i in reduced.axes) for i, p in enumerate(reduced.places))
     return reduced.of is value and len(reduced.places) == rank and all(meets)
-
-
-# --- constants ------------------------------------------------------------------------------
-
-
-def _limit(dtype: Any) -> float:
-    return int(jnp.finfo(dtype).maxexp) if jnp.issubdtype(dtype, jnp.inexact) else np.inf
-
-
-def _is_simple(constant: np.ndarray) -> bool:
-    """Whether a constant is no float, is 0, or is a small multiple of 1/16."""
-    if not jnp.issubdtype(constant.dtype, jnp.inexact) or not constant.any():
-        return True
-    if not jnp.issubdtype(constant.dtype, jnp.floating):
-        return False
-    parts = float(constant) * _PARTS
-    return parts.is_integer() and abs(parts) < 2.0 ** int(jnp.finfo(constant.dtype).nmant)
-
-
-def _broadcast(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The constant, unless a symbolic axis is added or an axis of size 1 becomes symbolic."""
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    places = eqn.params["broadcast_dimensions"]
-    is_new = (is_symbolic(d) and i not in places for i, d in enumerate(after))
-    is_spread = (str(d) != str(after[p]) for d, p in zip(before, places, strict=True))
-    return None if before and (any(is_new) or any(is_spread)) else constants[0]
-
-
-def _reduce(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The constant of a reduction over static axes."""
-    sizes = [shape_of(eqn.invars[0])[axis] for axis in eqn.params["axes"]]
-    if any(map(is_symbolic, sizes)):
-        return None
-    if name_of(eqn) == "reduce_sum":
-        return _zero(eqn, constants)
-    return constants[0] if all(sizes) else None  # an empty maximum is -inf, not the constant
-
-
-def _zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
-    """0 if all bits of the operand's constant are 0 (those of -0.0 are not), else None."""
-    is_zero = not constants[0].tobytes().strip(b"\0")
-    return constants[0] if is_zero and eqn.params.get("y", 1) > 0 else None
-
-
-def _real_zero(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
-    """0 if the operand is real and its constant is 0, else None."""
-    is_complex = jnp.issubdtype(constants[0].dtype, jnp.complexfloating)
-    return None if is_complex else _zero(eqn, constants)  # in XLA, the arc tangent of 0j is -0j
-
-
-def _two(eqn: JaxprEqn, constants: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The constant of an elementwise operation on operands of equal shape, or on scalars."""
-    out = str(shape_of(eqn.outvars[0]))
-    if any(shape and str(shape) != out for shape in map(shape_of, eqn.invars)):
-        return None
-    return of_two(name_of(eqn), *constants)
-
-
-def of_two(name: str, a: np.ndarray, b: np.ndarray) -> Any:
-    """The result of an operation on two constants; None if XLA might find another one."""
-    with np.errstate(all="ignore"):
-        found: np.ndarray = _OPERATIONS[name](a, b)
-    if name in ("max", "min", "and", "or"):  # one of the operands, or bits of both
-        # The maximum of 0.0 and -0.0 may be either one.
-        return None if not (a.any() or b.any()) and a.tobytes() != b.tobytes() else found
-    if not jnp.issubdtype(found.dtype, jnp.inexact):
-        return found  # integers wrap around in NumPy as in XLA
-    if jnp.issubdtype(found.dtype, jnp.complexfloating):
-        return found if not (a.any() or b.any()) else None
-    if name == "mul" and not (a.any() and b.any()):
-        return found if np.isfinite(found) else None
-    if not (_is_simple(a) and _is_simple(b)):
-        return None
-    exact = _OPERATIONS[name](a.astype(np.float64), b.astype(np.float64))
-    return found if float(found) == exact else None
-
-
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    **{"mul": np.multiply, "add": np.add, "add_any": np.add, "sub": np.subtract},
-    **{"max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or},
-}
-
-_TABLE: Mapping[str, Callable[[JaxprEqn, Sequence[np.ndarray]], np.ndarray | None]]
-_TABLE = dataflow.table(
-    {
-        "copy stop_gradient convert_element_type transpose squeeze": lambda eqn, ins: ins[0],
-        "broadcast_in_dim": _broadcast,
-        "reduce_sum reduce_max reduce_min reduce_and reduce_or": _reduce,
-        # These map 0 to exactly 0. Nothing is known of their results at other constants.
-        "abs square integer_pow": _zero,
-        "sign sqrt cbrt floor ceil round expm1 log1p erf": _real_zero,
-        "sin tan asin atan sinh tanh asinh atanh": _real_zero,
-        " ".join(_OPERATIONS): _two,
-    }
-)

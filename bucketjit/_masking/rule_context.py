@@ -28,6 +28,7 @@ from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
 from bucketjit._masking.padding import Padding
+from bucketjit._masking.padding_facts import fills_of_product, summed_pairs
 from bucketjit.errors import MaskingError
 
 Rule = Callable[..., Any]
@@ -64,6 +65,7 @@ class RuleContext:
         in_avals, out_avals: Abstract values as traced (dtypes, weak types).
         sizes: The padded and logical sizes of the dimension variables.
         eqn: The equation itself.
+        padding: What padding is known to hold, for loops and branches.
 
     Raises:
         MaskingError: A parameter is a symbolic size, and no rule of this primitive expects one
@@ -93,7 +95,7 @@ class RuleContext:
         self._interpret = interpret
         self._operands = operands
         self._ever_read = ever_read
-        self._padding = padding
+        self.padding = padding
         self._hidden_signs = hidden_signs
         self._as_it_stands: Any = None
 
@@ -228,10 +230,10 @@ class RuleContext:
         axes = tuple(range(len(shape)) if axes is None else axes)
         if not any(is_symbolic(shape[a]) for a in axes):
             return operand
-        if self._padding.holds(operand, shape, value):
+        if self.padding.holds(operand, shape, value):
             return operand
         is_zero = not isinstance(value, jax.Array) and not np.any(value)
-        if is_zero and self._padding.reads_zeros(self.eqn, operand, shape, axes):
+        if is_operand and is_zero and self.padding.spares_fill(self.eqn, operand, axes):
             return operand
         if operand.dtype.name == "float8_e8m0fnu" and is_zero:
             self.refuse("padding of 0 in float8_e8m0fnu, which has no 0", "use another dtype")
@@ -249,13 +251,51 @@ class RuleContext:
 
         if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
-        result = filled(operand)
+        key = None
+        if not isinstance(value, jax.Array):
+            scalar = np.asarray(value)
+            what = tuple(sorted(axes)), str(scalar.dtype), scalar.tobytes(), unfused
+            key = id(operand), str(shape), self.sizes.defined, what
+        result = self.padding.made_before(key)
+        if result is None:
+            result = filled(operand)
+            self.padding.note_made(key, operand, result)
+            self.padding.note_fact_of_fill(operand, shape, result, axes, value)
         # An operand whose padding holds a known constant is not replaced by its filled version:
         # later equations may use the constant, and nothing is known of the padding of the latter.
-        if is_operand and self._padding.constant_of(operand, shape) is None:
-            self._padding.note_filled(operand, shape, result)
-            self._padding.note_scores(self.eqn, result, shape, axes, value)
+        if is_operand and self.padding.constant_of(operand, shape) is None:
+            self.padding.note_filled(operand, shape, result)
+            self.padding.note_scores(self.eqn, result, shape, axes, value)
         return result
+
+    def fill_products(
+        self, lhs: Array, rhs: Array, unfused: Sequence[bool] = (False, False)
+    ) -> list[Any]:
+        """Fill two operands, as the rule received them, whose products are summed, where needed."""
+        pairs = summed_pairs(self.eqn)
+        facts = [self.padding.fact(x, v) for x, v in zip((lhs, rhs), self.eqn.invars, strict=True)]
+        fills = fills_of_product(self.in_shapes, pairs, facts)
+        return (
+            [
+                self.fill(x, axes=axes, value=0, shape=shape, unfused=apart) if is_filled else x
+                for x, shape, axes, is_filled, apart in zip(
+                    *((lhs, rhs), self.in_shapes, zip(*pairs, strict=True), fills, unfused),
+                    strict=True,
+                )
+            ]
+            if pairs
+            else [lhs, rhs]
+        )
+
+    def once(self, operand: Array, what: str, make: Callable[[], Any]) -> Any:
+        """What equations of these shapes and parameters make of an operand: made for the first."""
+        params = sorted((name, str(value)) for name, value in self.symbolic_params.items())
+        key = id(operand), what, str(self.in_shapes), str(params), self.sizes.defined
+        made = self.padding.made_before(key)
+        if made is None:
+            made = make()
+            self.padding.note_made(key, operand, made)
+        return made
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
         """Whether an array of this logical shape has no padding along these axes, in every row."""

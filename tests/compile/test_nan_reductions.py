@@ -45,12 +45,12 @@ HIDDEN: dict[str, Function] = {
     "attention": attention,
     "divided by a product": lambda x: shifted(x) * (1 / sums(shifted(x)))[:, None],
     "of a product": lambda x: jax.nn.softmax(x @ jnp.cos(x).mT, axis=-1),
+    "gradient": jax.grad(lambda x: jnp.sin(attention(x)).sum()),
     "of ints": lambda x: x.astype(int).max(-1) + jnp.maximum(x.astype(int), 0).sum(),
 }
 
 # What is not followed is taken for shown.
 SHOWN: dict[str, Function] = {
-    "gradient": jax.grad(lambda x: jnp.sin(attention(x)).sum()),
     "turned": lambda x: share(shifted(x).T, 0),
     "itself": lambda x: x.max(-1),
     "what is shifted": shifted,
@@ -69,6 +69,12 @@ SHOWN: dict[str, Function] = {
     "compared": lambda x: (share(shifted(x)), shifted(x) > 0.5),
     "a choice by a sum of one": lambda x: share(
         shifted(x) * (x > 0)[..., None].astype(x.dtype).sum(-1)
+    ),
+    "a choice by a contraction of one": lambda x: share(
+        shifted(x) * ((x[:, :1] > 0).astype(x.dtype) @ jnp.ones((1, x.shape[1])))
+    ),
+    "gradient of chosen scores": jax.grad(
+        lambda x: (jax.nn.softmax(jax.nn.relu(x) @ x.mT, axis=-1) @ x).sum()
     ),
     "every row with every other": lambda x: x.max(1)[None] + sums(x)[:, None],
     "every row with every other, shifted": lambda x: (

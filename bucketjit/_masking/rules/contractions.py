@@ -198,10 +198,9 @@ def _matched(arrays: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[An
 
 
 def dot_general(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
-    """Contracted padding is zero on both sides, since 0 * NaN is NaN; other axes are carried."""
+    """Contracted padding adds nothing: it is zero on both sides, or known not to matter."""
     contract, batch = ctx.params["dimension_numbers"]
-    lhs = ctx.fill(lhs, axes=contract[0], value=0)
-    rhs = ctx.fill(rhs, axes=contract[1], value=0)
+    lhs, rhs = ctx.fill_products(lhs, rhs)
     lhs, rhs = _matched((lhs, rhs), [*zip(*contract, strict=True), *zip(*batch, strict=True)])
     arrangement = arranged(ctx, lhs, rhs)
     if arrangement is None:

@@ -25,6 +25,8 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
+from bucketjit._masking.padding_facts import NOTHING, Fact
+from bucketjit._masking.padding_plan import facts_of_loop
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._raised import in_one_line, is_of_machine
 
@@ -185,19 +187,38 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     init = tuple(map(strong, operands[num_consts:split]))
     xs = tuple(map(strong, operands[split:]))
     jaxpr = ctx.params["jaxpr"]
+    body, known = open_jaxpr(jaxpr)[0], ctx.padding
+    of_rows = [fact.moved(-1) for fact in known.facts(operands[split:], ctx.eqn.invars[split:])]
+    of_carry = facts_of_loop(ctx.eqn, known.facts(operands, ctx.eqn.invars), known.plan)
+    of_ys: list[Fact] = []
 
     def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
+        known.note_facts([*carry, *x], body.invars[num_consts:], [*of_carry, *of_rows])
         outs = evaluate_strong(ctx, jaxpr, *consts, *carry, *x)
+        found = known.facts(outs, body.outvars)
+        if not all(map(Fact.includes, found, of_carry)):
+            # What was expected of the carry does not last, so nothing is.
+            of_carry[:] = [NOTHING] * num_carry
+            return step(list(map(lax.optimization_barrier, carry)), x)
+        of_ys[:] = [fact.moved(1) for fact in found[num_carry:]]
         return outs[:num_carry], outs[num_carry:]
 
     length = ctx.symbolic_params["length"]
     if is_symbolic(length):
-        return _steps(ctx, step, init, xs, length)
+        outs = _steps(ctx, step, init, xs, length)
+    else:
+        outs = _scanned(ctx, step, init, xs)
+    known.note_facts(outs, ctx.eqn.outvars, [*of_carry, *of_ys])
+    return outs
+
+
+def _scanned(ctx: RuleContext, step: Any, init: Any, xs: Any) -> list[Any]:
+    """A scan over a static number of steps."""
     carry, ys = lax.scan(
         step,
         init,
         xs,
-        length=length,
+        length=ctx.params["length"],
         reverse=ctx.params["reverse"],
         unroll=ctx.params["unroll"],
     )

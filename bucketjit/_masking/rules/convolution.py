@@ -243,7 +243,7 @@ def _splits(ctx: RuleContext, size: Dim, groups: Dim) -> bool:
     return bool(size == groups * each) and ctx.padded(size) == ctx.padded(groups) * each
 
 
-def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tuple[Any, Any]:
+def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tuple[Any, ...]:
     """Zeros into what is contracted: features, kernels, and data read beyond its end.
 
     The padding of a batch or feature axis with groups makes groups of its own. XLA may nevertheless
@@ -266,6 +266,9 @@ def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tu
     # fast for one array alone, and took 3.5 times as long with a select fused into it.
     lhs_moves = numbers.lhs_spec[1] != lhs.ndim - 1
     rhs_moves = numbers.rhs_spec[0] != rhs.ndim - 1
+    lhs_axes = [axis for axis in lhs_axes if is_symbolic(ctx.in_shapes[0][axis])]
+    if (lhs_axes, rhs_axes) == ([numbers.lhs_spec[1]], [numbers.rhs_spec[1]]):
+        return tuple(ctx.fill_products(lhs, rhs, (lhs_moves, rhs_moves)))
     lhs = ctx.fill(lhs, axes=lhs_axes, value=0, shape=ctx.in_shapes[0], unfused=lhs_moves)
     rhs = ctx.fill(rhs, axes=rhs_axes, value=0, shape=ctx.in_shapes[1], unfused=rhs_moves)
     return lhs, rhs

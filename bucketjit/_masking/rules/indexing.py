@@ -193,7 +193,8 @@ def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> An
     mapped = ctx.params["dimension_numbers"].start_index_map
     changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
     if changed:
-        indices = _judged(ctx, indices)
+        given = indices
+        indices = ctx.once(given, "gathered", lambda: _judged(ctx, given))
     for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
         operand = with_room(ctx, operand, axis, dim, size)
     ragged = any(map(is_symbolic, ctx.in_shapes[1]))
@@ -208,17 +209,17 @@ def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> An
 
 
 def _judged(ctx: RuleContext, indices: Array) -> Any:
-    """Indices moved into logical bounds; in a filling gather, -1 for those outside of them."""
+    """Indices moved into logical bounds; in a filling gather, -1 for those beyond them."""
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
-    columns = []
-    for k, axis in enumerate(ctx.params["dimension_numbers"].start_index_map):
-        start = indices[..., k]
-        if ctx.params["mode"] == _FILL:
-            good = inside(ctx, start, shape[axis], sizes[axis])
-            columns.append(jnp.where(good, start, jnp.int32(-1)))
-        else:
-            columns.append(clamp(ctx, start, shape[axis], sizes[axis]))
-    return jnp.stack(columns, axis=-1)
+    mapped = ctx.params["dimension_numbers"].start_index_map
+    columns = [*lax.split(indices, (1,) * len(mapped), indices.ndim - 1)]
+    for k, axis in enumerate(mapped):
+        if ctx.params["mode"] != _FILL:
+            columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
+        elif not fits(ctx, shape[axis], sizes[axis]):
+            good = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
+            columns[k] = select(good, columns[k], jnp.int32(-1))
+    return columns[0] if len(columns) == 1 else lax.concatenate(columns, indices.ndim - 1)
 
 
 def _one_window(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> Any:
@@ -277,7 +278,24 @@ def _written_window(ctx: RuleContext, operand: Any, index: Any, update: Any, com
             here = inside(ctx, index[k], shape[axis], sizes[axis])
             where = here if where is None else where & here
     update = lax.expand_dims(update, numbers.inserted_window_dims)
+    known = [*map(known_int, starts)]
+    lies_inside = all(map(functools.partial(_surely_inside, ctx), known, shape, sizes))
+    if lies_inside and combine in (None, lax.add) and ctx.padding.is_zeros(operand):
+        cut = [a for a, n in enumerate(sizes) if not is_whole(shape[a], n)]
+        update = ctx.fill(update, axes=cut, value=0, shape=sizes)
+        sides = zip(map(int, starts), update.shape, operand.shape, strict=True)
+        edges = [(start, room - start - width, 0) for start, width, room in sides]
+        return lax.pad(update, np.zeros((), update.dtype), edges)
     return write_window(ctx, operand, shape, update, sizes, starts, combine=combine, where=where)
+
+
+def _surely_inside(ctx: RuleContext, start: int | None, dim: Dim, size: Dim) -> bool:
+    """Whether a window lies in an axis at all sizes of the bucket."""
+    if start is None or start < 0:
+        return False
+    return (start == 0 and is_whole(dim, size)) or (
+        not is_symbolic(dim) and start + ctx.padded(size) <= dim
+    )
 
 
 def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) -> Any:
@@ -300,27 +318,61 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     if not mapped and not partial:
         ctx.refuse("it has no index by which to drop the updates of padded rows")
 
-    indices = as_index(indices)
-    columns = [indices[..., k] for k in range(len(mapped))]
-    for k, axis in enumerate(mapped):
-        if ctx.params["mode"] == _MODE.CLIP:
-            columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
-        else:
-            here = inside(ctx, columns[k], shape[axis], sizes[axis])
-            good = here if good is None else good & here
-    if partial:
-        numbers, columns, good, updates = _taken_apart(ctx, partial, columns, good, updates)
-    columns = list(jnp.broadcast_arrays(*columns))
-    if good is not None:
-        columns[0] = jnp.where(good, columns[0], _outside(columns[0].shape, unique))
+    if not partial:
+        judged = ctx.once(indices, "scattered", lambda: _kept_or_dropped(ctx, indices, own))
+    else:
+        numbers, judged, updates = _positions(ctx, partial, as_index(indices), good, updates)
     return ctx.bind(
         operand,
-        jnp.stack(columns, axis=-1),
+        judged,
         updates,
         dimension_numbers=numbers,
         indices_are_sorted=False,
         mode=_MODE.FILL_OR_DROP,
     )
+
+
+def _kept_or_dropped(ctx: RuleContext, indices: Array, own: Sequence[int]) -> Any:
+    """Indices of which those that must not write are out of bounds.
+
+    What is beyond the padded operand, or negative, is so already.
+    """
+    shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
+    mapped = ctx.params["dimension_numbers"].scatter_dims_to_operand_dims
+    rows = ctx.in_shapes[1][:-1]
+    good = ctx.in_bounds((*rows, 1), [a for a in range(len(rows)) if a not in own])
+    columns = [*lax.split(as_index(indices), (1,) * len(mapped), indices.ndim - 1)]
+    for k, axis in enumerate(mapped):
+        if ctx.params["mode"] == _MODE.CLIP:
+            columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
+        elif not fits(ctx, shape[axis], sizes[axis]):
+            here = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
+            good = here if good is None else good & here
+    if good is not None:
+        outside = _outside(columns[0].shape, ctx.params["unique_indices"])
+        columns[0] = select(good, columns[0], outside)
+    return columns[0] if len(columns) == 1 else lax.concatenate(columns, indices.ndim - 1)
+
+
+def _positions(
+    ctx: RuleContext, partial: list[int], indices: Array, good: Any, updates: Array
+) -> tuple[Any, Any, Any]:
+    """Dimension numbers, indices and updates of single positions in place of windows."""
+    shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
+    columns = []
+    for k, axis in enumerate(ctx.params["dimension_numbers"].scatter_dims_to_operand_dims):
+        start = indices[..., k]
+        if ctx.params["mode"] == _MODE.CLIP:
+            start = clamp(ctx, start, shape[axis], sizes[axis])
+        else:
+            here = inside(ctx, start, shape[axis], sizes[axis])
+            good = here if good is None else good & here
+        columns.append(start)
+    numbers, columns, good, updates = _taken_apart(ctx, partial, columns, good, updates)
+    columns = list(jnp.broadcast_arrays(*columns))
+    unique = ctx.params["unique_indices"]
+    columns[0] = jnp.where(good, columns[0], _outside(columns[0].shape, unique))
+    return numbers, jnp.stack(columns, axis=-1), updates
 
 
 def _outside(shape: tuple[int, ...], unique: bool) -> Any:

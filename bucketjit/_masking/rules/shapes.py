@@ -50,8 +50,8 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     else:  # joined first, as XLA is faster at that than at extending the first piece
         out = crop(lax.concatenate(parts, axis), axis, max(ends))
     # In this order, so that each piece overwrites the padding of those before it.
-    for offset, part in zip(offsets[1:], parts[1:], strict=True):
-        out = lax.dynamic_update_slice_in_dim(out, part, ctx.logical(offset), axis)
+    for offset, piece in zip(offsets[1:], parts[1:], strict=True):
+        out = lax.dynamic_update_slice_in_dim(out, piece, ctx.logical(offset), axis)
     out = crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
     return ctx.noted(out, 0) if keeps_zeros else out
 
@@ -225,21 +225,39 @@ def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> An
 
 
 def slice_(ctx: RuleContext, operand: Array) -> Any:
-    """Read from the logical start; what lies beyond the logical limit is padding."""
-    params = ctx.symbolic_params
+    """Read from the logical start; what lies beyond the logical limit is padding.
+
+    All axes with known starts and strides are cut at once.
+    """
+    params, shape = ctx.symbolic_params, operand.shape
     strides = params["strides"] or (1,) * operand.ndim
+    sizes = ctx.padded_shape(ctx.out_shapes[0])
+    places = [*zip(params["start_indices"], strides, sizes, strict=True)]
+    known = [not (is_symbolic(start) or is_symbolic(stride)) for start, stride, _ in places]
+    cuts = [
+        (start, min(start + _span(size, stride), n), stride) if is_known else (0, n, 1)
+        for (start, stride, size), n, is_known in zip(places, shape, known, strict=True)
+    ]
     out = operand
-    for axis, (start, stride) in enumerate(zip(params["start_indices"], strides, strict=True)):
-        size = ctx.padded(ctx.out_shapes[0][axis])
-        if is_symbolic(stride):
+    if cuts != [(0, n, 1) for n in shape]:
+        out = lax.slice(operand, *zip(*cuts, strict=True))
+    for axis, (start, stride, size) in enumerate(places):
+        if known[axis]:
+            out = crop(out, axis, size)
+        elif is_symbolic(stride):
             positions = ctx.logical(start) + lax.iota(jnp.int32, size) * ctx.logical(stride)
             out = take(out, positions, axis)
-            continue
-        span = max(size - 1, 0) * stride + 1 if size else 0
-        out = window(out, axis, ctx.logical(start), span, last=ctx.padded(start))
-        if stride != 1 and size:
-            out = lax.slice_in_dim(out, 0, span, stride, axis)
+        else:
+            span = _span(size, stride)
+            out = window(out, axis, ctx.logical(start), span, last=ctx.padded(start))
+            if stride != 1 and size:
+                out = lax.slice_in_dim(out, 0, span, stride, axis)
     return out
+
+
+def _span(size: int, stride: int) -> int:
+    """How many positions lie between the first and the last of a slice, both included."""
+    return (size - 1) * stride + 1 if size else 0
 
 
 def rev(ctx: RuleContext, operand: Array) -> Any:

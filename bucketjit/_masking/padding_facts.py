@@ -1,0 +1,380 @@
+"""Facts by which sums over padding need no fill: it repeats real data, or it is zero.
+
+    x:f32[n]            filled with its first element       the padding of x repeats x[0]
+    y:f32[n] = exp x    any elementwise operation           the padding of y repeats y[0]
+    g:f32[n]            filled with zeros                   the padding of g is zero
+    h:f32[n] = mul g y  0 times y[0]                        the padding of h is zero
+    w = dot_general y h   y[0] times 0                      needs no fill
+
+Two facts are followed along each open axis. In an array that *repeats*, each padded slice equals
+slice 0. In an array that is *zero*, each padded element is 0, or it is not finite, and then the
+element of slice 0 is not finite either. Such padding can change no sum that has the elements of
+slice 0 among its terms: where it adds anything but 0, the sum is NaN or infinite without it, too.
+(It may be NaN in place of infinity.) So nothing is assumed of weights, of overflow, or of a
+division by zero: what happens in the padding happens in slice 0. Slice 0 must be real: the axis has
+at least one real position.
+
+A fact may depend on fills that are only planned; see `bucketjit._masking.padding_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import JaxprEqn
+
+from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import ELEMENTWISE
+from bucketjit._ir.expressions import Shape, groups, is_symbolic
+from bucketjit._ir.ranges import is_at_most
+from bucketjit._jax.jaxprs import Atom, dtype_of, is_literal, shape_of
+from bucketjit._jax.primitives import name_of
+
+Fills = frozenset[Any]  # the planned fills that a fact depends on
+CERTAIN: Fills = frozenset()
+
+
+class Fact(NamedTuple):
+    """What the padding of an array holds: axes, each with the fills that this depends on.
+
+    Attributes:
+        repeats: The axes along which it repeats slice 0.
+        zero: The axes along which it is zero.
+    """
+
+    repeats: Mapping[int, Fills] = {}
+    zero: Mapping[int, Fills] = {}
+
+    def known(self, axis: int) -> Fills | None:
+        """The fewest fills with which it repeats or is zero along an axis; None if neither."""
+        return fewest(self.repeats.get(axis), self.zero.get(axis))
+
+    def joined(self, other: Fact) -> Fact:
+        """What holds of two arrays."""
+        pairs = ((self.repeats, other.repeats), (self.zero, other.zero))
+        return Fact(*({a: one[a] | two[a] for a in one.keys() & two.keys()} for one, two in pairs))
+
+    def moved(self, by: int) -> Fact:
+        """What holds where each axis is ``by`` axes further back; those before the first go."""
+        kinds = (self.repeats, self.zero)
+        return Fact(*({a + by: f for a, f in kind.items() if a + by >= 0} for kind in kinds))
+
+    def includes(self, other: Fact) -> bool:
+        """Whether all that ``other`` says holds."""
+        return other.repeats.keys() <= self.repeats.keys() and other.zero.keys() <= self.zero.keys()
+
+
+NOTHING = Fact()
+
+
+def open_axes(shape: Shape) -> tuple[int, ...]:
+    """The axes of symbolic size."""
+    return tuple(i for i, dim in enumerate(shape) if is_symbolic(dim))
+
+
+def both(*needed: Fills | None) -> Fills | None:
+    """All fills that are needed; None if one of them is None."""
+    return None if None in needed else CERTAIN.union(*(fills for fills in needed if fills))
+
+
+def fewest(*possible: Fills | None) -> Fills | None:
+    """The smallest of these sets of fills; None if all are None."""
+    return min((fills for fills in possible if fills is not None), key=len, default=None)
+
+
+class _Along(NamedTuple):
+    """The facts about the operands of an equation along one axis of each."""
+
+    repeats: Sequence[Fills | None]
+    zero: Sequence[Fills | None]
+
+
+def _at(fact: Fact, atom: Atom, axis: int | None) -> tuple[Fills | None, Fills | None]:
+    """What is known of an operand along an axis; None for an operand that does not have it."""
+    shape = shape_of(atom)
+    if axis is None or not shape:
+        is_zero = is_literal(atom) and not np.any(atom.val)
+        return CERTAIN, CERTAIN if is_zero else None
+    if not is_symbolic(shape[axis]):
+        return CERTAIN, None
+    return fact.repeats.get(axis), fact.zero.get(axis)
+
+
+Axes = Sequence[int | None]
+Zero = Callable[[JaxprEqn, _Along], Fills | None]
+
+
+def _made(eqn: JaxprEqn, ins: Sequence[Fact], axes: Iterable[tuple[int, Axes]], zero: Zero) -> Fact:
+    """The fact about a result of which each axis comes from these axes of the operands."""
+    out = shape_of(eqn.outvars[0])
+    repeats, zeros = {}, {}
+    for axis, sources in axes:
+        if not is_symbolic(out[axis]):
+            continue
+        found = [_at(f, v, a) for f, v, a in zip(ins, eqn.invars, sources, strict=True)]
+        along = _Along([r for r, _ in found], [z for _, z in found])
+        if (fills := both(*along.repeats)) is not None:
+            repeats[axis] = fills
+        if (fills := zero(eqn, along)) is not None:
+            zeros[axis] = fills
+    return Fact(repeats, zeros)
+
+
+# --- which axis of a result is which axis of an operand ---------------------------------------
+
+
+def _kept(eqn: JaxprEqn) -> dict[int, int]:
+    """The axes of the first operand that the result has as they are: result -> operand."""
+    params, name = eqn.params, name_of(eqn)
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    if name == "transpose":
+        return dict(enumerate(params["permutation"]))
+    if name == "broadcast_in_dim":
+        places = params["broadcast_dimensions"]
+        return {p: i for i, p in enumerate(places) if str(before[i]) == str(after[p])}
+    if name == "reshape":
+        return {} if params.get("dimensions") is not None else _not_regrouped(before, after)
+    if name in _REMOVES:
+        removed = params[_REMOVES[name]]
+        return dict(enumerate(i for i in range(len(before)) if i not in removed))
+    touched = params[_TOUCHES[name]] if name in _TOUCHES else ()
+    touched = touched if isinstance(touched, tuple | list) else (touched,)
+    if name == "pad":
+        touched = [i for i, edges in enumerate(params["padding_config"]) if edges != (0, 0, 0)]
+    shapes = [shape_of(v) for v in (*eqn.invars, *eqn.outvars) if shape_of(v)]
+    return {
+        i: i
+        for i in range(len(after))
+        if i not in touched and len({str(shape[i]) for shape in shapes}) == 1
+    }
+
+
+_REMOVES = {
+    "squeeze": "dimensions",
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), "axes"),
+    **dict.fromkeys(("reduce_and", "reduce_or", "argmax", "argmin"), "axes"),
+}
+# What these do along one axis leaves the others as they are.
+_TOUCHES = {
+    **{"rev": "dimensions", "concatenate": "dimension", "sort": "dimension"},
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
+}
+
+
+def _not_regrouped(before: Shape, after: Shape) -> dict[int, int]:
+    """The axes that a reshape leaves as they are: result -> operand."""
+    old, new = ([i for i, d in enumerate(s) if is_symbolic(d) or d != 1] for s in (before, after))
+    found: dict[int, int] = {}
+    i = j = 0
+    for one, other in groups(tuple(before[k] for k in old), tuple(after[k] for k in new)):
+        if len(one) == len(other) == 1:
+            found[new[j]] = old[i]
+        i, j = i + len(one), j + len(other)
+    return found
+
+
+def _carried(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    """The fact about a result with axes of its operands; new ones repeat."""
+    kept, rank = _kept(eqn), len(shape_of(eqn.invars[0]))
+    is_new = name_of(eqn) == "broadcast_in_dim"
+    axes: list[tuple[int, Axes]] = []
+    for axis in range(len(shape_of(eqn.outvars[0]))):
+        if axis in kept or is_new:
+            sources = [kept.get(axis) if len(shape_of(v)) == rank else None for v in eqn.invars]
+            axes.append((axis, sources))
+    return _made(eqn, ins, axes, zero)
+
+
+def _iota(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    axes = open_axes(shape_of(eqn.outvars[0]))
+    return Fact({axis: CERTAIN for axis in axes if axis != eqn.params["dimension"]})
+
+
+def _elementwise(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    axes = [(a, [a] * len(ins)) for a in range(len(shape_of(eqn.outvars[0])))]
+    return _made(eqn, ins, axes, zero)
+
+
+def _dot_general(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    contract, batch = eqn.params["dimension_numbers"]
+    left, right = (
+        [a for a in range(len(shape_of(v))) if a not in (*contract[i], *batch[i])]
+        for i, v in enumerate(eqn.invars)
+    )
+    sources: list[Axes] = [*zip(*batch, strict=True)]
+    sources += [(a, None) for a in left] + [(None, a) for a in right]
+    return _made(eqn, ins, enumerate(sources), zero)
+
+
+def _convolution(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    """The batch is that of the data, and the features are those of the kernel."""
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    axes: list[tuple[int, Axes]] = []
+    if str(params["batch_group_count"]) == "1":
+        axes.append((numbers.out_spec[0], (numbers.lhs_spec[0], None)))
+    if str(params["feature_group_count"]) == "1":
+        axes.append((numbers.out_spec[1], (None, numbers.rhs_spec[0])))
+    return _made(eqn, ins, axes, zero)
+
+
+def _gather(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+    shape, indices = (shape_of(v) for v in eqn.invars)
+    pairs = dict(
+        zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True)
+    )
+    window = [
+        a
+        for a in range(len(shape))
+        if a not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    ]
+    of_window, of_rows = iter(window), iter(range(len(indices) - 1))
+    axes: list[tuple[int, Axes]] = []
+    for axis in range(len(shape_of(eqn.outvars[0]))):
+        if axis in numbers.offset_dims:
+            source = next(of_window)
+            if str(sizes[source]) == str(shape[source]):
+                axes.append((axis, (source, None)))
+        else:
+            row = next(of_rows)
+            axes.append((axis, (pairs.get(row), row)))
+    return _made(eqn, ins, axes, zero)
+
+
+def _scatter(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+    numbers = eqn.params["dimension_numbers"]
+    shape, _, updates = (shape_of(v) for v in eqn.invars)
+    of_window = iter(numbers.update_window_dims)
+    rows = [u for u in range(len(updates)) if u not in numbers.update_window_dims]
+    batch = dict(
+        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
+    )
+    axes: list[tuple[int, Axes]] = []
+    kept = {}
+    for axis, dim in enumerate(shape):
+        if axis in batch:
+            axes.append((axis, (axis, batch[axis], rows[batch[axis]])))
+        elif axis not in numbers.inserted_window_dims:
+            source = next(of_window)
+            if str(updates[source]) == str(dim):
+                axes.append((axis, (axis, None, source)))
+        elif is_symbolic(dim) and axis in ins[0].zero:  # nothing is written to padded positions
+            kept[axis] = ins[0].zero[axis]
+    fact = _made(eqn, ins, axes, zero)
+    return fact._replace(zero={**fact.zero, **kept})
+
+
+# --- where a result is zero -------------------------------------------------------------------
+
+
+def _never(eqn: JaxprEqn, along: _Along) -> None:
+    return None
+
+
+def _first(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    """Linear in the first operand; the others, if any, are numbers."""
+    return along.zero[0] if along.zero else None
+
+
+def _converted(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    kinds = (dtype_of(v) for v in (*eqn.invars, *eqn.outvars))
+    return along.zero[0] if all(jnp.issubdtype(k, jnp.inexact) for k in kinds) else None
+
+
+def _product(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    (a, b), (c, d) = along.zero, along.repeats
+    return fewest(both(a, d), both(b, c), both(a, b))
+
+
+def _all(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    return both(*along.zero)
+
+
+def _update(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    return both(*along.zero[:2])
+
+
+def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    return both(along.zero[0], along.repeats[1], along.zero[2])
+
+
+def _quotient(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    is_real = jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.floating)  # of integers, 0 / 0 is -1
+    return both(along.zero[0], along.repeats[1]) if is_real else None
+
+
+def _choice(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    return both(along.repeats[0], *along.zero[1:])
+
+
+def _power(eqn: JaxprEqn, along: _Along) -> Fills | None:
+    return along.zero[0] if eqn.params["y"] > 0 else None
+
+
+Follow = Callable[[JaxprEqn, Sequence[Fact], Zero], Fact]
+
+_ZERO: Mapping[str, Zero] = dataflow.table(
+    {
+        "neg copy stop_gradient abs square reduce_precision": _first,
+        "convert_element_type": _converted,
+        "integer_pow": _power,
+        "add add_any sub concatenate": _all,
+        "mul": _product,
+        "dot_general conv_general_dilated": _product,
+        "div": _quotient,
+        "select_n": _choice,
+        "transpose squeeze broadcast_in_dim reshape rev slice dynamic_slice": _first,
+        "reduce_sum cumsum": _first,
+        "pad": _all,
+        "scatter scatter-add scatter-sub": _scattered,
+        "dynamic_update_slice": _update,
+    }
+)
+_FOLLOW: Mapping[str, Follow] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys((*_REMOVES, *_TOUCHES, "transpose", "broadcast_in_dim", "reshape"), _carried),
+    **dict.fromkeys(("pad", "slice", "dynamic_slice", "dynamic_update_slice"), _carried),
+    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul"), _scatter),
+    **dict.fromkeys(("scatter-min", "scatter-max"), _scatter),
+    "conv_general_dilated": _convolution,
+    **{"dot_general": _dot_general, "gather": _gather, "iota": _iota},
+}
+
+
+def fact_of_result(eqn: JaxprEqn, ins: Sequence[Fact]) -> Fact:
+    """The fact about the result of an equation that is masked by its rule."""
+    follow = _FOLLOW.get(name_of(eqn))
+    if follow is None or len(eqn.outvars) != 1:
+        return NOTHING
+    return follow(eqn, ins, _ZERO.get(name_of(eqn), _never))
+
+
+def summed_pairs(eqn: JaxprEqn) -> list[tuple[int, int]]:
+    """The open axes of two operands along which an equation sums their products."""
+    if name_of(eqn) == "dot_general":
+        found = [*zip(*eqn.params["dimension_numbers"][0], strict=True)]
+    elif name_of(eqn) == "conv_general_dilated":
+        numbers = eqn.params["dimension_numbers"]
+        found = [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
+    else:
+        return []
+    shape = shape_of(eqn.invars[0])
+    return [pair for pair in found if is_symbolic(shape[pair[0]])]
+
+
+def fills_of_product(
+    shapes: Sequence[Shape], pairs: Sequence[tuple[int, int]], facts: Sequence[Fact]
+) -> tuple[bool, bool]:
+    """Which of two arrays to fill before their products are summed along pairs of open axes."""
+    left, right = facts
+    if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
+        return True, True
+    bad = [any(fact.known(pair[i]) is None for pair in pairs) for i, fact in enumerate(facts)]
+    if any(bad) or all(a in left.zero or b in right.zero for a, b in pairs):
+        return bad[0], bad[1]
+    # What repeats on both sides meets zeros on one: the array with fewer axes is cheaper.
+    is_right = len(shapes[1]) < len(shapes[0])
+    return not is_right, is_right

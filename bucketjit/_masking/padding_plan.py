@@ -1,0 +1,327 @@
+"""Where a few fills spare many: planned for a program before it is masked.
+
+    before   w = dot_general (fill x) (fill h)       after   x' = x, its padding repeats x[0]
+             v = dot_general (fill y) (fill g)               c' = fill c
+             c = broadcast 1.0                               w = dot_general x h
+             g, h = ...                                      v = dot_general y g
+
+The gradient of a sum begins with a number that is broadcast along the axes of the sum. If its
+padding is zero, so is that of all cotangents, as an expert's mask on the loss has it, and
+contractions with values whose padding repeats need no fill. `bucketjit._masking.padding_facts` says
+why, and the interpreter follows the facts again on what it has filled. A plan only says where to
+fill, and a bad one costs fills. It counts them: arguments repeat, and values are filled where they
+are made, only if that takes fewer operations in all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import Analysis
+from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.ranges import is_at_most
+from bucketjit._jax.jaxprs import Atom, dtype_of, open_jaxpr, scan_arity, shape_of
+from bucketjit._jax.primitives import name_of
+from bucketjit._masking.padding_facts import (
+    CERTAIN,
+    NOTHING,
+    Fact,
+    Fills,
+    both,
+    fact_of_result,
+    fewest,
+    fills_of_product,
+    open_axes,
+    summed_pairs,
+)
+
+_COST_OF_REPEATING = 2  # fills with 0, each of which may need an array of zeros
+_MOST_ARGUMENTS = 4  # that are left out one by one
+
+
+class Fill(NamedTuple):
+    """A planned fill of a result of an equation, or of an argument.
+
+    Attributes:
+        where: The `id` of the equation, or the number of the argument.
+        axis: The axis along which it repeats slice 0; None for a fill with 0 along all axes that
+            need it.
+    """
+
+    where: int
+    axis: int | None = None
+
+    @property
+    def cost(self) -> int:
+        """How many fills with 0 it is worth."""
+        return 1 if self.axis is None else _COST_OF_REPEATING
+
+
+class Plan(NamedTuple):
+    """Where to fill: the axes of each equation, by `id`, and of each argument, by its number.
+
+    Attributes:
+        repeated: The axes along which a result or an argument is to repeat slice 0.
+        zeroed: The axes along which a result is to be 0.
+    """
+
+    repeated: Mapping[int, frozenset[int]] = {}
+    zeroed: Mapping[int, frozenset[int]] = {}
+
+
+_plans: weakref.WeakKeyDictionary[Jaxpr, Plan] = weakref.WeakKeyDictionary()
+
+
+def planned(jaxpr: Jaxpr) -> Plan:
+    """The plan of a program whose arguments are padded with zeros; made once for each program."""
+    if jaxpr not in _plans:
+        _plans[jaxpr] = _planned(jaxpr)
+    return _plans[jaxpr]
+
+
+def _planned(jaxpr: Jaxpr) -> Plan:
+    least = without = _counted(jaxpr, Plan())
+    best = Plan()
+    if without <= _COST_OF_REPEATING:
+        return best
+    padded = [i for i, var in enumerate(jaxpr.invars) if open_axes(shape_of(var))]
+    left_out = [None, *(padded if 1 < len(padded) <= _MOST_ARGUMENTS else [])]
+    for everywhere, argument in itertools.product((False, True), left_out):
+        asked = _Count(None, everywhere, argument)
+        asked.follow(jaxpr)
+        chosen = _chosen(asked.wanted)
+        repeated: dict[int, frozenset[int]] = {}
+        for fill in chosen:
+            if fill.axis is not None:
+                repeated[fill.where] = repeated.get(fill.where, frozenset()) | {fill.axis}
+        plan = Plan(repeated, {f.where: asked.places[f.where] for f in chosen if f.axis is None})
+        cost = sum(fill.cost for fill in chosen)
+        if chosen and cost < least and (cost := cost + _counted(jaxpr, plan)) < least:
+            least, best = cost, plan
+        if 4 * least < without:  # what the others could still spare is little
+            break
+    return best
+
+
+def _counted(jaxpr: Jaxpr, plan: Plan) -> int:
+    """How many fills contractions and sums take with a plan."""
+    count = _Count(plan)
+    count.follow(jaxpr)
+    return count.cost
+
+
+# The sets of planned fills that would spare fills of an equation, and how many.
+Ways = Sequence[tuple[Fills, int]]
+
+
+def _chosen(wanted: Sequence[Ways]) -> Fills:
+    """The fills that spare more than they cost."""
+
+    def spared(fills: Fills) -> int:
+        best = (max((n for way, n in ways if way <= fills), default=0) for ways in wanted)
+        return sum(best) - sum(fill.cost for fill in fills)
+
+    chosen = CERTAIN.union(*(way for ways in wanted for way, _ in ways))
+    gain = spared(chosen)
+    while chosen:
+        tried = [(spared(chosen - {fill}), chosen - {fill}) for fill in chosen]
+        best, fewer = max(tried, key=lambda found: found[0])
+        if best < gain:
+            break
+        gain, chosen = best, fewer
+    return chosen if gain > 0 else CERTAIN
+
+
+def facts_of_loop(eqn: JaxprEqn, ins: Sequence[Fact], plan: Plan) -> list[Fact]:
+    """What holds of the values that a ``scan`` carries, in each turn."""
+    outs = dataflow.through(_Count(plan), eqn, list(map(_Guess, ins)))
+    return [guess.fact for guess in outs[: scan_arity(eqn.params)[1]]]
+
+
+class _Guess(NamedTuple):
+    """What the padding of an array may hold, and where a softmax is.
+
+    Attributes:
+        fact: What its padding holds.
+        peak: The axes along which it is the maximum of an array, or less than that.
+    """
+
+    fact: Fact = NOTHING
+    peak: frozenset[int] = frozenset()
+
+
+class _Count(Analysis[_Guess]):
+    """Counts the fills of contractions and sums with a plan; without, finds what would spare them.
+
+    Args:
+        plan: The plan, or None.
+        left_out: The number of an argument that is not to repeat, and then no result is.
+        everywhere: Whether fills with 0 may be planned for all that is computed with what they
+            make zero, or only where numbers are broadcast.
+
+    Attributes:
+        cost: How many there are.
+        wanted: The ways to spare those of each equation.
+        places: The axes along which a planned fill with 0 has to be.
+    """
+
+    def __init__(
+        self, plan: Plan | None, everywhere: bool = False, left_out: int | None = None
+    ) -> None:
+        self._plan, self._everywhere, self._left_out = plan, everywhere, left_out
+        self.cost = 0
+        self.wanted: list[Ways] = []
+        self.places: dict[int, frozenset[int]] = {}
+        self.table = {"scan": self._scan, **dict.fromkeys(("while", "cond"), self.default)}
+        self._is_settling = False
+
+    def follow(self, jaxpr: Jaxpr) -> None:
+        """Count in a program whose arguments are padded with zeros."""
+        arguments = []
+        for i, var in enumerate(jaxpr.invars):
+            fact = Fact({}, dict.fromkeys(open_axes(shape_of(var)), CERTAIN))
+            arguments.append(_Guess(self._repeated(i, var, fact)))
+        dataflow.follow(self, jaxpr, arguments)
+
+    def unknown(self, atom: Atom) -> _Guess:
+        return _Guess()
+
+    def default(self, eqn: JaxprEqn, ins: Sequence[_Guess]) -> Sequence[_Guess]:
+        facts = [guess.fact for guess in ins]
+        self._count(eqn, facts)
+        fact, peak = fact_of_result(eqn, facts), _peak(eqn, ins)
+        if name_of(eqn) == "exp":
+            fact = fact._replace(zero={**fact.zero, **dict.fromkeys(ins[0].peak - {-1}, CERTAIN)})
+        known = all(
+            one.known(axis) is not None
+            for one, atom in zip(facts, eqn.invars, strict=True)
+            for axis in open_axes(shape_of(atom))
+        )
+        return self._filled(eqn, facts, [_Guess(fact, peak)] * len(eqn.outvars), known)
+
+    def join(self, one: _Guess, other: _Guess) -> _Guess:
+        return _Guess(one.fact.joined(other.fact), one.peak & other.peak)
+
+    def row(self, value: _Guess, var: Var) -> _Guess:
+        return _Guess(value.fact.moved(-1))
+
+    def stacked(self, value: _Guess, var: Var) -> _Guess:
+        return _Guess(value.fact.moved(1))
+
+    def _scan(self, eqn: JaxprEqn, ins: Sequence[_Guess]) -> Sequence[_Guess]:
+        """The turns until facts settle count for nothing; then one counts."""
+        before, self._is_settling = self._is_settling, True
+        outs = dataflow.through(self, eqn, ins)
+        self._is_settling = before
+        body = open_jaxpr(eqn.params["jaxpr"])[0]
+        consts, carries = scan_arity(eqn.params)
+        rows = map(self.row, ins[consts + carries :], body.invars[consts + carries :])
+        dataflow.follow(self, body, [*ins[:consts], *outs[:carries], *rows])
+        return self._filled(eqn, [guess.fact for guess in ins], outs, True)
+
+    def _filled(
+        self, eqn: JaxprEqn, ins: Sequence[Fact], outs: Sequence[_Guess], is_known: bool
+    ) -> list[_Guess]:
+        """The results of an equation after planned fills, or with those that may be planned."""
+        repeats = is_known and (self._plan is not None or self._left_out is None)
+        found = []
+        for var, (fact, peak) in zip(eqn.outvars, outs, strict=True):
+            fact = self._repeated(id(eqn), var, fact) if repeats else fact
+            found.append(_Guess(self._zeroed(eqn, var, fact, ins), peak))
+        return found
+
+    def _repeated(self, where: int, var: Var, fact: Fact) -> Fact:
+        """A fact after a planned fill with slice 0, or with those that may be planned."""
+        axes = set(open_axes(shape_of(var)))
+        if self._plan is not None:
+            filled = self._plan.repeated.get(where, frozenset()) & axes
+            zero = {axis: fills for axis, fills in fact.zero.items() if axis not in filled}
+            return Fact({**fact.repeats, **dict.fromkeys(filled, CERTAIN)}, zero)
+        is_argument = fact.zero.keys() == axes and not fact.repeats
+        dims = shape_of(var)
+        made = {
+            axis: frozenset((Fill(where, axis),))
+            for axis in axes
+            if (is_argument or fact.known(axis) is None)
+            and where != self._left_out
+            and is_at_most(1, dims[axis])
+            and not jax.dtypes.issubdtype(dtype_of(var), jax.dtypes.extended)
+        }
+        # Nothing may be planned that takes both what an array repeats and that it is zero.
+        zero = {axis: fills for axis, fills in fact.zero.items() if axis not in made}
+        return Fact({**fact.repeats, **made}, zero)
+
+    def _zeroed(self, eqn: JaxprEqn, var: Var, fact: Fact, ins: Sequence[Fact]) -> Fact:
+        """A fact after a planned fill with 0, or with those that may be planned."""
+        axes = frozenset(open_axes(shape_of(var)))
+        if self._plan is not None:
+            filled = self._plan.zeroed.get(id(eqn), frozenset()) & axes
+            repeats = {axis: fills for axis, fills in fact.repeats.items() if axis not in filled}
+            return Fact(repeats, {**fact.zero, **dict.fromkeys(filled, CERTAIN)})
+        if name_of(eqn) == "broadcast_in_dim":
+            axes -= set(eqn.params["broadcast_dimensions"])
+        elif not (self._everywhere and any(any(one.zero.values()) for one in ins)):
+            return fact
+        if not jnp.issubdtype(dtype_of(var), jnp.inexact):
+            return fact
+        made = axes - fact.zero.keys()
+        self.places[id(eqn)] = self.places.get(id(eqn), frozenset()) | made
+        fills = frozenset((Fill(id(eqn)),))
+        return fact._replace(zero={**fact.zero, **dict.fromkeys(made, fills)})
+
+    def _count(self, eqn: JaxprEqn, ins: Sequence[Fact]) -> None:
+        if self._is_settling:
+            return
+        shapes = list(map(shape_of, eqn.invars))
+        pairs = summed_pairs(eqn)
+        if name_of(eqn) == "reduce_sum":
+            axes = [a for a in eqn.params["axes"] if is_symbolic(shapes[0][a])]
+            zero = both(*(ins[0].zero.get(axis) for axis in axes))
+            self.cost += zero != CERTAIN
+            self._want([(zero, 1)])
+        elif pairs and self._plan is not None:
+            self.cost += sum(fills_of_product(shapes, pairs, ins))
+        elif pairs:
+            one, other = (list(axes) for axes in zip(*pairs, strict=True))
+            sides = (ins[0], one), (ins[1], other)
+            left, right = (both(*map(fact.zero.get, axes)) for fact, axes in sides)
+            known = [both(*map(fact.known, axes)) for fact, axes in sides]
+            full = fewest(both(left, known[1]), both(right, known[0]))
+            self._want([(full, 2), (left, 1), (right, 1), (both(*known), 1)])
+
+    def _want(self, ways: Sequence[tuple[Fills | None, int]]) -> None:
+        possible = [(way, spared) for way, spared in ways if way is not None]
+        if possible and not any(way == CERTAIN and n == ways[0][1] for way, n in possible):
+            self.wanted.append(possible)
+
+
+def _peak(eqn: JaxprEqn, ins: Sequence[_Guess]) -> frozenset[int]:
+    """The axes along which a result is a maximum, or something without its maximum."""
+    name = name_of(eqn)
+    if name == "reduce_max":
+        return frozenset((-1,))
+    peaks = frozenset().union(*(guess.peak for guess in ins))
+    if name == "sub" and ins[1].peak:
+        shape = shape_of(eqn.invars[1])
+        is_one = (
+            axis for axis in open_axes(shape_of(eqn.outvars[0])) if shape[axis : axis + 1] == (1,)
+        )
+        return ins[1].peak.union(is_one) - {-1}
+    if name == "broadcast_in_dim" and peaks:
+        kept = {
+            place
+            for dim, place in zip(
+                shape_of(eqn.invars[0]), eqn.params["broadcast_dimensions"], strict=True
+            )
+            if is_symbolic(dim)
+        }
+        return frozenset({-1, *open_axes(shape_of(eqn.outvars[0]))} - kept)
+    return peaks if name in ("max", "stop_gradient", "copy", "select_n", "reshape") else frozenset()
