@@ -181,7 +181,8 @@ class _Walk:
         """The outputs of one equation, by its rule if it mentions a symbolic size."""
         if not self._equation_mentions_sizes(eqn):
             outs = folded(eqn, operands) or bind_equation(eqn, operands)
-            self._padding.follow(eqn, operands, outs, is_plain=False)  # the maximum of all scores
+            # The maximum of all scores may be one of them.
+            self._padding.follow(eqn, operands, outs, is_plain=False, is_default=False)
             return outs
         name = eqn.primitive.name
         # The table holds names for primitives whose modules may not have been imported (Pallas).

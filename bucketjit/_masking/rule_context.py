@@ -43,8 +43,7 @@ Interpreter = Callable[..., list[Any]]
 class RuleContext:
     """One equation, seen at padded sizes.
 
-    The interpreter makes one context per equation. A rule reads the attributes and calls the
-    methods.
+    There is one for each equation. A rule reads the attributes and calls the methods.
 
     Args:
         eqn: The equation.
@@ -68,8 +67,7 @@ class RuleContext:
         padding: What padding is known to hold, for loops and branches.
 
     Raises:
-        MaskingError: A parameter is a symbolic size, and no rule of this primitive expects one
-            there.
+        MaskingError: A parameter is a symbolic size that no rule of this primitive expects.
     """
 
     def __init__(
@@ -187,11 +185,11 @@ class RuleContext:
 
     def holds(self, array: Array, shape: Shape, value: Any) -> bool:
         """Whether the padding of an array of this logical shape is known to hold a scalar."""
-        return self._padding.holds(array, shape, value)
+        return self.padding.holds(array, shape, value)
 
     def noted(self, out: Array, value: Any) -> Any:
         """Note of the first output, and return it, that its padding holds a scalar."""
-        self._padding.note(out, self.out_shapes[0], value)
+        self.padding.note(out, self.out_shapes[0], value)
         return out
 
     def fill(
@@ -272,20 +270,15 @@ class RuleContext:
         self, lhs: Array, rhs: Array, unfused: Sequence[bool] = (False, False)
     ) -> list[Any]:
         """Fill two operands, as the rule received them, whose products are summed, where needed."""
-        pairs = summed_pairs(self.eqn)
-        facts = [self.padding.fact(x, v) for x, v in zip((lhs, rhs), self.eqn.invars, strict=True)]
+        if not (pairs := summed_pairs(self.eqn)):
+            return [lhs, rhs]
+        facts = self.padding.facts((lhs, rhs), self.eqn.invars)
         fills = fills_of_product(self.in_shapes, pairs, facts)
-        return (
-            [
-                self.fill(x, axes=axes, value=0, shape=shape, unfused=apart) if is_filled else x
-                for x, shape, axes, is_filled, apart in zip(
-                    *((lhs, rhs), self.in_shapes, zip(*pairs, strict=True), fills, unfused),
-                    strict=True,
-                )
-            ]
-            if pairs
-            else [lhs, rhs]
-        )
+        given = (lhs, rhs), self.in_shapes, zip(*pairs, strict=True), fills, unfused
+        return [
+            self.fill(x, axes=axes, value=0, shape=shape, unfused=apart) if is_filled else x
+            for x, shape, axes, is_filled, apart in zip(*given, strict=True)
+        ]
 
     def once(self, operand: Array, what: str, make: Callable[[], Any]) -> Any:
         """What equations of these shapes and parameters make of an operand: made for the first."""

@@ -323,7 +323,7 @@ class Signature(TracedPrograms):
             self.add(call.program, known)
         return call
 
-    def _found(self, tokens: Tokens, shapes: Shapes, sizes: Mapping[str, int]) -> Resolution | None:
+    def _found(self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int]) -> Resolution | None:
         """Resolve a call by a program that was traced before; None if none holds."""
         # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in self.at(tokens, shapes).programs():

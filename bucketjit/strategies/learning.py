@@ -199,7 +199,7 @@ class Learner:
         before, self._planned = self._planned, []
         if may_add and self._compiles and len(self._known) < self._most:
             self._planned = self._better()
-        self._reason = f"it would have saved its compile after {self._calls} calls"
+        self._reason = f"would have paid after {self._calls} calls"
         return self._planned != before
 
     @property

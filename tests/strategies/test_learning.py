@@ -115,7 +115,7 @@ def test_a_better_bucket_comes_when_it_would_have_paid() -> None:
     assert first == 7  # with the first look: 500 calls are expected, and all were of this size
     assert replay.used == {(1024,), (10,)}
     (better,) = (one for one in replay.learner.learnt() if one.sizes == (10,))
-    assert better.why.startswith("it would have saved its compile after ")
+    assert better.why.startswith("would have paid after ")
     assert better.saved_seconds == pytest.approx(1.014 * better.calls)
 
 

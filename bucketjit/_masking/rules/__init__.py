@@ -18,8 +18,8 @@ from bucketjit._masking.rule_context import Rule
 
 FAMILIES = (
     *("elementwise", "reductions", "contractions", "ordering", "associative", "control", "shapes"),
-    *("indexing", "windows", "convolution", "fft", "random", "linalg", "effects", "shards"),
-    "refused",
+    *("indexing", "scatter", "windows", "convolution", "fft", "random", "linalg", "effects"),
+    *("shards", "refused"),
 )
 
 # Programs that use these import their modules, perhaps after the first call of `default_rules`.
