@@ -108,9 +108,9 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 28_990,
-    "lines": 46_100,
-    "files": 257,
+    "code": 30_600,
+    "lines": 48_500,
+    "files": 264,
     "long": 0,
     "packages": 13,
     "floors": 9,
