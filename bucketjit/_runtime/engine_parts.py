@@ -58,7 +58,8 @@ class SharedState:
                     of_rows = entry.rows is not None
                     learning = engine.buckets.learning(key[0], of_rows=of_rows)
                     if learning is not None:
-                        learning.gone(key[1][1:] if of_rows else key[1])
+                        with engine.lock:
+                            learning.gone(key[1][1:] if of_rows else key[1])
                     engine.signer.release(key[0])
             tell(Event("evict", name, entry.sizes, detail=why))
 

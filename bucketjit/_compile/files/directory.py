@@ -52,12 +52,29 @@ def _check_owner(told: os.stat_result, path: Path) -> None:
         )
 
 
-def load(path: Path) -> tuple[Record, bytes]:
-    """The record and the executable in a file that no other user can have written."""
+def _checked(path: Path) -> os.stat_result:
+    """Refuse a file that another user can have written."""
     told = path.lstat()
     if not stat.S_ISREG(told.st_mode):
         raise Distrusted(f"{path} is not a file (links are not followed)")
     _check_owner(told, path)
+    return told
+
+
+def records(directory: Path) -> list[Record]:
+    """What the files of a directory say of their executables. Only `load` checks what is in them."""
+    found = []
+    for path in directory.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(Exception):
+            _checked(path)
+            with path.open("rb") as file:
+                found.append(record.head(file))
+    return found
+
+
+def load(path: Path) -> tuple[Record, bytes]:
+    """The record and the executable in a file that no other user can have written."""
+    told = _checked(path)
     if told.st_size > record.LARGEST + (1 << 24):
         raise Damaged("it is longer than any executable")
     found = record.unpack(path.read_bytes())

@@ -10,7 +10,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 MAGIC = b"bucketjit executable 3\n"
 
@@ -84,6 +84,14 @@ def unpack(data: bytes) -> tuple[Record, bytes]:
             "pip install 'bucketjit[compression]'"
         )
     return record, zstandard.ZstdDecompressor().decompress(packed)
+
+
+def head(file: BinaryIO) -> Record:
+    """The record at the beginning of a file, whose digest is not checked: that reads all of it."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise Damaged("it is no executable of this version of bucketjit")
+    file.read(32)
+    return Record(**json.loads(file.readline()))
 
 
 def _zstandard() -> Any:

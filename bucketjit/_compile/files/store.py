@@ -51,10 +51,9 @@ class Store(NamedTuple):
         """What the files of the directory say; files that cannot be used are left out."""
         try:
             files.check_directory(self.directory)
-            found = [entry.found for entry in files.entries(self.directory)]
+            return files.records(self.directory)
         except (Distrusted, OSError):
             return []
-        return [one for one in found if isinstance(one, Record)]
 
 
 class ExecutableFiles:
