@@ -62,7 +62,7 @@ def _checked(path: Path) -> os.stat_result:
 
 
 def records(directory: Path) -> list[Record]:
-    """What the files of a directory say of their executables. Only `load` checks what is in them."""
+    """What the files of a directory say of themselves; only `load` checks the rest of them."""
     found = []
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(Exception):
