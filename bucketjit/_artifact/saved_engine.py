@@ -267,7 +267,7 @@ def _no_program(
 class SavedBuckets:
     """Chooses among the buckets of a file."""
 
-    def of(self, program: Interface, call: Call) -> dict[str, int]:
+    def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The smallest saved bucket that holds a call; its sizes if a module takes all sizes."""
         assert isinstance(program, LoadedProgram)
         sizes = dict(zip(call.variables, call.ordered, strict=True))

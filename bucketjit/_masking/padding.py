@@ -161,7 +161,7 @@ class Padding:
         fact = fact if of == str(shape) else NOTHING
         constant = self.constant_of(value, shape)
         if constant is not None and not constant.tobytes().strip(b"\0"):
-            fact = fact._replace(zero=dict.fromkeys(open_axes(shape), CERTAIN))
+            fact = Fact({}, dict.fromkeys(open_axes(shape), CERTAIN))
         return fact
 
     def facts(self, values: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:
@@ -205,7 +205,8 @@ class Padding:
             return False
         shape = shape_of(eqn.invars[0])
         zero = self.fact(value, eqn.invars[0]).zero
-        return all(a in zero and is_at_most(1, shape[a]) for a in axes if is_symbolic(shape[a]))
+        opened = [a for a in axes if is_symbolic(shape[a])]
+        return all(zero.get(a) == CERTAIN and is_at_most(1, shape[a]) for a in opened)
 
     def is_zeros(self, value: object) -> bool:
         """Whether a value is an array of zeros only, as far as it is known."""

@@ -10,9 +10,10 @@ Two facts are followed along each open axis. In an array that *repeats*, each pa
 slice 0. In an array that is *zero*, each padded element is 0, or it is not finite, and then the
 element of slice 0 is not finite either. Such padding can change no sum that has the elements of
 slice 0 among its terms: where it adds anything but 0, the sum is NaN or infinite without it, too.
-(It may be NaN in place of infinity.) So nothing is assumed of weights, of overflow, or of a
-division by zero: what happens in the padding happens in slice 0. Slice 0 must be real: the axis has
-at least one real position.
+Slice 0 must be real: the axis has at least one real position.
+
+It may be NaN in place of infinity. So contractions take such padding as it is, and sums do not: a
+log-likelihood may well be -inf. Zeros that something not finite would change depend on `FINITE`.
 
 A fact may depend on fills that are only planned; see `bucketjit._masking.padding_plan`.
 """
@@ -35,6 +36,18 @@ from bucketjit._jax.primitives import name_of
 
 Fills = frozenset[Any]  # the planned fills that a fact depends on
 CERTAIN: Fills = frozenset()
+
+
+class Condition(NamedTuple):
+    """What a fact depends on besides fills."""
+
+    what: str
+    where: None = None
+    axis: None = None
+    cost: int = 0
+
+
+FINITE: Fills = frozenset((Condition("slice 0 is finite"),))
 
 
 class Fact(NamedTuple):
@@ -254,15 +267,20 @@ def _scatter(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
     )
     axes: list[tuple[int, Axes]] = []
     kept = {}
+    adds = name_of(eqn) in ("scatter-add", "scatter-sub")
     for axis, dim in enumerate(shape):
         if axis in batch:
-            axes.append((axis, (axis, batch[axis], rows[batch[axis]])))
+            # Of unique indices, those of padded rows are dropped.
+            if not eqn.params["unique_indices"]:
+                axes.append((axis, (axis, batch[axis], rows[batch[axis]])))
         elif axis not in numbers.inserted_window_dims:
             source = next(of_window)
             if str(updates[source]) == str(dim):
                 axes.append((axis, (axis, None, source)))
-        elif is_symbolic(dim) and axis in ins[0].zero:  # nothing is written to padded positions
-            kept[axis] = ins[0].zero[axis]
+        elif is_symbolic(dim):  # nothing is written to padded positions
+            fills = ins[0].zero.get(axis)
+            if fills is not None and (adds or fills.isdisjoint(FINITE)):  # slice 0 may change
+                kept[axis] = fills
     fact = _made(eqn, ins, axes, zero)
     return fact._replace(zero={**fact.zero, **kept})
 
@@ -286,7 +304,13 @@ def _converted(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 def _product(eqn: JaxprEqn, along: _Along) -> Fills | None:
     (a, b), (c, d) = along.zero, along.repeats
-    return fewest(both(a, d), both(b, c), both(a, b))
+    one, other = map(_finite, eqn.invars)
+    return fewest(both(a, d, other), both(b, c, one), both(a, b))
+
+
+def _finite(atom: Atom) -> Fills:
+    """What has to hold for a factor to be finite."""
+    return CERTAIN if is_literal(atom) and np.all(np.isfinite(atom.val)) else FINITE
 
 
 def _all(eqn: JaxprEqn, along: _Along) -> Fills | None:
@@ -303,7 +327,7 @@ def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 def _quotient(eqn: JaxprEqn, along: _Along) -> Fills | None:
     is_real = jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.floating)  # of integers, 0 / 0 is -1
-    return both(along.zero[0], along.repeats[1]) if is_real else None
+    return both(along.zero[0], along.repeats[1], FINITE) if is_real else None
 
 
 def _choice(eqn: JaxprEqn, along: _Along) -> Fills | None:
@@ -368,13 +392,17 @@ def summed_pairs(eqn: JaxprEqn) -> list[tuple[int, int]]:
 def fills_of_product(
     shapes: Sequence[Shape], pairs: Sequence[tuple[int, int]], facts: Sequence[Fact]
 ) -> tuple[bool, bool]:
-    """Which of two arrays to fill before their products are summed along pairs of open axes."""
-    left, right = facts
+    """Which of two arrays to fill before their products are summed along pairs of open axes.
+
+    One of zeros is not filled, and neither is the other one if it repeats and the zeros are those
+    of something that was multiplied, such as a gradient: they depend on what is finite anyway.
+    """
     if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
         return True, True
-    bad = [any(fact.known(pair[i]) is None for pair in pairs) for i, fact in enumerate(facts)]
-    if any(bad) or all(a in left.zero or b in right.zero for a, b in pairs):
-        return bad[0], bad[1]
-    # What repeats on both sides meets zeros on one: the array with fewer axes is cheaper.
-    is_right = len(shapes[1]) < len(shapes[0])
-    return not is_right, is_right
+    zeros = [both(*(fact.zero.get(p[i]) for p in pairs)) for i, fact in enumerate(facts)]
+    known = [all(fact.known(p[i]) is not None for p in pairs) for i, fact in enumerate(facts)]
+    left, right = (zero is None for zero in zeros)
+    if left != right:
+        is_doubtful = not (zeros[left] or CERTAIN).isdisjoint(FINITE)
+        return (False, False) if is_doubtful and all(known) else (left, right)
+    return left, right

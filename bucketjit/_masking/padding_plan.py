@@ -32,6 +32,7 @@ from bucketjit._jax.jaxprs import Atom, dtype_of, open_jaxpr, scan_arity, shape_
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.padding_facts import (
     CERTAIN,
+    FINITE,
     NOTHING,
     Fact,
     Fills,
@@ -102,7 +103,8 @@ def _planned(jaxpr: Jaxpr) -> Plan:
         for fill in chosen:
             if fill.axis is not None:
                 repeated[fill.where] = repeated.get(fill.where, frozenset()) | {fill.axis}
-        plan = Plan(repeated, {f.where: asked.places[f.where] for f in chosen if f.axis is None})
+        zeroed = {f.where: asked.places[f.where] for f in chosen - FINITE if f.axis is None}
+        plan = Plan(repeated, zeroed)
         cost = sum(fill.cost for fill in chosen)
         if chosen and cost < least and (cost := cost + _counted(jaxpr, plan)) < least:
             least, best = cost, plan
@@ -285,6 +287,7 @@ class _Count(Analysis[_Guess]):
         if name_of(eqn) == "reduce_sum":
             axes = [a for a in eqn.params["axes"] if is_symbolic(shapes[0][a])]
             zero = both(*(ins[0].zero.get(axis) for axis in axes))
+            zero = zero if zero is None or zero.isdisjoint(FINITE) else None
             self.cost += zero != CERTAIN
             self._want([(zero, 1)])
         elif pairs and self._plan is not None:
@@ -294,8 +297,11 @@ class _Count(Analysis[_Guess]):
             sides = (ins[0], one), (ins[1], other)
             left, right = (both(*map(fact.zero.get, axes)) for fact, axes in sides)
             known = [both(*map(fact.known, axes)) for fact, axes in sides]
-            full = fewest(both(left, known[1]), both(right, known[0]))
-            self._want([(full, 2), (left, 1), (right, 1), (both(*known), 1)])
+            ways = [both(left, right)]
+            for zero, other in ((left, known[1]), (right, known[0])):
+                is_doubtful = zero is not None and not zero.isdisjoint(FINITE)
+                ways.append(both(zero, other) if is_doubtful else None)
+            self._want([(fewest(*ways), 2), (left, 1), (right, 1)])
 
     def _want(self, ways: Sequence[tuple[Fills | None, int]]) -> None:
         possible = [(way, spared) for way, spared in ways if way is not None]

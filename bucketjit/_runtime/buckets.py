@@ -124,8 +124,8 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
 class ChoosesBuckets(Protocol):
     """Chooses the bucket of each call: by strategies, or among those of a file."""
 
-    def of(self, program: Interface, call: Call) -> dict[str, int]:
-        """The padded size of each variable of a call."""
+    def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
+        """The padded size of each variable of a call; without what was learnt, by strategies."""
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """The sizes that are beyond their largest bucket and stay exact."""
@@ -193,9 +193,9 @@ class Buckets:
         kept = [(one.sizes, one.seconds) for one in files]
         return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept)
 
-    def of(self, program: Interface, call: Call) -> dict[str, int]:
+    def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable of a call, unfitted sizes of its program included."""
-        bucket = self.chosen(program, call)
+        bucket = self.chosen(program, call, learns)
         if not program.unfitted:
             return bucket
         # No guard bounds an unfitted size over the bucket, so the bucket has room for the largest
@@ -212,10 +212,10 @@ class Buckets:
         """The sizes that are beyond their largest bucket and stay exact."""
         return exactly(self._config, sizes)
 
-    def chosen(self, program: Interface, call: Call) -> dict[str, int]:
+    def chosen(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable, unfitted sizes left out."""
         sizes = call.sizes
-        learning = self.learning(program, call)
+        learning = self.learning(program, call) if learns else None
         bucket = padded_sizes(self._config, sizes) if learning is None else learning.bucket(sizes)
         if growth := program.growth(bucket):
             # The results have to fit into the buffers of a bucket, so its largest size is smaller.

@@ -39,6 +39,7 @@ from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, SharedState
 from bucketjit._runtime.fast_path.bucket_handler import Handler
 from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
+from bucketjit._runtime.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._tracing.binding import bind_sizes
@@ -138,9 +139,13 @@ class Engine:
         learning = self.buckets.learning(call.program, call)
         if learning is not None:
             with self.lock:
+                self.tell_compiled(learning, call.program)
                 learning.count(call.sizes)
+                affordable = self.provider.allowance.affordable
                 if learning.clock.runs_out():
-                    learning.look(self.provider.allowance.affordable)
+                    learning.look(affordable)
+                if not affordable():
+                    learning.give_up_plans()
         decision = self.decisions.decide(call)
         match decision:
             case Masked():
@@ -236,6 +241,14 @@ class Engine:
         if masked.beyond is not None or self.config.plan is not None:
             return None
         return tuple(masked.bucket.values())
+
+    def tell_compiled(
+        self, learning: Learning, program: Interface | None, of_rows: bool = False
+    ) -> None:
+        """Tell what learns buckets of those in the cache: a warm-up compiles some, too."""
+        for (owner, *_), entry in self.cache.items():
+            if owner is program and (entry.rows is not None) == of_rows:
+                learning.compiled(entry.sizes, entry.compile_seconds)
 
     def served(self, key: object, entry: Executable, call: Call, out: Out) -> ServedCall:
         """How an executable serves a call."""

@@ -120,6 +120,10 @@ class Learning:
         self.clock.end()
         self.clock = Clock(self._learner.until_look)
 
+    def give_up_plans(self) -> None:
+        """Make no better bucket: nothing may be compiled."""
+        self._learner.give_up_plans()
+
     def compiled(self, bucket: Sizes, seconds: float) -> None:
         """Note an executable, and what compiling it has cost."""
         sizes = tuple(bucket[v] for v in self._variables)

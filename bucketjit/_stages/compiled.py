@@ -268,7 +268,7 @@ class OneBucket:
                 "that at lowering; call it under the same configuration, or lower it again"
             )
 
-    def of(self, program: Interface, call: Call) -> dict[str, int]:
+    def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The bucket, if it holds a call."""
         self.check(call.sizes)
         bucket = self.subject.bucket

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -166,6 +167,10 @@ def requests_of(
     if engine.config.always_exact:
         return [engine.requests.exact(call.resolved(Resolution(tokens, sizes, None)))]
     call, decision = engine.chosen(call)
+    if isinstance(decision, Masked) and engine.buckets.learning(decision.program) is not None:
+        # Who asks for sizes means their buckets, not a larger one that was learnt and holds them.
+        own = engine.buckets.of(decision.program, call, learns=False)
+        decision = dataclasses.replace(decision, bucket=own)
     match decision:
         case Masked(program, bucket, None) if rows and not why_not_batched(
             engine, program, call, rows[0].mapped

@@ -155,6 +155,10 @@ class Learner:
             self._compiles.append(seconds)
             self._planned = [b for b in self._planned if b != bucket]
 
+    def give_up_plans(self) -> None:
+        """Make no bucket that is not there yet, but where none holds a call."""
+        self._planned = []
+
     def gone(self, bucket: Bucket) -> None:
         """Note that a bucket is no longer there."""
         self._known.pop(bucket, None)
@@ -172,9 +176,12 @@ class Learner:
         """Count calls."""
         self._calls += calls
         step = self._step
-        at = tuple(n if step == 1 else -(-n // step) * step for n in sizes)
+        rounded = enumerate(-(-n // step) * step for n in sizes)
+        at = tuple(sizes[i] if i in self._fixed else n for i, n in rounded)
         self._counts[at] = self._counts.get(at, 0) + calls
-        if len(self._counts) > MOST_SIZES:
+        if len(self._counts) > MOST_SIZES and any(
+            n > step for known in self._counts for i, n in enumerate(known) if i not in self._fixed
+        ):
             self._step *= 2
             before, self._counts = self._counts, {}
             self._calls -= sum(before.values())

@@ -130,3 +130,66 @@ def test_loops(fn: Callable[[Any, Any], Any], spec: str) -> None:
             special(w, x)
             same(executor(w, x), exact(w, x))
     assert executor.stats().fallback_calls == 0
+
+
+def _unlikely(counts: Any, p: Any) -> Any:
+    ll = jnp.sum(counts[:, None, :] * jnp.log(p), axis=(0, 2))
+    return jax.nn.softmax(ll), jnp.argmax(ll), jax.nn.softmax((counts @ jnp.log(p).T).sum(0))
+
+
+def _by_zero(x: Any, s: Any) -> Any:
+    total = jnp.sum(x * jnp.log(s))
+    return jnp.exp(total), jnp.clip(total, -1e6), jnp.sum(x / s)
+
+
+def _forces(p: Any, m: Any) -> Any:
+    squares = ((p[:, None] - p[None]) ** 2).sum(-1)
+    w = jnp.fill_diagonal(m[:, None] * m / squares, 0.0, inplace=False)
+    return w @ p, w.sum(1), w.sum()
+
+
+def _overwritten(x: Any, y: Any) -> Any:
+    h = (x / y[:, None]).at[0].set(0.0)
+    return h.T @ x, h.T @ h, jnp.exp(x).T @ h
+
+
+def _joined(x: Any, y: Any) -> Any:
+    rows = jnp.zeros((x.shape[0], y.shape[0])), jnp.ones((1, y.shape[0]))
+    return (y / jnp.concatenate(rows).sum(0)).sum()
+
+
+def _permuted(p: Any, v: Any, y: Any) -> Any:
+    n, k = y.shape[0], p.shape[0]
+
+    def one(i: Any, v: Any) -> Any:
+        return jnp.full(k, jnp.nan).at[i].set(v, unique_indices=True)
+
+    rows = jax.vmap(one)(jnp.broadcast_to(p, (n, k)), jnp.broadcast_to(v, (n, k)))
+    return rows.T @ y
+
+
+def _inverse(d: Any, y: Any) -> Any:
+    return 1 / ((1 / d) @ y[:, 0]), y.T @ (1 / d), (y**2).T @ (1 / d), y.T @ (1 / d**2)
+
+
+_ROWS = np.random.default_rng(3).normal(size=(5, 3)).astype(np.float32)
+_P = np.array([[0.5, 0.5, 0], [0.3, 0.3, 0.4]], np.float32)
+_FROM_0 = np.arange(5, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "axes", "args"),
+    [
+        (_unlikely, ("n, _", None), (np.ones((5, 3), np.float32), _P)),
+        (_by_zero, ("n", None), (np.ones(5, np.float32), np.float32(0))),
+        (_forces, ("n, _", "n"), (_ROWS, _ROWS[:, 0] ** 2)),
+        (_overwritten, ("n, _", "n"), (_ROWS, _FROM_0)),
+        (_joined, ("n", "d"), (_ROWS[:, 0], _FROM_0)),
+        (_permuted, (None, None, "n"), (np.array([2, 0, 1]), _ROWS[0], _ROWS[:, 1])),
+        (_inverse, ("n", "n, _"), (_FROM_0, np.abs(_ROWS))),
+    ],
+)
+def test_what_is_infinite_in_the_first_row_stays_as_it_is(fn: Any, axes: Any, args: Any) -> None:
+    got = jax.tree.leaves(BucketedExec(fn, dynamic_axes=axes).with_pow2()(*args))
+    for one, other in zip(got, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)

@@ -244,3 +244,21 @@ def test_map_begins_with_one_bucket_and_learns_others(reduce: str | None) -> Non
     assert 3 <= len({bucket["n"] for bucket in buckets(executor)}) <= 20
     assert sum(bucket.calls for bucket in executor.stats().learnt) == 128
     assert executor.stats().rows == 128
+
+
+def test_what_was_warmed_up_is_used() -> None:
+    executor = bucketjit.jit(centred)
+    executor.warmup(ramp(100, 2), sizes={"batch": [16, 128]})
+    for n in (100, 10, 10):
+        compare(executor, centred, ramp(n, 2))
+    assert {b.sizes["batch"]: b.hits for b in executor.stats().buckets} == {16: 2, 128: 1}
+    assert executor.warmup(ramp(100, 2), sizes={"batch": [8]}).compiled == ({"batch": 8},)
+
+
+@pytest.mark.usefixtures("dear_running")
+def test_no_call_fails_for_a_better_bucket_that_the_budget_forbids() -> None:
+    executor = bucketjit.jit(centred, compile_budget=2)
+    compare(executor, centred, ramp(200, 2))
+    for n in (10, 30, 90) * 20:
+        compare(executor, centred, ramp(n, 2))
+    assert executor.stats().compiles == 2

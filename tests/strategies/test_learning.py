@@ -169,3 +169,10 @@ def test_a_line_never_falls(seconds: dict[float, float]) -> None:
 def test_malformed_numbers_of_buckets(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="buckets must be a positive int"):
         Auto(given)
+
+
+def test_given_sizes_are_not_rounded_however_many_there_are() -> None:
+    replay = Replay(1e-3, volume(1e-3), fixed=[0])
+    replay([(2 ** int(b), int(s)) for b, s in RANDOM.integers((0, 1000), (3, 1400), (2000, 2))])
+    assert sum(one.calls for one in replay.learner.learnt()) == 2000
+    assert {bucket[0] for bucket in replay.buckets} == {1, 2, 4}

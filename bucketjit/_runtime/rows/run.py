@@ -156,8 +156,10 @@ class MapCall:
                 found[kind] = learning
                 every[learning].append(kind.call.sizes)
         with self.engine.lock:
-            for learning, sizes in every.items():
-                learning.expect(*sizes)
+            for kind, learning in found.items():
+                if learning in every:
+                    self.engine.tell_compiled(learning, kind.call.program, of_rows=True)
+                    learning.expect(*every.pop(learning))
         return found
 
     def _count(self, window: Sequence[Row]) -> None:
@@ -195,6 +197,8 @@ class MapCall:
         assert isinstance(way, Batched)
         if learning is None:
             return way
+        if not self.engine.provider.allowance.affordable():
+            learning.give_up_plans()
         bucket = learning.bucket(kind.call.sizes)
         if bucket == way.bucket or not way.program.fits(bucket):
             return way
@@ -210,8 +214,10 @@ class MapCall:
         ways: dict[Any, Batched] = {}
         members: defaultdict[Any, list[int]] = defaultdict(list)
         every = range(len(window)) if left is None else left
-        for i in (i for i in every if isinstance(window[i].kind.way, Batched)):
-            way = self._way(window[i].kind)
+        batched = [i for i in every if isinstance(window[i].kind.way, Batched)]
+        way_of = {kind: self._way(kind) for kind in dict.fromkeys(window[i].kind for i in batched)}
+        for i in batched:
+            way = way_of[window[i].kind]
             key = way.program, tuple(way.bucket.values())
             ways.setdefault(key, way)
             members[key].append(i)
