@@ -242,6 +242,7 @@ class _Walk:
             value = repeating(value, shape, axes, self._sizes, self._padding)
         if axes := self._padding.plan.zeroed.get(where, frozenset()) & is_open:
             value = ctx.fill(value, axes=axes, value=0, shape=shape)
+            self._padding.note_zeroed(value, shape, axes)
         return value
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:

@@ -57,9 +57,13 @@ from bucketjit._jax.transformations import current_trace
 from bucketjit._masking.padding_constants import CHANGES, is_simple, limit
 from bucketjit._masking.padding_facts import (
     CERTAIN,
+    FINITE,
+    MADE,
     NOTHING,
     Fact,
+    both,
     fact_of_result,
+    is_of_gradient,
     open_axes,
 )
 from bucketjit._masking.padding_plan import Plan
@@ -161,7 +165,8 @@ class Padding:
         fact = fact if of == str(shape) else NOTHING
         constant = self.constant_of(value, shape)
         if constant is not None and not constant.tobytes().strip(b"\0"):
-            fact = Fact({}, dict.fromkeys(open_axes(shape), CERTAIN))
+            of_gradient = {a for a, fills in fact.zero.items() if is_of_gradient(fills)}
+            fact = Fact({}, {a: MADE if a in of_gradient else CERTAIN for a in open_axes(shape)})
         return fact
 
     def facts(self, values: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:
@@ -192,6 +197,11 @@ class Padding:
         repeats = {axis: CERTAIN for axis in fact.repeats if axis not in along}
         self.note_fact(filled, shape, Fact(repeats, zero))
 
+    def note_zeroed(self, value: Any, shape: Shape, axes: Iterable[int]) -> None:
+        """Note that a planned fill has made zeros of the padding along some axes."""
+        _, _, fact = self._facts.get(id(value), (None, None, NOTHING))
+        self.note_fact(value, shape, Fact(fact.repeats, {**fact.zero, **dict.fromkeys(axes, MADE)}))
+
     def note_repeating(self, value: Any, shape: Shape, filled: Any, axis: int) -> None:
         """Note what is known of a value that was filled with slice 0 along an axis."""
         _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
@@ -206,7 +216,9 @@ class Padding:
         shape = shape_of(eqn.invars[0])
         zero = self.fact(value, eqn.invars[0]).zero
         opened = [a for a in axes if is_symbolic(shape[a])]
-        return all(zero.get(a) == CERTAIN and is_at_most(1, shape[a]) for a in opened)
+        fills = both(*map(zero.get, opened))
+        is_exact = fills is not None and fills.isdisjoint(FINITE)
+        return is_exact and all(is_at_most(1, shape[a]) for a in opened)
 
     def is_zeros(self, value: object) -> bool:
         """Whether a value is an array of zeros only, as far as it is known."""

@@ -48,6 +48,15 @@ class Condition(NamedTuple):
 
 
 FINITE: Fills = frozenset((Condition("slice 0 is finite"),))
+MADE: Fills = frozenset((Condition("a planned fill has made the zeros"),))
+
+
+def is_of_gradient(zero: Fills | None) -> bool:
+    """Whether zeros are those of a planned fill, or were multiplied by what is not known.
+
+    A gradient begins with such a fill. Zeros of arguments are not of this kind.
+    """
+    return zero is not None and any(one.axis is None for one in zero)
 
 
 class Fact(NamedTuple):
@@ -395,7 +404,7 @@ def fills_of_product(
     """Which of two arrays to fill before their products are summed along pairs of open axes.
 
     One of zeros is not filled, and neither is the other one if it repeats and the zeros are those
-    of something that was multiplied, such as a gradient: they depend on what is finite anyway.
+    of a gradient. Otherwise what repeats may not be finite, and zeros times it are not zero.
     """
     if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
         return True, True
@@ -403,6 +412,6 @@ def fills_of_product(
     known = [all(fact.known(p[i]) is not None for p in pairs) for i, fact in enumerate(facts)]
     left, right = (zero is None for zero in zeros)
     if left != right:
-        is_doubtful = not (zeros[left] or CERTAIN).isdisjoint(FINITE)
-        return (False, False) if is_doubtful and all(known) else (left, right)
+        is_spared = is_of_gradient(zeros[left]) and all(known)
+        return (False, False) if is_spared else (left, right)
     return left, right

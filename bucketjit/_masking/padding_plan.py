@@ -33,6 +33,7 @@ from bucketjit._jax.primitives import name_of
 from bucketjit._masking.padding_facts import (
     CERTAIN,
     FINITE,
+    MADE,
     NOTHING,
     Fact,
     Fills,
@@ -40,6 +41,7 @@ from bucketjit._masking.padding_facts import (
     fact_of_result,
     fewest,
     fills_of_product,
+    is_of_gradient,
     open_axes,
     summed_pairs,
 )
@@ -267,7 +269,7 @@ class _Count(Analysis[_Guess]):
         if self._plan is not None:
             filled = self._plan.zeroed.get(id(eqn), frozenset()) & axes
             repeats = {axis: fills for axis, fills in fact.repeats.items() if axis not in filled}
-            return Fact(repeats, {**fact.zero, **dict.fromkeys(filled, CERTAIN)})
+            return Fact(repeats, {**fact.zero, **dict.fromkeys(filled, MADE)})
         if name_of(eqn) == "broadcast_in_dim":
             axes -= set(eqn.params["broadcast_dimensions"])
         elif not (self._everywhere and any(any(one.zero.values()) for one in ins)):
@@ -288,7 +290,7 @@ class _Count(Analysis[_Guess]):
             axes = [a for a in eqn.params["axes"] if is_symbolic(shapes[0][a])]
             zero = both(*(ins[0].zero.get(axis) for axis in axes))
             zero = zero if zero is None or zero.isdisjoint(FINITE) else None
-            self.cost += zero != CERTAIN
+            self.cost += zero is None
             self._want([(zero, 1)])
         elif pairs and self._plan is not None:
             self.cost += sum(fills_of_product(shapes, pairs, ins))
@@ -299,8 +301,7 @@ class _Count(Analysis[_Guess]):
             known = [both(*map(fact.known, axes)) for fact, axes in sides]
             ways = [both(left, right)]
             for zero, other in ((left, known[1]), (right, known[0])):
-                is_doubtful = zero is not None and not zero.isdisjoint(FINITE)
-                ways.append(both(zero, other) if is_doubtful else None)
+                ways.append(both(zero, other) if is_of_gradient(zero) else None)
             self._want([(fewest(*ways), 2), (left, 1), (right, 1)])
 
     def _want(self, ways: Sequence[tuple[Fills | None, int]]) -> None:
