@@ -300,8 +300,8 @@ class _Count(Analysis[_Guess]):
             left, right = (both(*map(fact.zero.get, axes)) for fact, axes in sides)
             known = [both(*map(fact.known, axes)) for fact, axes in sides]
             ways = [both(left, right)]
-            for zero, other in ((left, known[1]), (right, known[0])):
-                ways.append(both(zero, other) if is_of_gradient(zero) else None)
+            for zeros, facing in ((left, known[1]), (right, known[0])):
+                ways.append(both(zeros, facing) if is_of_gradient(zeros) else None)
             self._want([(fewest(*ways), 2), (left, 1), (right, 1)])
 
     def _want(self, ways: Sequence[tuple[Fills | None, int]]) -> None:
