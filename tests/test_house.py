@@ -108,8 +108,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_600,
-    "lines": 48_500,
+    "code": 30_650,
+    "lines": 48_550,
     "files": 264,
     "long": 0,
     "packages": 13,
