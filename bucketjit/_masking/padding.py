@@ -266,11 +266,7 @@ class Padding:
         is_plain: bool,
         is_default: bool,
     ) -> None:
-        """Note what is known of an output.
-
-        If it is plain, it is what the primitive itself computes. If it is not, what is known of its
-        padding is known for the rules of bucketjit, not for those of a user.
-        """
+        """Note what is known of an output; if it is plain, the primitive itself has computed it."""
         if name_of(eqn) == "broadcast_in_dim":
             number = getattr(eqn.invars[0], "val", None)  # of a literal
             if number is not None and not np.asarray(number).tobytes().strip(b"\0"):

@@ -30,7 +30,6 @@ from jax.extend.core import JaxprEqn
 from bucketjit._ir import dataflow
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, groups, is_symbolic
-from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import Atom, dtype_of, is_literal, shape_of
 from bucketjit._jax.primitives import name_of
 
@@ -383,35 +382,3 @@ def fact_of_result(eqn: JaxprEqn, ins: Sequence[Fact]) -> Fact:
     if follow is None or len(eqn.outvars) != 1:
         return NOTHING
     return follow(eqn, ins, _ZERO.get(name_of(eqn), _never))
-
-
-def summed_pairs(eqn: JaxprEqn) -> list[tuple[int, int]]:
-    """The open axes of two operands along which an equation sums their products."""
-    if name_of(eqn) == "dot_general":
-        found = [*zip(*eqn.params["dimension_numbers"][0], strict=True)]
-    elif name_of(eqn) == "conv_general_dilated":
-        numbers = eqn.params["dimension_numbers"]
-        found = [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
-    else:
-        return []
-    shape = shape_of(eqn.invars[0])
-    return [pair for pair in found if is_symbolic(shape[pair[0]])]
-
-
-def fills_of_product(
-    shapes: Sequence[Shape], pairs: Sequence[tuple[int, int]], facts: Sequence[Fact]
-) -> tuple[bool, bool]:
-    """Which of two arrays to fill before their products are summed along pairs of open axes.
-
-    One of zeros is not filled, and neither is the other one if it repeats and the zeros are those
-    of a gradient. Otherwise what repeats may not be finite, and zeros times it are not zero.
-    """
-    if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
-        return True, True
-    zeros = [both(*(fact.zero.get(p[i]) for p in pairs)) for i, fact in enumerate(facts)]
-    known = [all(fact.known(p[i]) is not None for p in pairs) for i, fact in enumerate(facts)]
-    left, right = (zero is None for zero in zeros)
-    if left != right:
-        is_spared = is_of_gradient(zeros[left]) and all(known)
-        return (False, False) if is_spared else (left, right)
-    return left, right

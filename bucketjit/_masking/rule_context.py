@@ -28,7 +28,7 @@ from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import in_every_row, is_key, select
 from bucketjit._masking.padding import Padding
-from bucketjit._masking.padding_facts import fills_of_product, summed_pairs
+from bucketjit._masking.padding_plan import fills_of_product, summed_pairs
 from bucketjit.errors import MaskingError
 
 Rule = Callable[..., Any]
