@@ -74,11 +74,14 @@ class Learning:
     def _named(self, sizes: tuple[int, ...]) -> dict[str, int]:
         return dict(zip(self._variables, sizes, strict=True))
 
+    def _sizes_of(self, bucket: Sizes) -> tuple[int, ...]:
+        return tuple(bucket[v] for v in self._variables)
+
     def _ordered(self, sizes: Sizes) -> tuple[int, ...]:
         if self._fixed:
             rounded = self._rounded(sizes)
             sizes = {**sizes, **{v: rounded[v] for v in self._fixed}}
-        return tuple(sizes[v] for v in self._variables)
+        return self._sizes_of(sizes)
 
     def bucket(self, sizes: Sizes) -> dict[str, int]:
         """The bucket of a call."""
@@ -126,7 +129,7 @@ class Learning:
 
     def compiled(self, bucket: Sizes, seconds: float) -> None:
         """Note an executable, and what compiling it has cost."""
-        sizes = tuple(bucket[v] for v in self._variables)
+        sizes = self._sizes_of(bucket)
         if not self._learner.has(sizes):
             self._learner.compiled(sizes, seconds)
             self.renew()
@@ -138,7 +141,7 @@ class Learning:
 
     def wants_seconds(self, bucket: Sizes) -> bool:
         """Whether a call in a bucket is to be timed."""
-        return self._learner.wants_seconds(tuple(bucket[v] for v in self._variables))
+        return self._learner.wants_seconds(self._sizes_of(bucket))
 
     def timed(self, bucket: Sizes, leaves: Any, run: Callable[[], Any], calls: int = 1) -> Any:
         """Run a call, or several in one. If its bucket is timed, wait for arguments and results."""
@@ -149,12 +152,12 @@ class Learning:
         result = run()
         _wait(result)
         seconds = (time.perf_counter() - began) / calls
-        self._learner.ran(tuple(bucket[v] for v in self._variables), seconds)
+        self._learner.ran(self._sizes_of(bucket), seconds)
         return result
 
     def why(self, bucket: Sizes) -> str:
         """Why a bucket is there, or would be made."""
-        return self._learner.why(tuple(bucket[v] for v in self._variables))
+        return self._learner.why(self._sizes_of(bucket))
 
     def learnt(self) -> list[LearntBucket]:
         """What was learnt of each bucket."""
