@@ -97,7 +97,7 @@ class _Softmax(NamedTuple):
         axes: The axes that the softmax runs along.
         what: ``"scores"`` (-inf in the padding), ``"shifted"`` (without their maximum), ``"zeros"``
             (0 in the padding), or ``"reduced"``, the maximum or the sum of such a value.
-        of: The value that was reduced.
+        of: The value that was reduced, or that was filled with -inf.
         places: The axis of the reduced value for each axis of the result; None for one of size 1.
     """
 
@@ -238,17 +238,29 @@ class Padding:
         self._filled[id(value), current_trace()] = value, str(shape), filled
 
     def note_scores(
-        self, eqn: JaxprEqn, filled: Any, shape: Shape, axes: Iterable[int], value: Any
+        self,
+        eqn: JaxprEqn,
+        operand: Any,
+        filled: Any,
+        shape: Shape,
+        axes: Iterable[int],
+        value: Any,
     ) -> None:
         """Remember the operand of a maximum, which was filled with -inf."""
         is_maximum = name_of(eqn) == "reduce_max" and jnp.issubdtype(filled.dtype, jnp.floating)
         has_some = all(is_at_most(1, shape[axis]) for axis in axes)
         if is_maximum and has_some and _is_lowest(value):
-            scores = _Softmax(filled, str(shape), frozenset(axes), "scores")
+            scores = _Softmax(filled, str(shape), frozenset(axes), "scores", operand)
             self._softmax[id(filled)], self._maximum = scores, (eqn, filled)
 
     def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
         """Replace operands of an elementwise equation by their filled versions."""
+        if name_of(eqn) == "sub" and (peak := self._softmax.get(id(values[1]))) is not None:
+            # Less their maximum, scores are -inf in the padding, whatever it held before.
+            scores = self._softmax.get(id(peak.of))
+            is_of = scores is not None and scores.what == "scores" and scores.of is values[0]
+            if is_of and scores.shape == str(shape_of(eqn.invars[0])):
+                return [scores.value, values[1]]
         if not self._filled or name_of(eqn) not in _READERS:
             return values
         found = []

@@ -263,7 +263,8 @@ class RuleContext:
         # later equations may use the constant, and nothing is known of the padding of the latter.
         if is_operand and self.padding.constant_of(operand, shape) is None:
             self.padding.note_filled(operand, shape, result)
-            self.padding.note_scores(self.eqn, result, shape, axes, value)
+        if is_operand:
+            self.padding.note_scores(self.eqn, operand, result, shape, axes, value)
         return result
 
     def fill_products(

@@ -199,8 +199,10 @@ class Engine:
         differ: SizesDiffer | None = None
         run = functools.partial(self.run, entry, call, served, out)
         try:
-            timed = None if is_compiled else learning
-            result = run() if timed is None else timed.timed(masked.bucket, call.leaves, run)
+            if learning is None or is_compiled:
+                result = run()
+            else:
+                result = learning.timed(self.lock, masked.bucket, call.leaves, run)
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, call, out, None)
         except SizesDiffer as other:

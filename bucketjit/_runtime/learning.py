@@ -143,8 +143,13 @@ class Learning:
         """Whether a call in a bucket is to be timed."""
         return self._learner.wants_seconds(self._sizes_of(bucket))
 
-    def timed(self, bucket: Sizes, leaves: Any, run: Callable[[], Any], calls: int = 1) -> Any:
-        """Run a call, or several in one. If its bucket is timed, wait for arguments and results."""
+    def timed(
+        self, lock: Any, bucket: Sizes, leaves: Any, run: Callable[[], Any], calls: int = 1
+    ) -> Any:
+        """Run a call, or several in one. If its bucket is timed, wait for arguments and results.
+
+        The lock of the engine is held only to note the seconds.
+        """
         if not self.wants_seconds(bucket):
             return run()
         _wait(leaves)
@@ -152,7 +157,8 @@ class Learning:
         result = run()
         _wait(result)
         seconds = (time.perf_counter() - began) / calls
-        self._learner.ran(self._sizes_of(bucket), seconds)
+        with lock:
+            self._learner.ran(self._sizes_of(bucket), seconds)
         return result
 
     def why(self, bucket: Sizes) -> str:

@@ -103,6 +103,8 @@ def selects(fn: Callable[..., Any]) -> int:
 def test_a_softmax_is_filled_once() -> None:
     # The scores, and the padding of the result.
     assert selects(lambda x: jax.nn.softmax(x @ x.T, -1) @ x) == 2
+    # The same where the scores are an argument, whose padding is known to hold 0.
+    assert selects(lambda x: jax.nn.softmax(x, 0)) == 2
     # The scores, and 0 in the place of a maximum that is not finite.
     assert selects(lambda x: jax.nn.logsumexp(x @ x.T)) == 2
     # The exponentials are filled again: their sum could be NaN where no real value is.

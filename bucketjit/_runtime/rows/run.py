@@ -334,7 +334,7 @@ class MapCall:
         """Run a batch, and note what compiling and running it has cost."""
         with self.engine.lock:
             learning.compiled(way.bucket, entry.compile_seconds)
-        return learning.timed(way.bucket, [], run, rows)
+        return learning.timed(self.engine.lock, way.bucket, [], run, rows)
 
     def _compare_ways(self, way: Batched, entry: Executable, rows: Sequence[Row]) -> None:
         """Run a batch in both ways, and note whether the rows of the program take turns."""
