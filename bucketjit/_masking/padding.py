@@ -166,7 +166,8 @@ class Padding:
         constant = self.constant_of(value, shape)
         if constant is not None and not constant.tobytes().strip(b"\0"):
             of_gradient = {a for a, fills in fact.zero.items() if is_of_gradient(fills)}
-            fact = Fact({}, {a: MADE if a in of_gradient else CERTAIN for a in open_axes(shape)})
+            zero = {a: MADE if a in of_gradient else CERTAIN for a in open_axes(shape)}
+            fact = Fact(fact.repeats, zero)
         return fact
 
     def facts(self, values: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:

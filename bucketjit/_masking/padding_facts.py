@@ -330,7 +330,10 @@ def _update(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 
 def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    return both(along.zero[0], along.repeats[1], along.zero[2])
+    zeros = both(along.zero[0], along.zero[2])
+    is_exact = zeros is not None and zeros.isdisjoint(FINITE)
+    # What is not finite is written where the indices say: they must be those of slice 0.
+    return zeros if is_exact else both(zeros, along.repeats[1])
 
 
 def _quotient(eqn: JaxprEqn, along: _Along) -> Fills | None:
