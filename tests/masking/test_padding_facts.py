@@ -101,6 +101,32 @@ def test_fills(name: str) -> None:
     assert masked.count("select_n") - plain.count("select_n") <= FILLS[name]
 
 
+def cross_entropy(w: Any, x: Any, labels: Any) -> Any:
+    """A training step of a classifier: labels choose where cotangents are scattered."""
+
+    def loss(w: Any) -> Any:
+        out = jax.nn.relu(x @ w) @ w
+        picked = jnp.take_along_axis(out, labels[:, None], -1)[:, 0]
+        return (jax.nn.logsumexp(out, -1) - picked).mean()
+
+    return jax.value_and_grad(loss)(w)
+
+
+def test_a_training_step_fills_the_loss_and_its_cotangent() -> None:
+    executor = BucketedExec(cross_entropy, dynamic_axes=(None, "n, _", "n")).with_pow2(min=8)
+    exact, rng = jax.jit(cross_entropy), np.random.default_rng(4)
+    for n in (5, 1, 8):
+        for special in SPECIAL.values():
+            w, x = WEIGHTS.copy(), rng.standard_normal((n, 4)).astype(np.float32)
+            special(w, x)
+            labels = rng.integers(0, 4, n)
+            same(executor(w, x, labels), exact(w, x, labels))
+    selects = [
+        fn.lower(w, x, labels).as_text().count("stablehlo.select") for fn in (executor, exact)
+    ]
+    assert selects[0] - selects[1] <= 2
+
+
 def recurrent(x: Any, w: Any) -> Any:
     def step(h: Any, now: Any) -> Any:
         h = jnp.tanh(now @ w + h @ w)
