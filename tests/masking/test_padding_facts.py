@@ -105,14 +105,14 @@ def cross_entropy(w: Any, x: Any, labels: Any) -> Any:
     """A training step of a classifier: labels choose where cotangents are scattered."""
 
     def loss(w: Any) -> Any:
-        out = jax.nn.relu(x @ w) @ w
+        out = jax.nn.relu(jax.nn.relu(x @ w) @ w) @ w
         picked = jnp.take_along_axis(out, labels[:, None], -1)[:, 0]
         return (jax.nn.logsumexp(out, -1) - picked).mean()
 
     return jax.value_and_grad(loss)(w)
 
 
-def test_a_training_step_fills_the_loss_and_its_cotangent() -> None:
+def test_a_training_step_fills_its_input_the_loss_and_its_cotangent() -> None:
     executor = BucketedExec(cross_entropy, dynamic_axes=(None, "n, _", "n")).with_pow2(min=8)
     exact, rng = jax.jit(cross_entropy), np.random.default_rng(4)
     for n in (5, 1, 8):
@@ -124,7 +124,7 @@ def test_a_training_step_fills_the_loss_and_its_cotangent() -> None:
     selects = [
         fn.lower(w, x, labels).as_text().count("stablehlo.select") for fn in (executor, exact)
     ]
-    assert selects[0] - selects[1] <= 2
+    assert selects[0] - selects[1] <= 3
 
 
 def recurrent(x: Any, w: Any) -> Any:
