@@ -7,8 +7,10 @@ for each set of guards, a program one module for each bucket. A module is a seri
     constants of the program, int32 sizes, size constants, arrays at padded shapes
 
 in this order, and the flat results of the function at padded shapes, then the number of rows of
-each computed size that is returned (`SavedProgram.counts`), int32 scalars. Every name of a member,
-every number and every expression of sizes is checked when a manifest is read.
+each computed size that is returned (`SavedProgram.counts`), int32 scalars. Arrays are padded with
+zeros, on which a module relies. A module for several platforms takes the position of the platform
+first, an int32 scalar. Every name of a member, every number and every expression of sizes is
+checked when a manifest is read.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
                      model/constants/0.bin, 1.bin, ...
                      model/modules/function/n=8.mlirbc, n=16.mlirbc, ...
 
-A program in another language needs nothing else; docs/saved_functions.md describes ``layout.json``.
+A program in another language needs nothing else; docs/other_languages.md describes ``layout.json``.
 """
 
 from __future__ import annotations
