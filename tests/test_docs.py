@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import re
@@ -131,13 +130,10 @@ def test_each_page_is_in_the_index() -> None:
     assert missing == ["README.md"]
 
 
-@pytest.mark.parametrize("script", sorted(ROOT.glob("docs/pictures/*.py")), ids=lambda p: p.stem)
-def test_the_pictures_are_those_of_their_scripts(script: Path) -> None:
-    spec = importlib.util.spec_from_file_location(script.stem, script)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.FILE.read_text() == module.picture(), f"python {script.relative_to(ROOT)}"
+@pytest.mark.parametrize("file", sorted(ROOT.glob("docs/pictures/*.svg")), ids=lambda p: p.stem)
+def test_the_pictures_are_those_of_their_scripts(file: Path) -> None:
+    name = f"docs.pictures.{file.stem}"
+    assert file.read_text() == importlib.import_module(name).picture(), f"python -m {name}"
 
 
 # --- the page of all public names -------------------------------------------------------------
