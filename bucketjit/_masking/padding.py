@@ -60,6 +60,7 @@ from bucketjit._masking.padding_facts import (
     FINITE,
     MADE,
     NOTHING,
+    OF_SOFTMAX,
     Fact,
     both,
     fact_of_result,
@@ -299,8 +300,10 @@ class Padding:
         if self._follows_facts and (is_plain or (is_default and name_of(eqn) not in _READERS)):
             ins = [self.fact(x, v) for x, v in zip(operands, eqn.invars, strict=True)]
             fact = fact_of_result(eqn, ins)
+            if not is_plain and self.constant_of(outs[0], shape_of(eqn.outvars[0])) is not None:
+                fact = fact._replace(repeats={})  # the rule has filled operands for that constant
         axes = set(zero).intersection(open_axes(shape_of(eqn.outvars[0]))) if zero else ()
-        more = dict.fromkeys(axes, CERTAIN)
+        more = dict.fromkeys(axes, OF_SOFTMAX)
         self.note_fact(outs[0], shape_of(eqn.outvars[0]), fact._replace(zero={**fact.zero, **more}))
 
     # --- constants ---

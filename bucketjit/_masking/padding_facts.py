@@ -13,7 +13,8 @@ slice 0 among its terms: where it adds anything but 0, the sum is NaN or infinit
 Slice 0 must be real: the axis has at least one real position.
 
 It may be NaN in place of infinity. So contractions take such padding as it is, and sums do not: a
-log-likelihood may well be -inf. Zeros that something not finite would change depend on `FINITE`.
+log-likelihood may well be -inf. Zeros that something not finite would change depend on `FINITE`,
+and those of a softmax, which is NaN as a whole or nowhere, on `OF_SOFTMAX`.
 
 A fact may depend on fills that are only planned; see `bucketjit._masking.padding_plan`.
 """
@@ -48,6 +49,7 @@ class Condition(NamedTuple):
 
 FINITE: Fills = frozenset((Condition("slice 0 is finite"),))
 MADE: Fills = frozenset((Condition("a planned fill has made the zeros"),))
+OF_SOFTMAX: Fills = frozenset((Condition("a softmax is not NaN as a whole"),))
 
 
 def is_of_gradient(zero: Fills | None) -> bool:
@@ -55,7 +57,7 @@ def is_of_gradient(zero: Fills | None) -> bool:
 
     A gradient begins with such a fill. Zeros of arguments are not of this kind.
     """
-    return zero is not None and any(one.axis is None for one in zero)
+    return zero is not None and any(one.axis is None for one in zero - OF_SOFTMAX)
 
 
 class Fact(NamedTuple):
@@ -287,7 +289,8 @@ def _scatter(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
                 axes.append((axis, (axis, None, source)))
         elif is_symbolic(dim):  # nothing is written to padded positions
             fills = ins[0].zero.get(axis)
-            if fills is not None and (adds or fills.isdisjoint(FINITE)):  # slice 0 may change
+            # Slice 0 may be overwritten.
+            if fills is not None and (adds or fills.isdisjoint(FINITE | OF_SOFTMAX)):
                 kept[axis] = fills
     fact = _made(eqn, ins, axes, zero)
     return fact._replace(zero={**fact.zero, **kept})
@@ -331,7 +334,7 @@ def _update(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
     zeros = both(along.zero[0], along.zero[2])
-    is_exact = zeros is not None and zeros.isdisjoint(FINITE)
+    is_exact = zeros is not None and zeros.isdisjoint(FINITE | OF_SOFTMAX)
     # What is not finite is written where the indices say: they must be those of slice 0.
     return zeros if is_exact else both(zeros, along.repeats[1])
 

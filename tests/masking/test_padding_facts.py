@@ -219,3 +219,38 @@ def test_what_is_infinite_in_the_first_row_stays_as_it_is(fn: Any, axes: Any, ar
     got = jax.tree.leaves(BucketedExec(fn, dynamic_axes=axes).with_pow2()(*args))
     for one, other in zip(got, jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def counted_by_zeros(w: Any, x: Any) -> Any:
+    """Ones that are a sum of zeros and a one: their rule fills the zeros."""
+    n = x.shape[0]
+    ones = jnp.concatenate([jnp.zeros((n, n)), jnp.ones((n, 1))], 1).sum(1, keepdims=True)
+    return jax.value_and_grad(lambda w: ((jnp.tanh((x / ones) @ w) @ w) ** 2).mean())(w)
+
+
+def picked(w: Any, x: Any) -> Any:
+    """Cotangents of a softmax are scattered to column 1, never to column 0."""
+    columns = jnp.ones((x.shape[0], 1), int)
+
+    def loss(w: Any) -> Any:
+        return jax.nn.softmax(x[:, 0]) @ jnp.take_along_axis(x * 0 + w[0], columns, -1)[:, 0]
+
+    return jax.grad(loss)(w)
+
+
+def overwritten(w: Any, x: Any) -> Any:
+    rows = jnp.arange(x.shape[0])[::-1]
+    return jax.nn.softmax(jnp.tanh(x) + x, 0).at[rows].set(0).sum(0) + w[0]
+
+
+@pytest.mark.parametrize("fn", [counted_by_zeros, picked, overwritten])
+def test_zeros_that_are_none(fn: Callable[[Any, Any], Any]) -> None:
+    executor = BucketedExec(fn, dynamic_axes=(None, "n, _")).with_pow2(min=8)
+    exact, rng = jax.jit(fn), np.random.default_rng(4)
+    for n in (3, 5, 1):
+        for place in ((-1, 0), (0, 0)):
+            for value in (1, np.inf, np.nan):
+                x = rng.standard_normal((n, 4)).astype(np.float32)
+                x[place] = value
+                same(executor(WEIGHTS, x), exact(WEIGHTS, x))
+    assert executor.stats().fallback_calls == 0
