@@ -140,10 +140,9 @@ class BucketedExec(Staging[P, R]):
         out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.
 
     Raises:
-        TypeError: ``fn`` is not callable, or a bucket is no int.
+        TypeError: ``fn`` is not callable.
         SpecError: An option is malformed.
         StrategyContractError: A strategy in ``buckets`` has no ``bucket`` method.
-        ValueError: A list of buckets is empty, or not positive and strictly increasing.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
