@@ -97,6 +97,11 @@ class Compiling(BucketBuilders[P, R]):
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         if self._plain is not None:  # calls would not use what is compiled
             return WarmupReport((), (), (), (), (), 0.0)
+        if sizes is not None and not (args or kwargs):
+            raise SpecError(
+                "warmup: sizes are those of arguments, and there are none; give the arguments of "
+                "one call first: warmup(jax.ShapeDtypeStruct((8, 64), 'float32'), sizes=...)"
+            )
         engine = self._engine
         call = engine.signer.sign(args, kwargs, structs=True)
         batches = []
