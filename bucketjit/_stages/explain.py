@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -294,5 +294,5 @@ def explain(
 def _explained_exact(engine: Engine, call: Call, why: MaskingError, rules: bool) -> Explanation:
     sizes = FrozenDict(call.sizes)
     compiled = engine.requests.exact_key(call) in engine.cache
-    told = {"reason": why.reason, "remedy": why.remedy}
-    return Explanation(engine.name, sizes, sizes, "exact", compiled, rules=rules, **told)
+    told = Explanation(engine.name, sizes, sizes, "exact", compiled, rules=rules)
+    return replace(told, reason=why.reason, remedy=why.remedy)

@@ -135,7 +135,7 @@ class Views:
         The first line says what bucketing has saved, as `Stats.summary` does.
 
         Returns:
-            A `Report`: text where it is printed, HTML in a notebook.
+            A `Report`: text where it is printed; a picture and HTML in a notebook.
 
         Examples:
             >>> import numpy as np

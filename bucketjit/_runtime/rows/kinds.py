@@ -383,7 +383,7 @@ def _in_words(value: Any) -> str:
     words = ["number" if isinstance(x, int | float | complex) else "array" for x in leaves]
     if leaves and leaves[0] is value:
         return f"a {words[0]}".replace("a a", "an a")
-    return repr(tree.unflatten(map(_Word, words)))
+    return repr(jax.tree_util.tree_unflatten(tree, map(_Word, words)))
 
 
 class _Word(str):
