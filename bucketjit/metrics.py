@@ -141,10 +141,10 @@ def prometheus(
             another bucketed function has that name in the registry.
 
     Examples:
-        >>> import jax.numpy as jnp
+        >>> import bucketjit, jax.numpy as jnp
         >>> from prometheus_client import CollectorRegistry, generate_latest
-        >>> from bucketjit import BucketedExec, metrics
-        >>> mean = BucketedExec(jnp.mean).with_pow2()
+        >>> from bucketjit import metrics
+        >>> mean = bucketjit.jit(jnp.mean, buckets="pow2")
         >>> registry = CollectorRegistry()
         >>> registration = metrics.prometheus(mean, registry=registry)
         >>> _ = mean(jnp.arange(3.0))

@@ -205,8 +205,8 @@ class BucketBuilders(Served[P, R]):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> rows = BucketedExec(lambda x: x.sum(axis=1)).with_buckets([4, 8])
+            >>> import bucketjit
+            >>> rows = bucketjit.jit(lambda x: x.sum(axis=1), buckets=[4, 8])
             >>> extended = rows.with_overflow("extend")
             >>> extended(np.ones((19, 2), np.float32)).shape
             (19,)
@@ -238,10 +238,10 @@ class BucketBuilders(Served[P, R]):
         Examples:
             >>> from jax import lax
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> def product(ctx, operand):
             ...     return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=1))
-            >>> total = BucketedExec(lambda x: x.prod()).with_pow2()
+            >>> total = bucketjit.jit(lambda x: x.prod(), buckets="pow2")
             >>> total = total.with_rules({lax.reduce_prod_p: product})
             >>> float(total(np.full(3, 2.0, np.float32)))
             8.0

@@ -277,8 +277,8 @@ class BucketedExec(Staging[P, R]):
             ArgumentError, SpecError, StrategyError: What the call would raise.
 
         Examples:
-            >>> import jax, jax.numpy as jnp
-            >>> total = BucketedExec(lambda x: jnp.sum(x + 1), dynamic_axes="n").with_pow2()
+            >>> import bucketjit, jax, jax.numpy as jnp
+            >>> total = bucketjit.jit(lambda x: jnp.sum(x + 1), dynamic_axes="n", buckets="pow2")
             >>> told = total.explain(jax.ShapeDtypeStruct((5,), jnp.float32))
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])

@@ -119,8 +119,8 @@ class Views:
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
             >>> _ = double(np.ones(3, np.float32))
             >>> double.reset_stats()
             >>> double.stats().calls, double.cache_size()
@@ -139,8 +139,8 @@ class Views:
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
             >>> _ = double(np.ones(3, np.float32))
             >>> "Executables" in str(double.report())
             True
