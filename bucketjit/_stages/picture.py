@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from bucketjit._events import counted, printable
 
 _WIDTH, _HEIGHT, _MARGIN = 560, 112, 8  # of the strip of one variable
 _TOP, _GROUND = 34, 92  # where bars end and begin; titles are above, sizes below
-_BARS = 70  # bars of one variable, at most
+_BARS, _SHARE = 70, 120  # bars of one variable, at most; the width of data with padding
 _APART = 26  # between two sizes in text, so that they do not overlap
 # Middle tones, which are seen on light ground and on dark. Text has the colour of the page.
 _CALL, _BUCKET = "#4c8bc8", "#e07b39"
@@ -21,8 +22,7 @@ _LEGEND = "bars: calls by size; lines: buckets; at the top right: data, and padd
 def picture_of(stats: Mapping[str, Any]) -> str:
     """An SVG of a snapshot, with a text alternative; ``""`` without calls of open sizes."""
     strips, told = [], []
-    counts: Mapping[str, Mapping[Any, int]] = stats["size_counts"]
-    for number, (dim, by_size) in enumerate(counts.items()):
+    for dim, by_size in stats.get("size_counts", {}).items():
         calls = {int(n): count for n, count in by_size.items()}
         padded = [b["sizes"] for b in stats["buckets"] if not b["exact"]]
         buckets = sorted({sizes[dim] for sizes in padded if dim in sizes})
@@ -34,7 +34,7 @@ def picture_of(stats: Mapping[str, Any]) -> str:
         )
         told.append(f"{text}; buckets {', '.join(map(str, buckets)) or 'none'}.")
         parts = "".join(_strip(html.escape(text), calls, buckets, waste))
-        strips.append(f'<g transform="translate(0 {_HEIGHT * number})">{parts}</g>')
+        strips.append(f'<g transform="translate(0 {_HEIGHT * len(strips)})">{parts}</g>')
     if not strips:
         return ""
     height = _HEIGHT * len(strips) + 16
@@ -52,16 +52,15 @@ def _strip(
 ) -> Iterator[str]:
     """The drawing of one variable."""
     step = math.ceil((max(calls) + 1) / _BARS)
-    bars = dict.fromkeys((n // step for n in sorted(calls)), 0)
+    bars = Counter[int]()
     for n, count in calls.items():
         bars[n // step] += count
-    last = max([*calls, *buckets]) + step
-    scale = (_WIDTH - 2 * _MARGIN) / last
-    most = max(bars.values())
+    scale = (_WIDTH - 2 * _MARGIN) / (max([*calls, *buckets]) + step)
     yield f'<text x="{_MARGIN}" y="14">{text}</text>'
-    yield from _share(waste)
+    data, x = _SHARE * (1 - waste), _WIDTH - _MARGIN - _SHARE
+    yield _box(x, 6, data, 8, _CALL) + _box(x + data, 6, _SHARE - data, 8, _BUCKET)
     for place, count in bars.items():
-        height = (_GROUND - _TOP) * count / most
+        height = (_GROUND - _TOP) * count / max(bars.values())
         x, width = _MARGIN + scale * place * step, max(scale * step - 1, 1)
         yield _box(x, _GROUND - height, width, height, _CALL)
     yield _box(_MARGIN, _GROUND, _WIDTH - 2 * _MARGIN, 0.5, "currentColor")
@@ -72,13 +71,6 @@ def _strip(
         if x < free:
             free, x = x - _APART, min(x, _WIDTH - 2 * _MARGIN)
             yield f'<text x="{x:.1f}" y="{_GROUND + 13}" text-anchor="middle">{bucket}</text>'
-
-
-def _share(waste: float) -> Iterator[str]:
-    """A small bar: how much is data, and how much is padding."""
-    width, x = 120, _WIDTH - _MARGIN - 120
-    yield _box(x, 6, width * (1 - waste), 8, _CALL)
-    yield _box(x + width * (1 - waste), 6, width * waste, 8, _BUCKET)
 
 
 def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
