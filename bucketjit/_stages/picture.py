@@ -21,7 +21,7 @@ _LEGEND = "bars: calls by size; lines: buckets; at the top right: data, and padd
 
 def picture_of(stats: Mapping[str, Any]) -> str:
     """An SVG of a snapshot, with a text alternative; ``""`` without calls of open sizes."""
-    strips, told = [], []
+    strips, told = list[str](), list[str]()
     for dim, by_size in stats.get("size_counts", {}).items():
         calls = {int(n): count for n, count in by_size.items()}
         padded = [b["sizes"] for b in stats["buckets"] if not b["exact"]]
@@ -57,8 +57,8 @@ def _strip(
         bars[n // step] += count
     scale = (_WIDTH - 2 * _MARGIN) / (max([*calls, *buckets]) + step)
     yield f'<text x="{_MARGIN}" y="14">{text}</text>'
-    data, x = _SHARE * (1 - waste), _WIDTH - _MARGIN - _SHARE
-    yield _box(x, 6, data, 8, _CALL) + _box(x + data, 6, _SHARE - data, 8, _BUCKET)
+    data, left = _SHARE * (1 - waste), _WIDTH - _MARGIN - _SHARE
+    yield _box(left, 6, data, 8, _CALL) + _box(left + data, 6, _SHARE - data, 8, _BUCKET)
     for place, count in bars.items():
         height = (_GROUND - _TOP) * count / max(bars.values())
         x, width = _MARGIN + scale * place * step, max(scale * step - 1, 1)
