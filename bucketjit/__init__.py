@@ -2,7 +2,7 @@
 
 >>> import jax.numpy as jnp, numpy as np
 >>> import bucketjit
->>> norm = bucketjit.BucketedExec(jnp.linalg.norm).with_pow2()
+>>> norm = bucketjit.jit(jnp.linalg.norm, buckets="pow2")
 >>> round(float(norm(np.ones(9, np.float32))), 3)
 3.0
 """

@@ -37,7 +37,7 @@ _PLAIN = {  # each is the number of `Stats` that has the name without `_total` o
     "loads_total": "Executables read from files.",
     "load_seconds_total": "Time spent reading them.",
     "evictions_total": "Executables dropped to make room.",
-    "dropped_runs_total": "Runs dropped because a computed size was another one than presumed.",
+    "dropped_runs_total": "Runs dropped because a computed size was another one than assumed.",
     "padding_waste_ratio": "Padding among all elements of padded arguments.",
 }
 _COMPUTED, _BUCKET = ("size", "bound", "line"), ("bucket", "exact")
@@ -141,10 +141,10 @@ def prometheus(
             another bucketed function has that name in the registry.
 
     Examples:
-        >>> import jax.numpy as jnp
+        >>> import bucketjit, jax.numpy as jnp
         >>> from prometheus_client import CollectorRegistry, generate_latest
-        >>> from bucketjit import BucketedExec, metrics
-        >>> mean = BucketedExec(jnp.mean).with_pow2()
+        >>> from bucketjit import metrics
+        >>> mean = bucketjit.jit(jnp.mean, buckets="pow2")
         >>> registry = CollectorRegistry()
         >>> registration = metrics.prometheus(mean, registry=registry)
         >>> _ = mean(jnp.arange(3.0))

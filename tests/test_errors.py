@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -261,6 +262,48 @@ def test_unhashable_static_arguments(static: Any, how: str) -> None:
     assert type(static).__name__ in str(raised.value)
     assert executor.stats().buckets == before
     np.testing.assert_array_equal(executor(ramp(3), "good"), 2 * ramp(3))
+
+
+@pytest.mark.parametrize(
+    ("static", "instead"),
+    [({"a": 2}, dict), ([1, 2], list), ({1, 2}, set), (np.array([1.0, 2.0]), None)],
+    ids=["dict", "list", "set", "array"],
+)
+def test_an_unhashable_static_argument_names_a_hashable_form(static: Any, instead: Any) -> None:
+    executor = bucketjit.jit(lambda x, cfg: x * len(cfg), static_argnames="cfg")
+    with pytest.raises(ArgumentError, match="cfg: .* pass .*, or make it a traced") as raised:
+        executor(ramp(3), cfg=static)
+    (form,) = re.findall(r"pass (\w+\(cfg[^;,]*\)),", str(raised.value))
+    np.testing.assert_array_equal(
+        executor(ramp(3), cfg=eval(form, {"cfg": static})), ramp(3) * len(static)
+    )
+    assert instead is None or instead(eval(form, {"cfg": static})) == static
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            {"sizes": {"n": [4, 8]}},
+            r"^warmup: sizes .* arguments of one call first: warmup\(jax.Shape",
+        ),
+        (
+            {"x": ramp(3), "sizes": {"s": 8}},
+            r"no dimension 's'; .* have 'n'; write \{'n': \.\.\.\}",
+        ),
+        (
+            {"x": ramp(3), "sizes": [{"s": 8}]},
+            r"no dimension 's'; .* have 'n'; write \{'n': \.\.\.\}",
+        ),
+        (
+            {"x": ramp(3), "sizes": [4, 8]},
+            r"such as \{'n': 8\}, got 4; several .* \{'n': \[8, 16\]\}",
+        ),
+    ],
+)
+def test_sizes_of_a_warmup_name_what_to_write(given: Any, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        bucketjit.jit(double, dynamic_axes="n").warmup(progress=False, **given)
 
 
 # --- strategies --------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -10,8 +10,8 @@ from bucketjit import strategies
 from bucketjit._api.options import (
     DynamicAxes,
     OverflowName,
+    Sizes,
     checked_dim,
-    checked_strategy,
     overflow_policy,
 )
 from bucketjit._api.served import Served
@@ -19,7 +19,7 @@ from bucketjit._config import Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError, StrategyContractError
-from bucketjit.strategies.base import Strategy
+from bucketjit.strategies.base import Strategy, checked_sizes, checked_strategy
 
 
 class BucketBuilders(Served[P, R]):
@@ -49,7 +49,7 @@ class BucketBuilders(Served[P, R]):
         """
         if overflow is not None:
             return self.with_overflow(overflow, dim).with_strategy(strategy, dim)
-        strategy = checked_strategy(strategy)
+        strategy = checked_strategy("strategy", strategy)
         if dim is None:
             return self._with(default=strategy)
         per_dim = {**self._config.per_dim, checked_dim(dim): strategy}
@@ -153,7 +153,7 @@ class BucketBuilders(Served[P, R]):
 
     def with_buckets(
         self,
-        buckets: Sequence[int],
+        buckets: Sizes,
         dim: str | None = None,
         *,
         overflow: Overflow | OverflowName | None = None,
@@ -161,7 +161,7 @@ class BucketBuilders(Served[P, R]):
         """Use these sizes as buckets, and no others; otherwise like `with_pow2`.
 
         Args:
-            buckets: The buckets: positive ints in increasing order.
+            buckets: The buckets: a list, an array or a range of ints above 0 in increasing order.
             dim: See `with_pow2`.
             overflow: See `with_pow2`.
 
@@ -169,10 +169,11 @@ class BucketBuilders(Served[P, R]):
             A new bucketed function.
 
         Raises:
-            TypeError, ValueError: ``buckets`` is not as `strategies.Boundaries` takes it.
-            SpecError: ``dim`` is no name, or there is no such overflow policy.
+            SpecError: ``buckets`` is not as `strategies.Boundaries` takes it, ``dim`` is no name,
+                or there is no such overflow policy.
         """
-        return self.with_strategy(strategies.Boundaries(buckets), dim, overflow=overflow)
+        strategy = strategies.Boundaries(checked_sizes("buckets", buckets))
+        return self.with_strategy(strategy, dim, overflow=overflow)
 
     def with_exact(self, dim: str | None = None) -> Self:
         """Give every size its own executable.
@@ -204,8 +205,8 @@ class BucketBuilders(Served[P, R]):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> rows = BucketedExec(lambda x: x.sum(axis=1)).with_buckets([4, 8])
+            >>> import bucketjit
+            >>> rows = bucketjit.jit(lambda x: x.sum(axis=1), buckets=[4, 8])
             >>> extended = rows.with_overflow("extend")
             >>> extended(np.ones((19, 2), np.float32)).shape
             (19,)
@@ -237,10 +238,10 @@ class BucketBuilders(Served[P, R]):
         Examples:
             >>> from jax import lax
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> def product(ctx, operand):
             ...     return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=1))
-            >>> total = BucketedExec(lambda x: x.prod()).with_pow2()
+            >>> total = bucketjit.jit(lambda x: x.prod(), buckets="pow2")
             >>> total = total.with_rules({lax.reduce_prod_p: product})
             >>> float(total(np.full(3, 2.0, np.float32)))
             8.0

@@ -83,8 +83,8 @@ class Compiling(BucketBuilders[P, R]):
 
         Examples:
             >>> import jax, jax.numpy as jnp
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> total = bucketjit.jit(jnp.sum, dynamic_axes="n", buckets="pow2")
             >>> like = jax.ShapeDtypeStruct((1,), jnp.float32)
             >>> report = total.warmup(like, sizes={"n": range(1, 65)}, progress=False)
             >>> [bucket["n"] for bucket in report.compiled]
@@ -97,6 +97,11 @@ class Compiling(BucketBuilders[P, R]):
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         if self._plain is not None:  # calls would not use what is compiled
             return WarmupReport((), (), (), (), (), 0.0)
+        if sizes is not None and not (args or kwargs):
+            raise SpecError(
+                "warmup: sizes are those of arguments, and there are none; give the arguments of "
+                "one call first: warmup(jax.ShapeDtypeStruct((8, 64), 'float32'), sizes=...)"
+            )
         engine = self._engine
         call = engine.signer.sign(args, kwargs, structs=True)
         batches = []
@@ -132,8 +137,8 @@ class Compiling(BucketBuilders[P, R]):
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_buckets([8, 64])
+            >>> import bucketjit
+            >>> total = bucketjit.jit(jnp.sum, dynamic_axes="n", buckets=[8, 64])
             >>> eager = total.with_ahead_compile()
             >>> _ = eager(np.ones(5, np.float32))
             >>> sorted(bucket.sizes["n"] for bucket in eager.stats().buckets)
@@ -185,9 +190,10 @@ class Compiling(BucketBuilders[P, R]):
 
         Examples:
             >>> import tempfile, numpy as np
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> with tempfile.TemporaryDirectory() as directory:
-            ...     double = BucketedExec(lambda x: 2 * x).with_pow2().with_persistence(directory)
+            ...     double = bucketjit.jit(lambda x: 2 * x, buckets=[4, 8])
+            ...     double = double.with_persistence(directory)
             ...     _ = double(np.ones(3, np.float32))
             ...     again = double.with_persistence(directory)  # as another process would
             ...     _ = again(np.ones(4, np.float32))
@@ -241,8 +247,8 @@ class Compiling(BucketBuilders[P, R]):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> total = bucketjit.jit(lambda x: x.sum(), dynamic_axes="n", buckets="pow2")
             >>> float(total.with_agreement()(np.ones(5, np.float32)))
             5.0
             >>> fixed = total.with_agreement(by=lambda bucket: {"n": 64})
@@ -292,11 +298,11 @@ class Compiling(BucketBuilders[P, R]):
 
         Examples:
             >>> import jax, numpy as np
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> def loss(w, x):
             ...     return jax.lax.pmean(((x @ w) ** 2).mean(), "d")
             >>> mesh = jax.make_mesh((1,), ("d",))
-            >>> losses = BucketedExec(loss, dynamic_axes=(None, "b, _")).with_pow2()
+            >>> losses = bucketjit.jit(loss, dynamic_axes=(None, "b, _"), buckets="pow2")
             >>> on_mesh = losses.with_processes(mesh, "d")
             >>> float(on_mesh(np.ones(2, np.float32), np.ones((5, 2), np.float32)))
             4.0

@@ -140,10 +140,9 @@ class BucketedExec(Staging[P, R]):
         out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.
 
     Raises:
-        TypeError: ``fn`` is not callable, or a bucket is no int.
+        TypeError: ``fn`` is not callable.
         SpecError: An option is malformed.
         StrategyContractError: A strategy in ``buckets`` has no ``bucket`` method.
-        ValueError: A list of buckets is empty, or not positive and strictly increasing.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
@@ -259,28 +258,31 @@ class BucketedExec(Staging[P, R]):
         return self._engine.name
 
     @boundary
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, rules: bool = False, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do, without compiling or running it.
 
         Args:
             *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
                 arrays.
+            rules: Whether the text lists the program, its guards, and each operation that is
+                masked: by which rule, and where it is in your code. The attributes have these in
+                any case.
             **kwargs: The keyword arguments, likewise.
 
         Returns:
-            The sizes and the bucket, which program serves it under which guards, what is masked
-            and where, or why the call would run exact and what to do about it. ``print`` it.
+            What would run, in which bucket, and how much of it is padding; or why the call would
+            run exact, and what to do about it. ``print`` it.
 
         Raises:
             ArgumentError, SpecError, StrategyError: What the call would raise.
 
         Examples:
-            >>> import jax, jax.numpy as jnp
-            >>> total = BucketedExec(lambda x: jnp.sum(x + 1), dynamic_axes="n").with_pow2()
+            >>> import bucketjit, jax, jax.numpy as jnp
+            >>> total = bucketjit.jit(lambda x: jnp.sum(x + 1), dynamic_axes="n", buckets="pow2")
             >>> told = total.explain(jax.ShapeDtypeStruct((5,), jnp.float32))
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
         signed = self._engine.signer.sign(args, kwargs, structs=True)
         call = call_of_shard(self._engine, signed)
-        return explain(self._engine, call, unpadded=None if self._plain is None else WHY)
+        return explain(self._engine, call, rules, unpadded=None if self._plain is None else WHY)

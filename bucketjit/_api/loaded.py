@@ -127,12 +127,13 @@ class Loaded(Served[..., Any]):
         return {leaf.path: str(leaf) for leaf in self._functions[0].arguments.facts.leaves}
 
     @boundary
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, rules: bool = False, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do; see `BucketedExec.explain`.
 
         Args:
             *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
                 arrays.
+            rules: Whether the text lists the program and what is masked.
             **kwargs: The keyword arguments, likewise.
 
         Returns:
@@ -143,7 +144,7 @@ class Loaded(Served[..., Any]):
         """
         args, kwargs = self._functions[0].by_position(args, kwargs)
         call = self._engine.signer.sign(args, kwargs, structs=True)
-        return explain(self._engine, call, _masked_equations)
+        return explain(self._engine, call, rules, _masked_equations)
 
     @boundary
     def warmup(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from bucketjit import strategies
 from bucketjit._config import (
@@ -22,13 +26,16 @@ from bucketjit._config import (
 )
 from bucketjit._ir.guards import parse_constraint
 from bucketjit._tracing.parameters import positions_of
-from bucketjit.errors import SpecError, StrategyContractError
-from bucketjit.strategies.base import Strategy
+from bucketjit.errors import SpecError
+from bucketjit.strategies.base import Strategy, checked_sizes, checked_strategy
 
 DynamicAxes: TypeAlias = "str | int | None | Sequence[DynamicAxes] | Mapping[Any, DynamicAxes]"
 """What ``dynamic_axes`` takes; see `BucketedExec`. (Pytrees of your own classes work as well.)"""
 
-Buckets: TypeAlias = Literal["auto", "pow2", "exact"] | Sequence[int] | Strategy
+Sizes: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
+"""Sizes in increasing order."""
+
+Buckets: TypeAlias = Literal["auto", "pow2", "exact"] | Sizes | Strategy
 """The buckets of a dimension variable: a name, the sizes, or a strategy."""
 
 FallbackName: TypeAlias = Literal["exact", "error"]
@@ -93,27 +100,21 @@ def member(kind: type[E], name: str, given: object) -> E:
         raise SpecError(f"{name} must be one of {choices}, got {given!r}") from None
 
 
-def strategy_of(buckets: object) -> Strategy:
+def strategy_of(name: str, given: object) -> Strategy:
     """The strategy that one entry of ``buckets`` describes."""
-    if isinstance(buckets, str):
-        if buckets not in _NAMED:
+    if isinstance(given, str):
+        if given not in _NAMED:
+            close = difflib.get_close_matches(given.lower(), _NAMED, 1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
             raise SpecError(
-                f"buckets={buckets!r}: expected one of {sorted(_NAMED)}, a list of sizes, a "
+                f"{name}={given!r}: expected one of {sorted(_NAMED)}, a list of sizes, a "
                 "strategy such as bucketjit.strategies.Linear(32), or a dict of these by dimension"
+                f"{meant}"
             )
-        return _NAMED[buckets]()
-    if isinstance(buckets, list | tuple | range):
-        return strategies.Boundaries(buckets)
-    return checked_strategy(buckets)
-
-
-def checked_strategy(given: object) -> Strategy:
-    """A strategy, checked to have the method of one."""
-    if isinstance(given, type) or not callable(getattr(given, "bucket", None)):
-        raise StrategyContractError(
-            f"a strategy is an object with a method bucket(n) -> int, got {given!r}"
-        )
-    return given  # type: ignore[return-value]  # a class of the user's own
+        return _NAMED[given]()
+    if isinstance(given, type) or hasattr(given, "bucket"):
+        return checked_strategy(name, given)
+    return strategies.Boundaries(checked_sizes(name, given, " a name, a strategy or"))
 
 
 def positive(name: str, given: Any, besides: str = "") -> int:
@@ -140,10 +141,10 @@ def budget_of(given: CompileBudget | int | None) -> CompileBudget:
     return given if isinstance(given, CompileBudget) else CompileBudget(given)
 
 
-def checked_dim(dim: object) -> str:
+def checked_dim(dim: object, what: str = "dim") -> str:
     """The name of a dimension variable, checked to be text."""
     if not isinstance(dim, str):
-        raise SpecError(f"dim must be the name of a dimension variable, got {dim!r}")
+        raise SpecError(f"{what} must be the name of a dimension variable, got {dim!r}")
     return dim
 
 
@@ -152,8 +153,11 @@ def _buckets(given: object) -> dict[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        return {"default": strategy_of(given)}
-    per_dim = {checked_dim(dim): strategy_of(each) for dim, each in given.items()}
+        return {"default": strategy_of("buckets", given)}
+    per_dim = {
+        checked_dim(v, "a key of buckets"): strategy_of(f"buckets[{v!r}]", each)
+        for v, each in given.items()
+    }
     return {"per_dim": MappingProxyType(per_dim)}
 
 
@@ -171,7 +175,8 @@ def _overflow(given: object) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         return {"overflow": overflow_policy("overflow", given)}
     policies = {
-        checked_dim(dim): overflow_policy(f"overflow[{dim!r}]", each) for dim, each in given.items()
+        checked_dim(dim, "a key of overflow"): overflow_policy(f"overflow[{dim!r}]", each)
+        for dim, each in given.items()
     }
     return {"overflow_per_dim": MappingProxyType(policies)}
 

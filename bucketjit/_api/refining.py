@@ -48,9 +48,8 @@ def refine(artifact: bytes, sizes: Sizes, platform: str | None = None) -> bytes:
         MissingExtraError: flatbuffers is not installed, which reads the bytes of ``Exported``.
 
     Examples:
-        >>> import jax, jax.numpy as jnp
-        >>> from bucketjit import BucketedExec
-        >>> total = BucketedExec(lambda x: x.sum(0), dynamic_axes="b, _")
+        >>> import bucketjit, jax, jax.numpy as jnp
+        >>> total = bucketjit.jit(lambda x: x.sum(0), dynamic_axes="b, _")
         >>> exported = total.export_dynamic(jax.ShapeDtypeStruct((3, 8), jnp.float32))
         >>> fixed = refine(exported.serialize(), {"b": 16})
         >>> refine(fixed, [(16, 8)]) == fixed

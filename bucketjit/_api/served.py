@@ -98,10 +98,10 @@ class Served(CallPath[P, R], Views):
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> def score(weights, x):
             ...     return jnp.tanh(x @ weights).mean()
-            >>> scores = BucketedExec(score, dynamic_axes=(None, "n, _")).with_pow2()
+            >>> scores = bucketjit.jit(score, dynamic_axes=(None, "n, _"), buckets="pow2")
             >>> examples = [np.full((n, 2), n, np.float32) for n in (3, 4, 7, 3)]
             >>> [round(float(x), 3) for x in scores.map(np.ones(2, np.float32), examples)]
             [1.0, 1.0, 1.0, 1.0]
@@ -150,8 +150,8 @@ class Served(CallPath[P, R], Views):
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2(min=8)
+            >>> import bucketjit
+            >>> total = bucketjit.jit(jnp.sum, dynamic_axes="n", buckets=[8, 16])
             >>> print(total.explain_map([np.ones(n, np.float32) for n in (3, 7, 12, 5)]))
             4 examples; lists: a; shared: none
               n=8: 3 examples in 1 x 4 rows, 53% padding, to compile: 4 rows
@@ -193,8 +193,8 @@ class Served(CallPath[P, R], Views):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: 2 * x).with_pow2().with_maxsize(2)
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: 2 * x, buckets="pow2").with_maxsize(2)
             >>> for n in (3, 5):
             ...     _ = double(np.ones(n))
             >>> double.pin(batch=4)
@@ -239,8 +239,8 @@ class Served(CallPath[P, R], Views):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: 2 * x).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: 2 * x, buckets="pow2")
             >>> _ = double(np.ones(3))
             >>> with double.forbid_compiles():
             ...     double(np.ones(5))
@@ -287,9 +287,9 @@ class Served(CallPath[P, R], Views):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> told = []
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2().with_on_event(told.append)
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2").with_on_event(told.append)
             >>> _ = double(np.ones(3, np.float32))
             >>> [(event.kind, dict(event.sizes)) for event in told]
             [('signature', {'batch': 3}), ('compile', {'batch': 4})]
@@ -331,8 +331,8 @@ class Served(CallPath[P, R], Views):
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2)
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2").with_maxsize(2)
             >>> for n in (1, 2, 4):
             ...     _ = double(np.ones(n, np.float32))
             >>> double.cache_size(), double.stats().evictions

@@ -54,10 +54,10 @@ class Staging(Compiling[P, R]):
 
         Examples:
             >>> import jax, jax.numpy as jnp
-            >>> from bucketjit import BucketedExec
+            >>> import bucketjit
             >>> def spread(x):
             ...     return x.max() - x.min() if x.shape[0] > 4 else x.sum()
-            >>> traced = BucketedExec(spread, dynamic_axes="n").with_pow2().trace(
+            >>> traced = bucketjit.jit(spread, dynamic_axes="n", buckets="pow2").trace(
             ...     jax.ShapeDtypeStruct((6,), jnp.float32)
             ... )
             >>> traced.guards, traced.in_avals
@@ -92,8 +92,8 @@ class Staging(Compiling[P, R]):
 
         Examples:
             >>> import jax, jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> norm = BucketedExec(jnp.linalg.norm, dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> norm = bucketjit.jit(jnp.linalg.norm, dynamic_axes="n", buckets="pow2")
             >>> lowered = norm.lower(jax.ShapeDtypeStruct((5,), jnp.float32))
             >>> dict(lowered.bucket), lowered.in_avals
             ({'n': 8}, ((ShapedArray(float32[n]),), {}))
@@ -152,8 +152,8 @@ class Staging(Compiling[P, R]):
 
         Examples:
             >>> import jax, jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> rows = BucketedExec(lambda x: jnp.cumsum(x)[: int(x.shape[0]) // 2])
+            >>> import bucketjit
+            >>> rows = bucketjit.jit(lambda x: jnp.cumsum(x)[: int(x.shape[0]) // 2])
             >>> exported = rows.export_dynamic(jax.ShapeDtypeStruct((8,), jnp.float32))
             >>> exported.in_avals
             (ShapedArray(float32[batch]),)
@@ -197,8 +197,8 @@ class Staging(Compiling[P, R]):
 
         Examples:
             >>> import jax, jax.numpy as jnp
-            >>> from bucketjit import BucketedExec
-            >>> norm = BucketedExec(jax.nn.softmax, dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> norm = bucketjit.jit(jax.nn.softmax, dynamic_axes="n", buckets="pow2")
             >>> artifact = norm.export_bounded(jax.ShapeDtypeStruct((5,), jnp.float32))
             >>> artifact[:4]
             b'ML\xefR'
@@ -287,7 +287,7 @@ class Staging(Compiling[P, R]):
             >>> import os, tempfile
             >>> import jax, jax.numpy as jnp, numpy as np
             >>> import bucketjit
-            >>> mean = bucketjit.BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
+            >>> mean = bucketjit.jit(jnp.mean, dynamic_axes="n", buckets="pow2")
             >>> like = jax.ShapeDtypeStruct((1,), jnp.float32)
             >>> path = os.path.join(tempfile.mkdtemp(), "mean.bkt")
             >>> mean.save(path, like, sizes={"n": range(1, 9)})

@@ -43,10 +43,10 @@ class Padded:
             not within its axis.
 
     Examples:
-        >>> import jax.numpy as jnp, numpy as np
-        >>> from bucketjit import BucketedExec, Padded
-        >>> double = BucketedExec(lambda x: 2 * x, out="padded").with_pow2()
-        >>> total = BucketedExec(jnp.sum).with_pow2()
+        >>> import bucketjit, jax.numpy as jnp, numpy as np
+        >>> from bucketjit import Padded
+        >>> double = bucketjit.jit(lambda x: 2 * x, out="padded", buckets="pow2")
+        >>> total = bucketjit.jit(jnp.sum, buckets="pow2")
         >>> doubled = double(np.ones(5, np.float32))
         >>> doubled.array.shape, doubled.sizes, np.asarray(doubled).shape
         ((8,), (5,), (5,))

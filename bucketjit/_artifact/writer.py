@@ -132,8 +132,9 @@ def save(
     key = checked_key(options.key)
     if engine.config.always_exact:
         raise ArtifactError(
-            "a function without a strategy has no buckets to save: add .with_pow2(), or export one "
-            "module of all sizes with export_dynamic"
+            "a function without a strategy has no buckets to save: choose them, such as "
+            "bucketjit.jit(fn, buckets=[16, 64]), or export one module of all sizes with "
+            "export_dynamic"
         )
     call = engine.signer.sign(args, kwargs, structs=True)
     _refuse_placed(call)

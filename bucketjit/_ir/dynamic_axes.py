@@ -288,6 +288,7 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
     else:
         assert isinstance(spec, tuple)
         parts = [STATIC if p is None else p for p in spec]
+    _refuse_signs(parts, path)
     for part in parts:
         _refuse_missing_commas(part, path)
     if parts.count("...") > 1:
@@ -317,10 +318,24 @@ def _shown(entry: object) -> str:
     return repr(list(entry.axes) if isinstance(entry, Anonymous) else entry)
 
 
+_SIGNS = ("", ":", "*", "?", "-", "-1", "None")  # what may be meant as an axis that is static
+
+
+def _refuse_signs(parts: Sequence[str], path: str) -> None:
+    """Raise if an axis is a sign that other libraries use for one without a name."""
+    if found := [part for part in parts if part in _SIGNS]:
+        written = ", ".join(STATIC if part in _SIGNS else part for part in parts)
+        raise SpecError(
+            f"dynamic_axes of {path}: {found[0]!r} is not a size; write _ for an axis that is "
+            f"static, as in {written!r}, and a name for one that varies"
+        )
+
+
 def _refuse_missing_commas(part: str, path: str) -> None:
     """Raise if an axis is two words, as in ``"b s"``, or has a separator that is not a comma."""
     if re.search(r"\w\s+\w", part) or set(part) & set(";|:"):
-        names = re.findall(r"\w+|\.\.\.", part)
+        found = re.findall(r"\w+|\.\.\.|(?<!\S)[:*?](?!\S)", part)
+        names = [STATIC if name in _SIGNS else name for name in found]
         raise SpecError(
             f"dynamic_axes of {path}: {part!r} is not a size; separate axes by commas: "
             f"{', '.join(names)!r}"
@@ -338,10 +353,6 @@ def _split(text: str) -> list[str]:
 def _checked(token: str, path: str) -> str:
     if token == STATIC or token.isdigit():
         return token
-    if not token:
-        raise SpecError(
-            f"dynamic_axes of {path}: '' is not a size; an axis is a name, or _ where it is static"
-        )
     if words := [w for w in re.findall(r"\w+", token) if keyword.iskeyword(w)]:
         raise SpecError(
             f"dynamic_axes of {path}: {words[0]!r} is a keyword of Python and cannot name a size; "

@@ -157,7 +157,7 @@ class Interface:
             for variable, made in self.computed.items()
         ]
         presumed = ", ".join(map(str, self.presumed))
-        return (*sizes, f"presumed: {presumed}") if presumed else tuple(sizes)
+        return (*sizes, f"assumed: {presumed}") if presumed else tuple(sizes)
 
     @property
     def open_outs(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -61,6 +62,21 @@ def innermost_transformation() -> str:
     if type(trace).__name__ == "BatchTrace":
         return "jax.vmap, jax.jacfwd or jax.hessian" if is_differentiated else "jax.vmap"
     return "jax.jit, scan or another function that JAX traces"
+
+
+def only_shapes() -> bool:
+    """Whether ``jax.eval_shape`` traces the code, which nothing then compiles.
+
+    A ``jit`` between the two does not count, as it keeps its trace for calls. No public name tells
+    who traces, so the frames are looked at (``api.eval_shape`` and ``pjit.cache_miss``, since 0.4).
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        module, name = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module.startswith("jax._src.") and name in ("cache_miss", "eval_shape"):
+            return name == "eval_shape"
+        frame = frame.f_back
+    return False
 
 
 @contextmanager

@@ -75,6 +75,16 @@ def raising_code(error: BaseException) -> str:
     return told if len(told) <= _LONGEST_CODE else ""
 
 
+def raising_text(error: BaseException) -> str:
+    """The line of source that `raising_line` names, such as ``for row in x:``."""
+    step = raised_by_user(error)
+    if step is None:
+        return ""
+    name = step.tb_frame.f_code.co_filename
+    told = linecache.getline(name, step.tb_lineno, step.tb_frame.f_globals).strip()
+    return told if len(told) <= _LONGEST_CODE else f"{told[: _LONGEST_CODE - 3]}..."
+
+
 def raised_by_user(error: BaseException) -> TracebackType | None:
     """The innermost step of an error's traceback that is in user code; None if none is."""
     found, step = None, error.__traceback__

@@ -172,7 +172,8 @@ class Unpadded:
 Decision = Masked | Unpadded
 
 NO_STRATEGY = MaskingError(
-    "there is no strategy: every size has an executable of its own", "add .with_pow2()"
+    "there is no strategy: every size has an executable of its own",
+    'choose buckets, such as bucketjit.jit(fn, buckets="pow2")',
 )
 _NO_OPEN_AXIS = MaskingError("no axis is open")
 _EMPTY = MaskingError("an axis of size 0 has no bucket")

@@ -286,8 +286,8 @@ class Stats:
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
             >>> for n in (5, 6, 7, 8):
             ...     _ = double(np.ones(n, np.float32))
             >>> double.stats().summary
@@ -308,8 +308,8 @@ class Stats:
 
         Examples:
             >>> import json, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
             >>> _ = double(np.ones(3, np.float32))
             >>> told = json.loads(double.stats().to_json())
             >>> told["calls"], told["dimension_waste"], told["size_counts"]

@@ -55,8 +55,8 @@ class Compiled(CallPath[..., Any], Stage):
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
-        >>> from bucketjit import BucketedExec
-        >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
+        >>> import bucketjit
+        >>> mean = bucketjit.jit(jnp.mean, dynamic_axes="n", buckets="pow2")
         >>> compiled = mean.lower(np.ones(5, np.float32)).compile()
         >>> [float(compiled(np.arange(n, dtype=np.float32))) for n in (1, 3, 8)]
         [0.0, 1.0, 3.5]
@@ -101,8 +101,8 @@ class Compiled(CallPath[..., Any], Stage):
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> total = bucketjit.jit(jnp.sum, dynamic_axes="n", buckets="pow2")
             >>> compiled = total.lower(np.ones(5, np.float32)).compile()
             >>> [float(x) for x in compiled.map([np.ones(n, np.float32) for n in (1, 3, 8)])]
             [1.0, 3.0, 8.0]

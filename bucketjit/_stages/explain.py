@@ -8,8 +8,9 @@ notes whether the rule did anything else than bind the equation unchanged.
 from __future__ import annotations
 
 import functools
+import html
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any
 
@@ -30,7 +31,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.shards import bound_axis
-from bucketjit.errors import MaskingError
+from bucketjit.errors import MaskingError, SpecError
 
 
 def how(rule: Callable[..., Any]) -> str:
@@ -72,7 +73,7 @@ class MaskedEquation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of `BucketedExec.explain`; ``print`` it.
+    """The result of `BucketedExec.explain`: ``print`` it, or show it in a notebook.
 
     Attributes:
         name: Name of the function.
@@ -89,6 +90,7 @@ class Explanation:
         computed: The sizes that the program computes, each with its bound and the line, and what
             is presumed of them. If a run computes others, the call runs again.
         why: Why its bucket was made, if buckets are learnt; else an empty string.
+        rules: Whether its text lists the program, the guards and the equations that are masked.
     """
 
     name: str
@@ -103,26 +105,43 @@ class Explanation:
     remedy: str = ""
     computed: tuple[str, ...] = ()
     why: str = ""
+    rules: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
-        sizes = shown(self.sizes) or "no open axes"
-        lines = [f"{self.name} at {sizes}: {self.kind}"]
-        if self.kind == "exact":
-            if self.reason:
-                lines.append(f"  reason: {self.reason}")
-            if self.remedy:
-                lines.append(f"  remedy: {self.remedy}")
-        else:
-            why = f" (learnt: {self.why})" if self.why else ""
-            lines.append(f"  bucket: {shown(self.bucket)}{why}")
-            lines.append(f"  program: {self.program}")
-            if self.guards:
-                lines.append(f"  guards: {', '.join(self.guards)}")
-            lines += [f"  computed: {size}" for size in self.computed]
-            lines.append("  masked:" if self.masked else "  masked: nothing has to be")
-            lines += [f"    {equation}" for equation in self.masked]
-        lines.append("  executable: " + ("compiled" if self.compiled else "not compiled yet"))
+        is_exact = self.kind == "exact"
+        runs = "exact, without padding" if is_exact else f"padded, in bucket {shown(self.bucket)}"
+        executable = "compiled" if self.compiled else "not compiled yet"
+        count = counted(len(self.masked), "operation")
+        more = " (explain(..., rules=True) lists them)" if self.masked and not self.rules else ""
+        told = [
+            ("padding", "" if is_exact else self._padding()),
+            ("why", self.reason),
+            ("what to do", self.remedy),
+            ("why this bucket", self.why),
+            *(("computed", size) for size in self.computed),
+            ("executable", executable),
+            ("masked", "" if is_exact else count + more),
+        ]
+        if self.rules:
+            told += [("program", self.program), ("holds for", ", ".join(self.guards))]
+            told += [("rule", str(equation)) for equation in self.masked]
+        sizes = f" at {shown(self.sizes)}" if self.sizes else ""
+        lines = [f"{self.name}{sizes} runs {runs}"]
+        lines += [f"  {name}: {text}" for name, text in told if text]
         return printable("\n".join(lines))
+
+    def _padding(self) -> str:
+        """How much of each variable of the bucket is padding."""
+        spare = {v: (size - self.sizes.get(v, size), size) for v, size in self.bucket.items()}
+        parts = [
+            f"{n} of {size} along {v} ({100 * n / size:.0f} %)"
+            for v, (n, size) in spare.items()
+            if n
+        ]
+        return ", ".join(parts) or "none, the sizes fill the bucket"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def describe(program: Interface) -> str:
@@ -230,16 +249,22 @@ Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
 def explain(
     engine: Engine,
     call: Call,
+    rules: object,
     equations: Equations | None = None,
     unpadded: MaskingError | None = None,
 ) -> Explanation:
     """Explain what a call would do; see `BucketedExec.explain`."""
+    if not isinstance(rules, bool):
+        raise SpecError(
+            f"explain: rules must be True or False, got {rules!r}; pass an argument of the "
+            "function of that name by position"
+        )
     if engine.config.always_exact or unpadded is not None:
         call = call.resolved(call.signature.declared(call.shapes))
-        return _explained_exact(engine, call, unpadded or NO_STRATEGY)
+        return _explained_exact(engine, call, unpadded or NO_STRATEGY, rules)
     call, decision = engine.chosen(call, learns=False)
     if not isinstance(decision, Masked):
-        return _explained_exact(engine, call, decision.why)
+        return _explained_exact(engine, call, decision.why, rules)
     program = decision.program
     learning = engine.buckets.learning(program)
     try:
@@ -250,7 +275,7 @@ def explain(
             with bound_axis(engine.config.sharded):
                 masked = masked_equations(program, decision.bucket, engine.requests.rules())
     except MaskingError as error:
-        return _explained_exact(engine, call, error)
+        return _explained_exact(engine, call, error, rules)
     return Explanation(
         engine.name,
         FrozenDict(call.sizes),
@@ -262,12 +287,12 @@ def explain(
         masked,
         computed=program.computed_in_words(),
         why="" if learning is None else learning.why(decision.bucket),
+        rules=rules,
     )
 
 
-def _explained_exact(engine: Engine, call: Call, why: MaskingError) -> Explanation:
+def _explained_exact(engine: Engine, call: Call, why: MaskingError, rules: bool) -> Explanation:
     sizes = FrozenDict(call.sizes)
     compiled = engine.requests.exact_key(call) in engine.cache
-    return Explanation(
-        engine.name, sizes, sizes, "exact", compiled, reason=why.reason, remedy=why.remedy
-    )
+    told = Explanation(engine.name, sizes, sizes, "exact", compiled, rules=rules)
+    return replace(told, reason=why.reason, remedy=why.remedy)

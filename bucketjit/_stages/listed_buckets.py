@@ -137,15 +137,15 @@ class Ahead:
             return ""
         assert call.program is not None
         if call.program.pairing is not None:
-            return "nothing of the plan is compiled: the function is traced at each size"
+            return "no listed bucket is compiled: the function is traced at each size"
         count, bound = math.prod(map(len, listed)), engine.config.maxsize
         if count > (_MOST if bound is None else bound):
-            return f"nothing of the plan is compiled: it has {count} buckets, beyond the cache"
+            return f"no listed bucket is compiled: there are {count}, beyond the cache"
         epoch = engine.provider.epoch
         sizes = [dict(row) for row in itertools.product(*listed)]
         todo, problems = _missing(engine, call, sizes)
         if bound is not None and len(todo) > bound - len(engine.cache):
-            return f"nothing of the plan is compiled: the cache has no room for {len(todo)} buckets"
+            return f"no listed bucket is compiled: the cache has no room for {len(todo)} buckets"
         # The bucket of the call first, because it waits for it; then the largest.
         todo.sort(key=lambda request: (request.key != key, -volume(request.sizes)))
         before = engine.cache.evictions
@@ -168,7 +168,7 @@ class Ahead:
                     problems.append(in_one_line(outcome))
         if not problems:
             return ""
-        return f"not all of the plan is compiled: {'; '.join(dict.fromkeys(problems))}"
+        return f"not all listed buckets are compiled: {'; '.join(dict.fromkeys(problems))}"
 
 
 def _missing(

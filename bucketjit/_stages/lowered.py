@@ -88,8 +88,8 @@ class Lowered(Stage):
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> mean = BucketedExec(jnp.mean, dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> mean = bucketjit.jit(jnp.mean, dynamic_axes="n", buckets="pow2")
             >>> lowered = mean.lower(np.ones(5, np.float32))
             >>> lowered.variables, dict(lowered.bucket)
             (('n',), {'n': 8})
@@ -200,8 +200,8 @@ class Traced(Stage):
 
         Examples:
             >>> import jax.numpy as jnp, numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> total = BucketedExec(jnp.sum, dynamic_axes="n").with_pow2()
+            >>> import bucketjit
+            >>> total = bucketjit.jit(jnp.sum, dynamic_axes="n", buckets="pow2")
             >>> traced = total.trace(np.ones(5, np.float32))
             >>> dict(traced.lower().bucket), dict(traced.lower({"n": 24}).bucket)
             ({'n': 8}, {'n': 24})

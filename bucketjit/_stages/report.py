@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from bucketjit._events import printable
 from bucketjit._runtime.statistics import summary_of
+from bucketjit._stages.picture import picture_of
 
 _TIMES = ("last_used", "since")  # fields in seconds since 1970
 # Lists that become tables, with titles.
@@ -80,7 +81,8 @@ def _bars(records: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _words(name: str) -> str:
-    return {"nbytes": "bytes"}.get(name, name.replace("_", " "))
+    told = {"nbytes": "bytes", "inlined_calls": "calls inside jit, vmap and the like"}
+    return told.get(name, name.replace("_", " "))
 
 
 def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -132,6 +134,8 @@ def shown(name: str, value: object) -> str:
         return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
     if isinstance(value, list | tuple) and all(isinstance(x, str) for x in value):
         return "\n".join(value) or "-"
+    if name == "kind" and value == "paired":
+        return "traced at several sizes"
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -210,7 +214,7 @@ _NARROWEST = 40
 class Report:
     """The counters of a bucketed function, as tables; the first line says what was saved.
 
-    ``print`` it, as wide as the terminal. In a notebook it is HTML.
+    ``print`` it, as wide as the terminal. In a notebook it is HTML, below a picture.
 
     Args:
         title: The text above the tables.
@@ -219,12 +223,14 @@ class Report:
     Attributes:
         title: The text above the tables.
         summary: What bucketing has saved, in one line; see `bucketjit.types.Stats.summary`.
+        picture: Calls by size, with buckets and padding, as SVG; ``""`` without calls.
         tables: The tables.
     """
 
     def __init__(self, title: str, stats: Mapping[str, Any]) -> None:
         self.title = title
         self.summary = summary_of(stats) or ""
+        self.picture = picture_of(stats)
         self.tables = tuple(tables_of(stats))
 
     @property
@@ -238,7 +244,7 @@ class Report:
         return f"<Report of {printable(self.title) or 'a snapshot'}>"
 
     def _repr_html_(self) -> str:
-        return as_html(self._heads, self.tables)
+        return as_html(self._heads, self.picture, self.tables)
 
 
 def text_of(tables: Sequence[Table]) -> Iterator[str]:
@@ -251,9 +257,9 @@ def text_of(tables: Sequence[Table]) -> Iterator[str]:
         yield from plain_lines(table, width)
 
 
-def as_html(heads: Sequence[str], tables: Sequence[Table]) -> str:
-    """Tables as HTML, after some lines. All their texts are escaped."""
-    parts = [f"<p><code>{_escaped(text)}</code></p>" for text in heads]
+def as_html(heads: Sequence[str], picture: str, tables: Sequence[Table]) -> str:
+    """Tables as HTML, after some lines and a picture. All their texts are escaped."""
+    parts = [*(f"<p><code>{_escaped(text)}</code></p>" for text in heads), picture]
     for table in tables:
         align = ["right" if c in table.numeric else "left" for c in table.columns]
         head = _cells("th", table.columns, align)

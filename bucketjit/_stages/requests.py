@@ -71,7 +71,11 @@ def combinations(
         if i == _MOST_DICTS:
             raise SpecError(f"sizes: more than {_MOST_DICTS} dicts are too many to look at")
         if not isinstance(one, Mapping):
-            raise SpecError(f"sizes: expected dicts such as {{'batch': 8}}, got {one!r}")
+            v = (*variables, "batch")[0]
+            raise SpecError(
+                f"sizes: expected dicts such as {{{v!r}: 8}}, got {reprlib.repr(one)}; several "
+                f"sizes of one variable are {{{v!r}: [8, 16]}}"
+            )
         check_names(one, variables)
         if several := [v for v, n in one.items() if not isinstance(n, int | np.integer)]:
             raise SpecError(
@@ -89,6 +93,7 @@ def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
         raise SpecError(
             f"sizes: there is no dimension {unknown[0]!r}; these arguments have "
             f"{_listed(variables)}"
+            + (f"; write {{{variables[0]!r}: ...}}, or name axes in dynamic_axes" * bool(variables))
         )
 
 

@@ -119,8 +119,8 @@ class Views:
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
             >>> _ = double(np.ones(3, np.float32))
             >>> double.reset_stats()
             >>> double.stats().calls, double.cache_size()
@@ -135,12 +135,12 @@ class Views:
         The first line says what bucketing has saved, as `Stats.summary` does.
 
         Returns:
-            A `Report`: text where it is printed, HTML in a notebook.
+            A `Report`: text where it is printed; a picture and HTML in a notebook.
 
         Examples:
             >>> import numpy as np
-            >>> from bucketjit import BucketedExec
-            >>> double = BucketedExec(lambda x: x * 2).with_pow2()
+            >>> import bucketjit
+            >>> double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
             >>> _ = double(np.ones(3, np.float32))
             >>> "Executables" in str(double.report())
             True

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from bucketjit._jax.debug_info import like_without
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -116,9 +118,11 @@ class Parameters:
             try:
                 hash(value)
             except TypeError as error:
+                form = next((f for kind, f in _HASHABLE.items() if isinstance(value, kind)), "")
+                instead = f"pass {form.format(what)}, or " if form else ""
                 raise ArgumentError(
                     f"{what}: static arguments must be hashable, got {type(value).__name__} "
-                    f"({error}); pass a tuple in place of a list, or make it a traced argument"
+                    f"({error}); {instead}make it a traced argument"
                 ) from error
         rest = tuple(a for i, a in enumerate(args) if i not in statics.positional)
         return rest, {k: v for k, v in kwargs.items() if k not in statics.keyword}, statics
@@ -126,6 +130,15 @@ class Parameters:
     def dynamic_positions(self, count: int) -> list[int]:
         """Positions of the arguments that are not static, among ``count`` positional ones."""
         return [i for i in range(count) if i not in self.static_nums]
+
+
+# By type, what to pass in the place of a static argument.
+_HASHABLE: Mapping[type, str] = {
+    dict: "tuple({0}.items()), or an object of a class under @dataclass(frozen=True)",
+    set: "frozenset({0})",
+    list: "tuple({0})",
+    np.ndarray: "tuple({0}.tolist())",
+}
 
 
 def _several(given: object) -> tuple[Any, ...]:

@@ -57,7 +57,7 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt
-from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._jax.user_code import raising_code, raising_line, raising_text, source_line
 from bucketjit._raised import handled_before, is_of_machine
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
@@ -232,32 +232,30 @@ def _refusal(
     if met := meeting_of_sizes(error, sizing, presumed or {}):
         return met
     message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-    code = raising_code(error)
-    remedy = COMPUTE
+    code, text = raising_code(error), raising_text(error)
+    line, remedy = _in_brackets(raising_line(error)), COMPUTE
     if isinstance(error, MaskingError):
-        line = "" if error.names_a_line else _in_brackets(raising_line(error))
+        line = "" if error.names_a_line else line
         return TraceRefused(f"{error.reason}{line}", error.remedy, error)
+    if repeats_by_size(error) or code.startswith(_LOOPS) or f"range({code})" in text:
+        told = f"a Python loop or list is as long as an open axis: {text.rstrip(':')}{line}"
+        return TraceRefused(told, LOOP, error)
     if isinstance(error, LengthIsInt):
         code = code if code.startswith("len(") else "len(x)"
         size = f"{code[4:-1]}.shape[0]"
         told = f"{code} is always a Python int, where {size} stays symbolic"
         remedy = f"write {size} in place of {code}, or leave that axis static"
         code = ""
-    elif repeats_by_size(error):
-        told = "a list is repeated by a size, as where Python iterates over an axis of that size"
-        remedy = _LOOP
     else:
         if found := _INT.search(str(error)):
             message = f"size {found[1]!r} is used as a Python int"
         elif "cannot be interpreted as an integer" in message and "_DimExpr" in message:
             message = "a symbolic size is used as a Python int"
-        if code.startswith(("range(", "list(", "enumerate(", "zip(")):
-            remedy = _LOOP
-        elif _OF_INTS.search(message):
+        if _OF_INTS.search(message):
             remedy = "use +, -, *, //, % and comparisons of sizes, or leave that axis static"
         told = f"{type(error).__name__}: {message}"
     what = f"{code}: {told}" if code else told
-    refused = f"cannot trace with symbolic sizes: {what}{_in_brackets(raising_line(error))}"
+    refused = f"cannot trace with symbolic sizes: {what}{line}"
     if trouble := trouble_of_versions(error):
         refused, remedy = f"{refused}; {trouble}", f"{remedy}, or {REMEDY_OF_VERSIONS}"
     return TraceRefused(refused, remedy, error)
@@ -265,7 +263,9 @@ def _refusal(
 
 COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
 
-_LOOP = "loop with jax.lax.scan, map or fori_loop, or use jax.vmap, or leave that axis static"
+_LOOPS = ("range(", "list(", "enumerate(", "zip(")
+
+LOOP = "loop with jax.lax.scan, map or fori_loop, or use jax.vmap, or leave that axis static"
 
 
 def _in_brackets(line: str) -> str:

@@ -29,7 +29,7 @@ from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.resolution import Resolution, variables_in
-from bucketjit._tracing.symbolic import COMPUTE, trace
+from bucketjit._tracing.symbolic import COMPUTE, LOOP, trace
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
@@ -383,9 +383,12 @@ class TracedPrograms:
         except TraceRefused as second:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
-                both = f"{refusal.remedy}; {second.remedy}"
-                # `COMPUTE` is the general remedy, which adds nothing to the first one.
-                remedy = refusal.remedy if second.remedy == COMPUTE else both
+                remedy = f"{refusal.remedy}; {second.remedy}"
+                # `COMPUTE` is the general remedy, which adds nothing to the first one. That traces
+                # of a loop differ by size is no further reason.
+                if second.remedy == COMPUTE:
+                    remedy = refusal.remedy
+                    reason = refusal.reason if remedy == LOOP else reason
                 refusal = TraceRefused(reason, remedy, refusal.cause)
                 refusal.computes_sizes = second.computes_sizes
             return Resolution(tokens, sizes, None, refusal)

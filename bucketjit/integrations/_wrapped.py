@@ -108,15 +108,16 @@ class Wrapped(Generic[P, R]):
         """The counters as tables; see `BucketedExec.report`."""
         return self.executor.report()
 
-    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, rules: bool = False, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do; see `BucketedExec.explain`.
 
         Args:
             *args: The positional arguments of the call.
+            rules: Whether the text lists the program and what is masked.
             **kwargs: Its keyword arguments.
         """
         args, kwargs = self._plain(args, kwargs)
-        return self.executor.explain(*args, **kwargs)
+        return self.executor.explain(*args, rules=rules, **kwargs)
 
     def warmup(self, *args: Any, **kwargs: Any) -> WarmupReport:
         """Compile buckets before calls need them; see `BucketedExec.warmup`.

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
+import math
 import operator
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Protocol, runtime_checkable
 
-from bucketjit.errors import BucketOverflowError, StrategyContractError
+from bucketjit.errors import BucketOverflowError, SpecError, StrategyContractError
 
 _MOST = 2**63 - 1  # the largest size that a shape can hold
 
@@ -157,10 +160,32 @@ def as_int(value: object) -> int:
 def checked_strategy(name: str, value: object) -> Strategy:
     """Check that a parameter is a strategy."""
     if isinstance(value, type) or not callable(getattr(value, "bucket", None)):
+        cure = f"; write {value.__name__}(...)" if isinstance(value, type) else ""
         raise StrategyContractError(
-            f"{name} must be an object with a method bucket(n) -> int, not {value!r}"
+            f"{name} must be an object with a method bucket(n) -> int, not {value!r}{cure}"
         )
     return value  # type: ignore[return-value]  # checked just now
+
+
+def checked_sizes(name: str, given: object, besides: str = "") -> tuple[int, ...]:
+    """Check that a parameter holds sizes in increasing order, in a list, an array or a range."""
+    one = isinstance(given, str | bytes) or not isinstance(given, Iterable)
+    one = one or getattr(given, "ndim", 1) == 0  # an array of rank 0 is an iterable to Python
+    values: list[Any] = [given] if one else list(given)  # type: ignore[call-overload]
+    if not one and not isinstance(given, Set | Mapping):
+        with contextlib.suppress(TypeError):
+            sizes = tuple(map(as_int, values))
+            if sizes and all(a < b for a, b in itertools.pairwise((0, *sizes))):
+                return sizes
+    meant = set()
+    for value in values:
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            meant.add(math.ceil(float(value)))
+    right = reprlib.repr(sorted(size for size in meant if size > 0))
+    raise SpecError(
+        f"{name} must be{besides} a list of ints above 0 in increasing order, got "
+        f"{reprlib.repr(given)}; write {'one such as [16, 64]' if right == '[]' else right}"
+    )
 
 
 def positive_int(name: str, value: object) -> int:

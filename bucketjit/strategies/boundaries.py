@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies.base import logical_size, positive_int
+from bucketjit.strategies.base import checked_sizes, logical_size
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -17,11 +17,10 @@ class Boundaries:
     The best choice where the sizes are known: take quantiles of their distribution.
 
     Args:
-        boundaries: The buckets: positive ints in increasing order.
+        boundaries: The buckets: a list, an array or a range of ints above 0 in increasing order.
 
     Raises:
-        TypeError: If ``boundaries`` is not an iterable of ints.
-        ValueError: If it is empty, or not positive and strictly increasing.
+        SpecError: If ``boundaries`` are not ints above 0 in increasing order, or none.
 
     Examples:
         >>> strategy = Boundaries([30, 60, 90])
@@ -37,23 +36,7 @@ class Boundaries:
 
     # Written out because the constructor takes any iterable and the attribute is a tuple.
     def __init__(self, boundaries: Iterable[int]) -> None:
-        if isinstance(boundaries, (str, bytes)) or not isinstance(boundaries, Iterable):
-            raise TypeError(
-                f"boundaries must be an iterable of positive ints, not {boundaries!r} "
-                f"({type(boundaries).__name__})"
-            )
-        checked = tuple(
-            positive_int(f"boundaries[{i}]", boundary) for i, boundary in enumerate(boundaries)
-        )
-        if not checked:
-            raise ValueError("boundaries must hold at least one bucket, not none")
-        for i in range(1, len(checked)):
-            if checked[i - 1] >= checked[i]:
-                raise ValueError(
-                    f"boundaries must be strictly increasing, not {checked[i - 1]} followed by "
-                    f"{checked[i]} (boundaries[{i}])"
-                )
-        object.__setattr__(self, "boundaries", checked)
+        object.__setattr__(self, "boundaries", checked_sizes("boundaries", boundaries))
 
     def bucket(self, n: int, /) -> int:
         """Return the bucket of a logical size.

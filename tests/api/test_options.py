@@ -70,7 +70,16 @@ def test_a_text_is_the_member_of_the_enum() -> None:
             {"buckets": "pow3"},
             r"buckets='pow3': expected one of \['auto', 'exact', 'pow2'\], a list",
         ),
-        ({"buckets": {3: "pow2"}}, "dim must be the name of a dimension variable, got 3"),
+        ({"buckets": "Pow-2"}, "did you mean 'pow2'"),
+        ({"buckets": {"n": "auot"}}, r"^buckets\['n'\]='auot': .*did you mean 'auto'"),
+        ({"buckets": np.array([64, 16])}, r"^buckets must be .*got array.*; write \[16, 64\]$"),
+        ({"buckets": 64}, r"^buckets must be .*, got 64; write \[64\]$"),
+        ({"buckets": {"n": [0, 16]}}, r"^buckets\['n'\] must be .*; write \[16\]$"),
+        ({"buckets": {"n": 3}}, r"^buckets\['n'\] must be .*, got 3; write \[3\]$"),
+        (
+            {"buckets": {3: "pow2"}},
+            "^a key of buckets must be the name of a dimension variable, got 3",
+        ),
         ({"maxsize": 0}, "maxsize must be a positive int or None, got 0"),
         ({"in_shardings": "x"}, "in_shardings is not an option.* jax.device_put"),
         ({"out_shardings": "x"}, "out_shardings is not an option.*with_sharding_constraint"),
@@ -83,10 +92,22 @@ def test_an_error_lists_the_choices(make: Any, options: dict[str, Any], message:
 
 
 def test_a_strategy_is_checked_when_it_is_given() -> None:
-    with pytest.raises(StrategyContractError, match="a strategy is an object with a method"):
-        BucketedExec(jnp.sum, buckets={"n": 3})  # type: ignore[dict-item]
-    with pytest.raises(StrategyContractError, match="a strategy is an object with a method"):
-        BucketedExec(jnp.sum).with_strategy(bucketjit.strategies.Pow2)  # type: ignore[arg-type]
+    Pow2: Any = bucketjit.strategies.Pow2
+    with pytest.raises(StrategyContractError, match=r"^buckets must be an object.*Pow2\(\.\.\.\)$"):
+        bucketjit.jit(jnp.sum, buckets=Pow2)
+    with pytest.raises(StrategyContractError, match=r"^strategy must be an object with a method"):
+        BucketedExec(jnp.sum).with_strategy(Pow2)
+
+
+@pytest.mark.parametrize(
+    "buckets", [[4, 8], (4, 8), range(4, 9, 4), np.array([4, 8]), jnp.array([4, 8])]
+)
+def test_sizes_in_any_list(buckets: Any) -> None:
+    for total in (
+        bucketjit.jit(jnp.sum, buckets=buckets),
+        BucketedExec(jnp.sum).with_buckets(buckets),
+    ):
+        assert [total.explain(np.ones(n)).bucket["batch"] for n in (3, 4, 5)] == [4, 4, 8]
 
 
 def test_a_constraint_of_shardings_is_said_in_the_function() -> None:

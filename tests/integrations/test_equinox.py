@@ -156,6 +156,7 @@ def test_static_values_by_type(added: FilteredExec, n: Any, factor: Any) -> None
         got = added(x, n, by={"factor": factor})
         np.testing.assert_allclose(got, x.sum() + n * factor, rtol=1e-5)
     assert added.explain(x, n, by={"factor": factor}).bucket == {"batch": 4}
+    assert "\n  program: " in str(added.explain(x, n, by={"factor": factor}, rules=True))
 
 
 def test_an_int_is_a_size_where_dynamic_axes_say_so() -> None:

@@ -262,8 +262,11 @@ F32 = np.float32
         ),
         (np.ones(5, F32), r"example 3, x: float32\[5\], the others are float32\[n, 2\]"),
         ("text", r"example 3.*x: expected an array or a Python scalar, got str"),
-        ({"x": np.ones((5, 2), F32)}, r"example 3, x: \{'x': \*\}, the others are \*"),
-        (None, r"example 3, x: None, the others are \*"),
+        (
+            {"x": np.ones((5, 2), F32)},
+            r"example 3, x: \{'x': array\}, but example 0 has an array; give",
+        ),
+        (None, "example 3, x: None, but example 0 has an array; give all"),
         (np.array([["a"]]), r"example 3.*x: expected a numeric array"),
     ],
 )

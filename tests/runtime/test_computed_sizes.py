@@ -413,7 +413,7 @@ def test_explain_names_the_size_its_bound_and_what_is_presumed() -> None:
     executor = BucketedExec(PROGRAMS["max"], dynamic_axes="n").with_pow2()
     told = executor.explain(np.ones(5, np.float32))
     assert told.computed[0].startswith("size_1 - 1 <= n  [")
-    assert told.computed[1] == "presumed: size_1 - 1 >= 1"
+    assert told.computed[1] == "assumed: size_1 - 1 >= 1"
     assert "computed: size_1 - 1 <= n" in str(told)
 
 

@@ -47,6 +47,20 @@ def test_inlined_calls_are_counted_and_told_of_once() -> None:
     assert [e.detail for e in events if e.kind == "inlined"] == [text.removeprefix("total ")]
 
 
+def test_an_evaluation_of_shapes_is_not_told_of() -> None:
+    """It compiles nothing. A ``jit`` inside of it keeps the trace, so that is told of."""
+    like = jax.ShapeDtypeStruct((3,), np.float32)
+    for executor in (bucketjit.jit(total), bucketjit.jit(lambda x: sum(row for row in x))):
+        runs = (
+            lambda: jax.eval_shape(executor, like),  # noqa: B023
+            lambda: jax.eval_shape(lambda x: jax.vmap(executor)(x[None]), like),  # noqa: B023
+        )
+        assert [told(run) for run in runs] == [[], []]
+        assert executor.stats().inlined_calls == 0
+        inner = jax.jit(lambda x: executor(x) + 1)  # noqa: B023
+        assert len(told(lambda: jax.eval_shape(lambda x: inner(x), like))) == 1  # noqa: B023
+
+
 def test_a_transformation_is_named() -> None:
     executor = bucketjit.jit(total)
     (text,) = told(lambda: jax.vmap(executor)(np.ones((2, 3), np.float32)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -182,13 +183,33 @@ def test_methods_know_their_object(tmp_path: Any) -> None:
     [
         (np.ones(2), r"example 1, x: float64\[2\].*convert it by .astype\('float32'\)"),
         (np.ones((2, 2), F32), r"example 1, x: float32\[2, 2\].*reshape it"),
-        ([1.0, 2.0], "example 1, x: .*list of numbers is a tree of scalars: pass np.asarray"),
-        (None, "example 1, x: None.*the same structure"),
+        ([1.0, 2.0], r"example 1, x: a list of 2 numbers, but .* an array; .*\[np.asarray\(one\)"),
+        (None, "example 1, x: None, but example 0 has an array; .*the same structure"),
+        ({"x": np.ones(2)}, r"example 1, x: \{'x': array\}, but example 0 has an array"),
+        ("two", "example 1: x: expected an array.*encode text as an array"),
     ],
 )
 def test_an_odd_example_is_named_with_its_cure(odd: Any, says: str) -> None:
     with jax.enable_x64(True), pytest.raises(ArgumentError, match=says):
         BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2().map([np.ones(3, F32), odd])
+
+
+@pytest.mark.parametrize("axes", [None, "n"])
+@pytest.mark.parametrize("rows", [[[1, 2, 3], [4, 5]], [(1.0, 2.0), (3.0,)], [1, 2], [3.5, 4.5]])
+def test_lists_of_numbers_name_the_example_and_what_to_pass(axes: Any, rows: list[Any]) -> None:
+    total = bucketjit.jit(lambda x: x.sum(), dynamic_axes=axes)
+    if axes is None and not isinstance(rows[0], list | tuple):
+        with pytest.warns(FallbackWarning, match="no axis of the lists of examples is open"):
+            assert total.map(rows) == rows  # to JAX a number is an array of rank 0
+        return
+    with pytest.raises((TypeError, AttributeError)) as caught:
+        total.map(rows)
+    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert re.search(r"\bexample [01]\b", told)
+    assert "pass [np.asarray(one) for one in x]" in told
+    assert "pass np.asarray(x)" not in told
+    if isinstance(rows[0], list | tuple):
+        assert total.map([np.asarray(one) for one in rows]) == list(map(sum, rows))
 
 
 def test_weights_of_that_length_are_shared_where_an_entry_does_not_fit() -> None:

@@ -21,6 +21,8 @@ from tests.comparison import ramp
 
 _LINE = r"\[\S+test_reasons.py:\d+(:\d+)? \([\w.<>]+\)\]"
 
+_LOOP = "a Python loop or list is as long as an open axis"
+
 
 def _by_length(x: Any) -> list[Any]:
     return [x] * len(x)
@@ -48,6 +50,13 @@ def _columns(x: Any) -> list[Any]:
 
 def _positions(x: Any) -> list[Any]:
     return [x[i] for i in range(x.shape[0])]
+
+
+def _by_number(x: Any) -> list[Any]:
+    doubled = []
+    for i in range(len(x)):
+        doubled.append(x[i] * 2)
+    return doubled
 
 
 def _mask(x: Any) -> list[Any]:
@@ -79,9 +88,10 @@ SYMBOLIC: dict[Callable[[Any], Any], tuple[str, str]] = {
         r'len\(batch\["x"\]\) is always a Python int',
         r'write batch\["x"\].shape\[0\] in place of len\(batch\["x"\]\)',
     ),
-    _rows: ("as where Python iterates over an axis", "jax.vmap"),
-    _columns: (r"\[row for row in x\]: a list is repeated by a size", "jax.vmap"),
-    _positions: (r"range\(x.shape\[0\]\): .*used as a Python int", "jax.lax.scan"),
+    _rows: (f"^{_LOOP}: for row in x {_LINE}$", "jax.vmap"),
+    _columns: (rf"^{_LOOP}: return \[row for row in x\] {_LINE}$", "jax.vmap"),
+    _positions: (rf"^{_LOOP}: .*range\(x.shape\[0\]\)\] {_LINE}$", "jax.lax.scan"),
+    _by_number: (rf"^{_LOOP}: for i in range\(len\(x\)\) {_LINE}$", "jax.lax.scan"),
     _mask: (r"x.shape\[0\] \^ 1: .*a symbolic size has no __xor__", r"\*, //, %"),
     _bits: (r"x.shape\[0\].bit_length: .*no attribute 'bit_length'", "jax.numpy"),
     _root: (r"math.sqrt\(x.shape\[0\]\): .*no __float__", "jax.numpy"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import BucketedExec
-from bucketjit.errors import ArgumentError
+from bucketjit.errors import ArgumentError, SpecError
 from tests.comparison import ramp, unrolled
 
 F32 = jnp.float32
@@ -35,13 +38,85 @@ def test_what_is_masked_and_where() -> None:
     assert [e.primitive for e in told.masked] == ["reduce_max"]
     assert told.masked[0].fills == ("-inf along k",)
     assert all("test_explain.py" in e.where for e in told.masked)
-    text = str(told)
-    for part in ("_attend at q=3, k=5: masked", "q=4, k=8", "-inf along k", "not compiled yet"):
-        assert part in text
+    assert str(told).split("\n") == [
+        "_attend at q=3, k=5 runs padded, in bucket q=4, k=8",
+        "  padding: 1 of 4 along q (25 %), 3 of 8 along k (38 %)",
+        "  executable: not compiled yet",
+        "  masked: 1 operation (explain(..., rules=True) lists them)",
+    ]
     assert executor.stats().calls == executor.stats().compiles == 0
     executor(ramp(3, 8), ramp(5, 8))
     assert executor.explain(ramp(4, 8), ramp(6, 8)).compiled
     assert executor.cache_info().hits == 0
+
+
+@jax.tree_util.register_static
+class Attention:
+    """A function that is a method."""
+
+    __call__ = BucketedExec(lambda self, q, k: _attend(q, k), dynamic_axes=(None, "q, _", "k, _"))
+
+
+def test_rules_are_told_on_request(tmp_path: Path) -> None:
+    """Of a function, a method, and a saved function."""
+    executor = BucketedExec(_attend, dynamic_axes=("q, _", "k, _")).with_buckets([8])
+    q, k = ramp(3, 8), ramp(5, 8)
+    executor.save(tmp_path / "attend.bkt", q, k)
+    told = [
+        executor.explain(q, k, rules=True),
+        bucketjit.load(tmp_path / "attend.bkt").explain(q, k, rules=True),
+        Attention().__call__.with_buckets([8]).explain(q, k, rules=True),
+    ]
+    for each in told:
+        assert re.search(
+            r"\n  masked: 1 operation\n  program: .*\n  rule: reduce_max of q?", str(each)
+        )
+        assert (
+            "-inf along k" in str(each)
+            and each._repr_html_() == f"<pre>{html.escape(str(each))}</pre>"
+        )
+    assert "\n  rule: " not in str(executor.explain(q, k)) and executor.explain(q, k) == told[0]
+    decides = BucketedExec(lambda x: x * 2 if x.shape[0] > 4 else x).with_pow2()
+    assert "\n  holds for: batch >= 5" in str(decides.explain(ramp(6), rules=True))
+    assert "batch >= 5" not in str(decides.explain(ramp(6)))
+    with pytest.raises(SpecError, match="explain: rules must be True or False, got 'all'; pass"):
+        executor.explain(q, k, rules="all")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fn", "x", "lines"),
+    [
+        (
+            jnp.sum,
+            ramp(8),
+            ["runs padded, in bucket n=8", "padding: none, the sizes fill the bucket"],
+        ),
+        (
+            lambda x: sum(row for row in x),
+            ramp(5),
+            [
+                "runs exact, without padding",
+                "why: a Python loop",
+                "what to do: loop with jax.lax.scan",
+            ],
+        ),
+        (
+            lambda x: x * 2,
+            ramp(0),
+            [
+                "runs exact, without padding",
+                "why: an axis of size 0 has no bucket",
+                "executable: not compiled yet",
+            ],
+        ),
+    ],
+)
+def test_what_runs_comes_first_and_why_not(fn: Any, x: Any, lines: list[str]) -> None:
+    told = str(bucketjit.jit(fn, dynamic_axes="n", buckets="pow2").explain(x)).split("\n")
+    assert f" {lines[0]}" in told[0]
+    assert all(
+        line.startswith(f"  {part}") for line, part in zip(told[1:], lines[1:], strict=False)
+    )
 
 
 def test_guards() -> None:
@@ -60,13 +135,13 @@ def test_reasons_for_an_exact_run() -> None:
     told = BucketedExec(unrolled, dynamic_axes="n").with_pow2().explain(ramp(5))
     assert told.kind == "exact" and told.sizes == told.bucket == {"n": 5}
     line = r"\[\S+comparison.py:\d+(:\d+)? \(unrolled\)\]"
-    symbolic, concrete = told.reason.split("; traced at concrete sizes")
-    assert re.search(rf"used as a Python int {line}$", symbolic)
-    assert re.search(rf"at another {line}\)$|operands {line}\)$", concrete) and told.remedy
+    assert (
+        re.search(rf"^a Python loop .*range\(x.shape\[0\]\)\) {line}$", told.reason) and told.remedy
+    )
     vectors = BucketedExec(lambda x: jnp.linalg.eigh(x)[1], dynamic_axes="n, n").with_pow2()
     told = vectors.explain(np.eye(3, dtype=np.float32))
     assert told.kind == "exact" and told.reason.startswith("eigh: ") and "eigvalsh" in told.remedy
-    assert "reason: eigh" in str(told)
+    assert "\n  why: eigh" in str(told)
     assert "no strategy" in BucketedExec(lambda x: x).explain(ramp(3)).reason
     assert (
         "size 0" in BucketedExec(lambda x: x, dynamic_axes="n").with_pow2().explain(ramp(0)).reason

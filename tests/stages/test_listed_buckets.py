@@ -112,7 +112,9 @@ def test_of_a_budget_the_call_itself_comes_first() -> None:
         assert_like_jit(executor, rows, floats(2, 4))
     assert_like_jit(executor, rows, floats(7, 4))  # the largest comes second
     assert executor.stats().compiles == 2
-    assert reasons == ["not all of the plan is compiled: the rest is beyond what may be compiled"]
+    assert reasons == [
+        "not all listed buckets are compiled: the rest is beyond what may be compiled"
+    ]
     with pytest.raises(CompileBudgetError):
         executor(floats(3, 4))
 
@@ -132,7 +134,9 @@ def test_a_budget_that_warns_is_for_calls_not_for_the_plan() -> None:
     executor, reasons = told(executor.with_buckets([2, 4, 8], "b").with_buckets([9], "s"))
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles == 1
-    assert reasons == ["not all of the plan is compiled: the rest is beyond what may be compiled"]
+    assert reasons == [
+        "not all listed buckets are compiled: the rest is beyond what may be compiled"
+    ]
     with pytest.warns(CompileBudgetWarning):
         assert_like_jit(executor, rows, floats(3, 4))
 
@@ -192,7 +196,7 @@ def test_a_plan_beyond_the_cache_is_told_of(executor: BucketedExec, maxsize: int
     executor = executor.with_buckets(range(1, 2000), "b").with_buckets(range(1, 2000), "s")
     assert_like_jit(executor, rows, floats(2, 4))
     assert executor.stats().compiles == 1
-    assert reasons == ["nothing of the plan is compiled: it has 3996001 buckets, beyond the cache"]
+    assert reasons == ["no listed bucket is compiled: there are 3996001, beyond the cache"]
 
 
 def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
@@ -205,7 +209,7 @@ def test_other_executables_are_not_driven_out(executor: BucketedExec) -> None:
     stats = executor.stats()
     assert stats.compiles == 6 + 2 + 2
     assert stats.evictions == 2  # by calls, not by plans
-    assert reasons == 2 * ["nothing of the plan is compiled: the cache has no room for 6 buckets"]
+    assert reasons == 2 * ["no listed bucket is compiled: the cache has no room for 6 buckets"]
 
 
 def test_a_plan_that_does_not_fit_into_the_bytes_ends(executor: BucketedExec) -> None:

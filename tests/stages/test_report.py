@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import math
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
 from bucketjit.errors import FallbackWarning
@@ -87,7 +90,54 @@ def test_html_is_well_formed_and_escaped() -> None:
     parser.feed(html)
     assert parser.open == [] and "script" not in parser.tags and "b" in parser.tags
     assert "<script>alert('x')</script>" in parser.text
-    assert "symbolic size" in parser.text
+    assert "Python loop" in parser.text
+
+
+STRIPS = {
+    "a few": (
+        [(3, 2), (5, 2), (7, 2)],
+        ["n: 3 calls of 3 sizes, 2 buckets, 25 % padding", "4, 8."],
+    ),
+    "full": ([(8, 2)], ["n: 1 call of 1 size, 1 bucket, 0 % padding", "buckets 8."]),
+    "none": ([(0, 2)], ["n: 1 call of 1 size, 0 buckets, 0 % padding", "buckets none."]),
+    "two": ([(3, 9), (40, 999)], ["n: 2 calls of 2 sizes, 2 buckets", "s: 2 calls", "16, 1024."]),
+    "many": ([(n, 2) for n in range(1, 200, 23)], ["9 sizes, 5 buckets", "1, 32, 64, 128, 256."]),
+}
+
+
+@pytest.mark.parametrize("name", STRIPS)
+def test_a_notebook_shows_a_picture_with_a_text_alternative(name: str) -> None:
+    shapes, told = STRIPS[name]
+    axes = "n, s" if name == "two" else "n, _"
+    executor = bucketjit.jit(lambda x: x * 2, dynamic_axes=axes, buckets="pow2")
+    for shape in shapes:
+        executor(np.ones(shape, np.float32))
+    report = executor.report()
+    assert report.picture in report._repr_html_()
+    svg = ElementTree.fromstring(report.picture)
+    of = {tag: svg.findall(f".//{{*}}{tag}") for tag in ("title", "rect", "text")}
+    (title,) = of["title"]
+    assert svg.get("role") == "img" and all(part in str(title.text) for part in told), title.text
+    width, height = map(float, str(svg.get("viewBox")).split()[2:])
+    for box in of["rect"]:
+        x, y, w, h = (float(str(box.get(key))) for key in ("x", "y", "width", "height"))
+        assert min(x, y, w, h) >= 0 and x + w <= width and y + h <= height
+    # Bars of calls and lines of buckets have two colours; text has that of the page.
+    lines = sum(
+        len({b.sizes[v] for b in executor.stats().buckets if not b.exact})
+        for v in axes[:4:3]
+        if v != "_"
+    )
+    assert sum(box.get("width") == "1.5" for box in of["rect"]) == lines
+    assert {text.get("fill") for text in of["text"]} == {None} and svg.get("fill") == "currentColor"
+
+
+def test_no_picture_without_calls_and_plain_words_in_tables() -> None:
+    executor = bucketjit.jit(lambda x: x * math.sqrt(x.shape[0]), dynamic_axes="n")
+    assert executor.report().picture == "" and "<svg" not in executor._repr_html_()
+    executor(np.ones(3, np.float32))
+    text = str(executor.report())
+    assert "traced at several sizes" in text and "paired" not in text and "inlined" not in text
 
 
 def test_repr_is_one_line() -> None:

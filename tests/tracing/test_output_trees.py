@@ -165,7 +165,7 @@ def test_the_text_of_an_array_is_no_text_of_a_size() -> None:
 
 def test_explain_tells() -> None:
     executor = BucketedExec(FORMS["size"], dynamic_axes="n, _").with_pow2()
-    assert "the tree of the results" in str(executor.explain(ramp(5, 4)))
+    assert "the tree of the results" in str(executor.explain(ramp(5, 4), rules=True))
 
 
 def test_holds_a_size() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bucketjit._compile.rows import rows_key
-from bucketjit._events import shown
+from bucketjit._events import counted, shown
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.examples import Examples
 from bucketjit._runtime.rows.kinds import Alone
@@ -40,14 +40,10 @@ class ExplainedGroup:
 
     def __str__(self) -> str:
         batches = Counter(self.batches).items()
-        rows = ", ".join(f"{n} x {_counted(count, 'row')}" for count, n in batches)
-        told = f"{shown(self.bucket)}: {_counted(self.examples, 'example')} in {rows}"
+        rows = ", ".join(f"{n} x {counted(count, 'row')}" for count, n in batches)
+        told = f"{shown(self.bucket)}: {counted(self.examples, 'example')} in {rows}"
         new = f", to compile: {', '.join(map(str, self.missing))} rows" if self.missing else ""
         return f"{told}, {share(self.total - self.real, self.total):.0%} padding{new}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,12 @@ class MapExplanation:
 
     def __str__(self) -> str:
         lines = [
-            f"{_counted(self.examples, 'example')}; lists: {', '.join(self.mapped)}; "
+            f"{counted(self.examples, 'example')}; lists: {', '.join(self.mapped)}; "
             f"shared: {', '.join(self.shared) or 'none'}"
         ]
         lines += [f"  {group}" for group in self.groups]
-        alone = ((_counted(count, "example"), why) for why, count in self.alone.items())
-        lines += [f"  one by one, {examples}: {why}" for examples, why in alone]
+        alone = self.alone.items()
+        lines += [f"  one by one, {counted(count, 'example')}: {why}" for why, count in alone]
         if self.groups:
             lines.append(f"  padding: {self.padding_waste:.0%} of what is computed")
         return "\n".join(lines)

@@ -22,9 +22,11 @@ from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
+from bucketjit._events import counted
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
+from bucketjit._ir.lists_of_numbers import is_list_of_numbers
 from bucketjit._jax.arrays import is_on_several_devices
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
@@ -131,6 +133,7 @@ class Kinds:
         self._examples = examples
         self._first: Call | None = None
         self._trees: list[Any] = []
+        self._values: Values = ()
         self._known: dict[Any, tuple[Kind, Call]] = {}
         # An example of each signature: weak types may differ.
         self._variants: dict[tuple[LeafType, ...], Call] = {}
@@ -161,11 +164,21 @@ class Kinds:
             if told.startswith(f"example {index}"):
                 raise
             named = copy.copy(error)  # a stored error may be raised for several examples
-            named.args = (f"example {index}: {told}",)
+            cure = self._cure(values)
+            if cure:  # not that of a call, where the argument is no list of examples
+                told = told.partition("; pass np.asarray")[0]
+            named.args = (f"example {index}: {told}{cure}",)
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except Exception as error:  # of the user's function, which was traced
-            error.add_note(f"bucketjit: this is example {index} of map")
+            error.add_note(f"bucketjit: this is example {index} of map{self._cure(values)}")
             raise
+
+    def _cure(self, values: Values) -> str:
+        """What to pass in the place of examples that are numbers, or lists of them."""
+        for name, value in zip(self._examples.names, values, strict=True):
+            if is_list_of_numbers(value) or isinstance(value, int | float | complex):
+                return f"; {_array_for_each(name)}"
+        return ""
 
     def call_of(self, row: Row) -> Call:
         """The call of an example."""
@@ -190,6 +203,7 @@ class Kinds:
         examples, call = self._examples, self._signed(values)
         places = places_of_arguments(call)
         own = [places[name] for name in examples.mapped]
+        self._values = values
         self._trees = [jax.tree_util.tree_structure(part) for part in own]
         self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
         self._first = call
@@ -201,11 +215,16 @@ class Kinds:
     def _leaves(self, index: int, values: Values) -> list[Any]:
         """The leaves of the mapped arguments."""
         leaves: list[Any] = []
-        for name, tree, value in zip(self._examples.names, self._trees, values, strict=True):
+        every = enumerate(zip(self._examples.names, self._trees, values, strict=True))
+        for place, (name, tree, value) in every:
             own, of = jax.tree_util.tree_flatten(value)
             if of != tree:
+                got, first = _in_words(value), _in_words(self._values[place])
+                words = (str(of), str(tree)) if got == first else (got, first)
+                lists = is_list_of_numbers(value) or is_list_of_numbers(self._values[place])
+                cure = _array_for_each(name) if lists else "give all examples the same structure"
                 raise ArgumentError(
-                    f"example {index}, {name}: {_other_tree(tree, of)}{_cure(value)}"
+                    f"example {index}, {name}: {words[0]}, but example 0 has {words[1]}; {cure}"
                 )
             leaves += own
         return leaves
@@ -352,26 +371,22 @@ def _shown(kind: LeafType, shape: Sequence[Any]) -> str:
     return f"{kind.dtype}[{', '.join(map(str, shape))}]"
 
 
-def _other_tree(wanted: Any, got: Any) -> str:
-    """What differs between two trees, in words; leaves are written as ``*``."""
-    words = [
-        repr(jax.tree_util.tree_unflatten(tree, [_Star()] * tree.num_leaves))
-        for tree in (got, wanted)
-    ]
-    if words[0] == words[1]:
-        words = [str(got), str(wanted)]
-    return f"{words[0]}, the others are {words[1]}"
+def _array_for_each(name: str) -> str:
+    return f"where an array is meant for each example, pass [np.asarray(one) for one in {name}]"
 
 
-def _cure(value: Any) -> str:
-    """What to do about an example of another structure."""
-    if isinstance(value, list | tuple) and all(
-        isinstance(x, int | float | complex) for x in jax.tree_util.tree_leaves(value)
-    ):
-        return "; a list of numbers is a tree of scalars: pass np.asarray(...) for an array"
-    return "; give all examples the same structure"
+def _in_words(value: Any) -> str:
+    """An example in words: its structure, and where it has arrays and numbers."""
+    if is_list_of_numbers(value):
+        return f"a {type(value).__name__} of {counted(len(value), 'number')}"
+    leaves, tree = jax.tree_util.tree_flatten(value)
+    words = ["number" if isinstance(x, int | float | complex) else "array" for x in leaves]
+    if leaves and leaves[0] is value:
+        return f"a {words[0]}".replace("a a", "an a")
+    return repr(jax.tree_util.tree_unflatten(tree, map(_Word, words)))
 
 
-class _Star:
-    def __repr__(self) -> str:
-        return "*"
+class _Word(str):
+    """Text that is shown without quotes."""
+
+    __repr__ = str.__str__

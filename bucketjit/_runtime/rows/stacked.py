@@ -36,8 +36,8 @@ class Ragged(Sequence[Any]):
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
-        >>> from bucketjit import BucketedExec
-        >>> running = BucketedExec(jnp.cumsum, dynamic_axes="n").with_pow2()
+        >>> import bucketjit
+        >>> running = bucketjit.jit(jnp.cumsum, dynamic_axes="n", buckets="pow2")
         >>> sums = running.map([np.ones(n, np.float32) for n in (1, 3)], out="stacked")
         >>> sums.values
         Array([[1., 0., 0.],
