@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+import bucketjit
 from benchmarks import dispatch, masking, stream
 from benchmarks.alone import Skipped
 from benchmarks.contenders import entry
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import BucketedExec
 
 CALLS, ROUNDS = 16, 200
 SIZES = (35, 41, 48, 52, 60, 64)  # of one bucket; each is a program of `jax.jit`
@@ -59,8 +59,8 @@ def of_dispatch(rounds: int) -> list[Row]:
     expert, jitted = dispatch.Expert(), jax.jit(dispatch.tiny)
     host = [(np.ones((n, dispatch.WIDTH), np.float32),) for n in SIZES]
     device = [(jax.device_put(x),) for (x,) in host]
-    forms = {out: BucketedExec(dispatch.tiny, out=out).with_pow2() for out in ("numpy", "jax")}
-    kept = BucketedExec(dispatch.tiny, out="padded").with_pow2()
+    forms = {out: bucketjit.jit(dispatch.tiny, out=out, buckets="pow2") for out in ("numpy", "jax")}
+    kept = bucketjit.jit(dispatch.tiny, out="padded", buckets="pow2")
     calls: dispatch.Calls = {
         "jax.jit, a program per size": jitted,
         "by hand, by way of the host": expert.jax_by_host,

@@ -21,13 +21,13 @@ from typing import Any
 import jax
 import numpy as np
 
+import bucketjit
 from benchmarks.alone import run_alone
 from benchmarks.contenders.jax_encoder import encode
 from benchmarks.encoder import LONGEST, draw_sizes, draw_tokens, draw_weights
 from benchmarks.measuring import HostLoad
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from benchmarks.training import STREAMS, TASKS, plain_step
-from bucketjit import BucketedExec
 from bucketjit.strategies.learning import fitted_line
 
 CALLS, QUICK_CALLS = 1000, 12
@@ -113,9 +113,9 @@ def start(kind: str, calls: int, how: str, buckets: Sequence[Bucket] = ()) -> di
     fn, axes, given = stream(kind, calls)
     if how == "plan":
         dims = {"encoder": ("b", "s"), "CNN training": ("b",)}.get(kind, ("s",))
-        executor = BucketedExec(fn, dynamic_axes=axes).with_plan(Plan(dims, buckets))
+        executor = bucketjit.jit(fn, dynamic_axes=axes).with_plan(Plan(dims, buckets))
     else:
-        executor = BucketedExec(fn, dynamic_axes=axes, buckets=how)
+        executor = bucketjit.jit(fn, dynamic_axes=axes, buckets=how)
     host, seconds, sizes, chosen, compiled = HostLoad(), [], [], [], []
     padded = real = 0
     for number, args in enumerate(given):

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from benchmarks.alone import run_alone
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
@@ -117,7 +118,7 @@ class Program:
     def executor(self) -> BucketedExec:
         """The function by bucketjit."""
         axes = "n, _" if self.draw is rows else "n"
-        return BucketedExec(self.plain, dynamic_axes=axes, fallback=Fallback.ERROR).with_pow2()
+        return bucketjit.jit(self.plain, dynamic_axes=axes, fallback=Fallback.ERROR, buckets="pow2")
 
     def expert(self) -> Call:
         """The function with padding and masks by hand."""

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import bucketjit
 from benchmarks import masking
 from benchmarks.contenders import padded
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import BucketedExec
 
 WIDTH, LARGEST = 512, 64
 Calls = Mapping[str, Callable[..., Any]]
@@ -116,7 +116,9 @@ def warm(options: Options) -> list[Row]:
     """Warm calls of the tiny function by kind of argument and form of result."""
     rounds = 20 if options.quick else 5_000
     expert = Expert()
-    forms = {out: BucketedExec(tiny, out=out).with_pow2() for out in ("numpy", "padded", "jax")}
+    forms = {
+        out: bucketjit.jit(tiny, out=out, buckets="pow2") for out in ("numpy", "padded", "jax")
+    }
     host = [(np.ones((n, WIDTH), np.float32),) for n in range(1, LARGEST + 1)]
     device = [(jax.device_put(x),) for (x,) in host]
     found = []
@@ -149,7 +151,8 @@ def _with_leaves(options: Options) -> list[Row]:
             return jax.tree.map(lambda p: p + 1e-6 * x.sum(), params), x.sum()
 
         params = {f"p{i}": jnp.ones(16) for i in range(leaves)}
-        jitted, ours = jax.jit(step), BucketedExec(step, dynamic_axes=(None, "b, _")).with_pow2()
+        jitted = jax.jit(step)
+        ours = bucketjit.jit(step, dynamic_axes=(None, "b, _"), buckets="pow2")
         full = np.ones((8, WIDTH), np.float32)
         calls = {
             "jit at the bucket's shape": lambda x, f=jitted, p=params, full=full: f(p, full),
@@ -166,13 +169,13 @@ def ahead(options: Options) -> list[Row]:
     rounds = 20 if options.quick else 5_000
     found = []
     for out in ("numpy", "jax"):
-        executor = BucketedExec(tiny, dynamic_axes="b, _", out=out).with_pow2()
+        executor = bucketjit.jit(tiny, dynamic_axes="b, _", out=out, buckets="pow2")
         host = [(np.ones((n, WIDTH), np.float32),) for n in range(33, 65)]
         device = [(jax.device_put(x),) for (x,) in host]
         calls = {"executor": executor, "compiled": executor.lower(*host[0]).compile()}
         for kind, arguments in (("NumPy", host), ("jax.Array", device)):
             found += rows_of(f"{kind} in, {out} out, sizes 33 to 64", calls, arguments, rounds)
-    executor = BucketedExec(tiny, dynamic_axes="b").with_pow2()
+    executor = bucketjit.jit(tiny, dynamic_axes="b", buckets="pow2")
     small = [(np.ones(n, np.float32),) for n in range(5, 9)]
     calls = {"executor": executor, "compiled": executor.lower(*small[0]).compile()}
     return found + rows_of("NumPy in, jax out, 5 to 8 floats", calls, small, rounds)
@@ -201,7 +204,7 @@ def new_sizes(options: Options) -> list[Row]:
             return np.asarray(result)[: len(x)]
 
         known, new = (
-            BucketedExec(shifted, dynamic_axes=(None, "b, _"), out="numpy").with_pow2()
+            bucketjit.jit(shifted, dynamic_axes=(None, "b, _"), out="numpy", buckets="pow2")
             for _ in range(2)
         )
         by_hand(*arguments[0])
@@ -280,7 +283,7 @@ def cold(options: Options) -> list[Row]:
     for make in makers[:1] if options.quick else makers:
         model = make(np.random.default_rng(0))
         axes = [", ".join(map(str, shape)) for shape in model.shapes]
-        executor = BucketedExec(model.plain, dynamic_axes=(None, *axes)).with_pow2()
+        executor = bucketjit.jit(model.plain, dynamic_axes=(None, *axes), buckets="pow2")
         first = dict.fromkeys(model.bucket, 2)
         executor.warmup(model.params, *_like(model, first), sizes=[first], progress=False)
         buckets = [

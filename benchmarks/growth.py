@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from benchmarks.measuring import in_turn, paired_ratio, rss_mib
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import BucketedExec
 
 WIDTH, SIZE, BUCKET = 64, 5, 8
 ROUNDS, QUICK_ROUNDS = 3000, 10
@@ -81,7 +81,7 @@ def by_entries(options: Options) -> list[Row]:
     inputs = _ones(1, 2, 3, 5, 9, 17, 33, 65)
 
     def filled(entries: int) -> Call:
-        executor = BucketedExec(tiny).with_pow2().with_maxsize(entries)
+        executor = bucketjit.jit(tiny, buckets="pow2").with_maxsize(entries)
         for (x,) in inputs:
             executor(x)
         (program, _), entry = executor._engine.cache.items()[0]
@@ -101,7 +101,7 @@ def by_programs(options: Options) -> list[Row]:
 
     def executor(programs: int) -> Call:
         inputs = [(np.ones((SIZE, 8 + i), np.float32),) for i in range(programs)]
-        return _call(BucketedExec(tiny, dynamic_axes="b, _").with_pow2(), inputs)
+        return _call(bucketjit.jit(tiny, dynamic_axes="b, _", buckets="pow2"), inputs)
 
     counts = (1, 3) if options.quick else (1, 3, 10, 30, 100)
     rounds = QUICK_ROUNDS if options.quick else ROUNDS
@@ -117,7 +117,7 @@ def by_leaves(options: Options) -> list[Row]:
     found: list[Row] = []
     for leaves in (1, 10) if options.quick else (1, 10, 100, 400):
         params = {f"p{i}": jnp.ones(4) for i in range(leaves)}
-        jitted, executor = jax.jit(step), BucketedExec(step).with_pow2()
+        jitted, executor = jax.jit(step), bucketjit.jit(step, buckets="pow2")
         row = _beside(
             _call(jitted, [(params, *_ones(BUCKET)[0])]),
             _call(executor, [(params, *_ones(SIZE)[0])]),
@@ -150,7 +150,7 @@ def by_arguments(options: Options) -> list[Row]:
         xs = [tuple(x for (x,) in _ones(*[SIZE] * arguments))]
         row = _beside(
             _call(by_hand, xs),
-            _call(BucketedExec(corners).with_pow2(), xs),
+            _call(bucketjit.jit(corners, buckets="pow2"), xs),
             QUICK_ROUNDS if options.quick else ROUNDS,
         )
         found.append({"count": arguments, **row})
@@ -176,7 +176,7 @@ def _held() -> Row:
 
 def by_buckets(options: Options) -> list[Row]:
     """Memory and executables by the number of buckets that have been used."""
-    executor = BucketedExec(_layers).with_linear(2).with_maxsize(None)
+    executor = bucketjit.jit(_layers, buckets=bucketjit.strategies.Linear(2)).with_maxsize(None)
     executor(*_ones(2)[0])
     before = _held()
     found: list[Row] = []
@@ -193,7 +193,7 @@ def by_buckets(options: Options) -> list[Row]:
 def by_calls(options: Options) -> list[Row]:
     """Memory, executables and arrays over warm calls of all sizes."""
     calls = options.calls or (QUICK_CALLS if options.quick else CALLS)
-    executor = BucketedExec(_layers).with_pow2()
+    executor = bucketjit.jit(_layers, buckets="pow2")
     inputs = [x for (x,) in _ones(*range(1, BUCKET + 1))]
     for x in inputs:
         executor(x)
@@ -211,7 +211,7 @@ def by_eviction(options: Options) -> list[Row]:
     found: list[Row] = []
     for maxsize in (2, 4) if options.quick else (4, 16, 64):
         used = 2 * maxsize
-        executor = BucketedExec(tiny).with_linear(1).with_maxsize(maxsize)
+        executor = bucketjit.jit(tiny, buckets=bucketjit.strategies.Linear(1)).with_maxsize(maxsize)
         before = _held()["executables"]
         for _ in range(2):
             for (x,) in _ones(*range(1, used + 1)):

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import bucketjit
 from benchmarks.dispatch import bucket_of
 from benchmarks.masking import chirp_transform
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section
-from bucketjit import BucketedExec
 
 
 class Operation(NamedTuple):
@@ -118,7 +118,7 @@ def measure(name: str, elements: int, rounds: int) -> Row:
     ways = {
         "jit": jax.jit(operation.plain),
         "hand": _by_hand(operation, shape),
-        "ours": BucketedExec(operation.plain, dynamic_axes=(axes,)).with_pow2(),
+        "ours": bucketjit.jit(operation.plain, dynamic_axes=(axes,), buckets="pow2"),
     }
     want, *others = (np.asarray(way(x)) for way in ways.values())
     for got in others:

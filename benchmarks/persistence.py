@@ -44,11 +44,12 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
     import numpy as np
 
     model = _model(options.step)
+    import bucketjit
     from benchmarks.measuring import HostLoad
-    from bucketjit import BucketedExec
 
-    executor = BucketedExec(model.plain, dynamic_axes=(None, "b, s")).with_buckets(LENGTHS)
-    executor = executor.with_pow2("b")
+    executor = bucketjit.jit(
+        model.plain, dynamic_axes=(None, "b, s"), buckets={"b": "pow2", "s": LENGTHS}
+    )
     if mode == "files":
         executor = executor.with_persistence(directory)
     else:
@@ -81,7 +82,7 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
         "load_seconds": stats.load_seconds,
     }
     if options.warm:
-        small = BucketedExec(lambda p, x: x + p, dynamic_axes=(None, "b")).with_pow2()
+        small = bucketjit.jit(lambda p, x: x + p, dynamic_axes=(None, "b"), buckets="pow2")
         small = small.with_persistence(directory if mode == "files" else None)
         x = np.zeros(7, np.float32)
         times = []

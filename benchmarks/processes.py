@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import BucketedExec
 from tests.processes.launch import run_processes
 
 WIDTH, LARGEST = 256, 64
@@ -53,7 +53,9 @@ def loops(
     sizes = rng.integers(1, LARGEST + 1, (steps, count))
     mine = sizes[:, rank] if uneven else sizes.max(1)
     batches = [np.ones((int(n), WIDTH), np.float32) for n in mine]
-    plain = BucketedExec(_model(LAYERS[kind]), dynamic_axes=(None, "b, _")).with_pow2(min=8)
+    plain = bucketjit.jit(
+        _model(LAYERS[kind]), dynamic_axes=(None, "b, _"), buckets=bucketjit.strategies.Pow2(min=8)
+    )
     agreed = plain.with_agreement(timeout=60)
     # The step that is compared with runs in the agreed buckets, so that it computes as much.
     buckets: Iterator[int] = iter(())
@@ -92,7 +94,7 @@ def agreeing(options: Options) -> list[Row]:
 def one_process(options: Options) -> list[Row]:
     """Warm calls of one process, with an agreement and without."""
     x = np.ones((5, 8), np.float32)
-    plain = BucketedExec(lambda x: x.sum(0), dynamic_axes="b, _").with_pow2()
+    plain = bucketjit.jit(lambda x: x.sum(0), dynamic_axes="b, _", buckets="pow2")
     ways = {"without": plain, "with_agreement": plain.with_agreement()}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(200 if options.quick else 20_000):

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from benchmarks.alone import ROOT
 from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import BucketedExec, strategies
+from bucketjit import strategies
 from bucketjit._compile.rows import batch_sizes
 from bucketjit._runtime.rows.plan import Group, batches, default_budget
 
@@ -102,7 +103,7 @@ def _executable(
     rounds: int,
 ) -> Row:
     lengths = np.random.default_rng(2).integers(length // 2 + 1, length + 1, rows)
-    executor = BucketedExec(one, dynamic_axes=(None, "s, _")).with_pow2()
+    executor = bucketjit.jit(one, dynamic_axes=(None, "s, _"), buckets="pow2")
     w, examples = jnp.asarray(_weights()), _examples(lengths)
     wanted = np.stack(
         executor.map(w, examples, in_axes=(None, 0), token_budget=rows * length, out="numpy")
@@ -155,7 +156,9 @@ def rows(options: Options) -> list[Row]:
     """256 tiny examples: the whole call, from a list of arrays to a list of arrays."""
     lengths = np.clip(np.random.default_rng(0).lognormal(2.5, 0.6, 256).astype(int), 2, 64)
     examples, w = _examples(lengths), jnp.asarray(_weights())
-    executor = BucketedExec(attention, dynamic_axes=(None, "s, _")).with_pow2(min=16)
+    executor = bucketjit.jit(
+        attention, dynamic_axes=(None, "s, _"), buckets=strategies.Pow2(min=16)
+    )
     hand = _grouped(jax.jit(attention_by_hand), examples, 16)
     calls: dict[str, Callable[..., Any]] = {
         "map": lambda: executor.map(w, examples, in_axes=(None, 0), out="numpy"),
@@ -185,11 +188,11 @@ def sentences(options: Options) -> list[Row]:
         return demo.encode(params, ids[None])[0]
 
     plan = strategies.fit(lengths, buckets=9)
-    executor = BucketedExec(encode, dynamic_axes=(None, "s")).with_strategy(plan)
+    executor = bucketjit.jit(encode, dynamic_axes=(None, "s"), buckets=plan)
     by_calls = demo.ragged_batches([x.tolist() for x in examples], 32)
     exact = jax.jit(demo.encode)
-    powers = BucketedExec(demo.encode, dynamic_axes=(None, "b, s"))
-    powers = powers.with_pow2("b", min=2).with_pow2("s", min=16)
+    floors = {"b": strategies.Pow2(min=2), "s": strategies.Pow2(min=16)}
+    powers = bucketjit.jit(demo.encode, dynamic_axes=(None, "b, s"), buckets=floors)
     hand = _encoder_by_hand(demo, params, examples, plan)
     calls: dict[str, Callable[..., Any]] = {
         "map": lambda: np.stack(executor.map(params, examples, out="numpy")),

@@ -19,7 +19,6 @@ from jax._src.interpreters.mlir import refine_polymorphic_shapes
 import bucketjit
 from benchmarks.alone import ROOT
 from benchmarks.sections import Column, Options, Row, Section, print_sections
-from bucketjit import BucketedExec
 
 WIDTH, INNER, TOKENS, POSITIONS = 384, 1536, 30522, 512  # of all-MiniLM-L6-v2
 ROUNDS, QUICK_ROUNDS = 15, 1
@@ -102,7 +101,7 @@ def refining(options: Options) -> list[Row]:
         del cases["constants"]
     found: list[Row] = []
     for name, (fn, axes, before) in cases.items():
-        exported = BucketedExec(fn, dynamic_axes=axes).export_dynamic(*before, tokens)
+        exported = bucketjit.jit(fn, dynamic_axes=axes).export_dynamic(*before, tokens)
         blob = bytes(exported.serialize())
         rounds = QUICK_ROUNDS if options.quick else ROUNDS
         ms, cpu = _ms(lambda blob=blob: bucketjit.refine(blob, {"b": 16, "s": 32}), rounds)

@@ -34,17 +34,18 @@ def encoder() -> tuple[Any, int]:
     sys.path.insert(0, str(ROOT / "examples"))
     import embed_sentences
 
-    from bucketjit import BucketedExec
+    import bucketjit
 
     try:
         params, _ = embed_sentences.load_model()
     except embed_sentences.MissingModelError as error:
         raise Skipped(str(error)) from error
-    executor = BucketedExec(
-        lambda token_ids: embed_sentences.encode(params, token_ids), dynamic_axes="b, s"
+    executor = bucketjit.jit(
+        lambda token_ids: embed_sentences.encode(params, token_ids),
+        dynamic_axes="b, s",
+        buckets={"b": "pow2", "s": LENGTHS},
     )
-    executor = executor.with_buckets(LENGTHS).with_pow2("b").with_persistence(None)
-    return executor, sum(value.nbytes for value in params.values())
+    return executor.with_persistence(None), sum(value.nbytes for value in params.values())
 
 
 def example() -> Any:

@@ -20,12 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from benchmarks.alone import run_alone
 from benchmarks.contenders.jax_encoder import encode
 from benchmarks.encoder import LARGEST_BATCH, SHORTEST, draw_sizes, draw_tokens, draw_weights
 from benchmarks.measuring import HostLoad
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import BucketedExec, Fallback
+from bucketjit.strategies import Linear, Pow2
 
 CALLS, QUICK_CALLS = 1000, 4
 QUICK_GROUPS = ("mlp",)
@@ -75,12 +77,16 @@ def stalls(options: Options) -> list[Row]:
 
 def _encoder(length: int, calls: int) -> Case:
     """The encoder of the stream, cut to a length."""
-    executor = BucketedExec(
-        encode, dynamic_axes=(None, "b, s"), fallback=Fallback.ERROR, out="numpy"
+    executor = bucketjit.jit(
+        encode,
+        dynamic_axes=(None, "b, s"),
+        buckets={"b": Pow2(min=4), "s": Pow2(min=16)},
+        fallback=Fallback.ERROR,
+        out="numpy",
     )
     [largest] = draw_tokens([(LARGEST_BATCH, length)])
     return Case(
-        executor.with_pow2("b", min=4).with_pow2("s", min=16),
+        executor,
         jax.device_put(draw_weights()),
         largest,
         {"b": range(1, LARGEST_BATCH + 1), "s": range(SHORTEST, length + 1)},
@@ -100,15 +106,19 @@ def _mlp(calls: int) -> Case:
     rng = np.random.default_rng(0)
     shape = (MLP_WIDTH, MLP_WIDTH)
     layers = [rng.normal(0, 0.05, shape).astype(np.float32) for _ in range(MLP_LAYERS)]
-    executor = BucketedExec(
-        _perceptron, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR, out="numpy"
+    executor = bucketjit.jit(
+        _perceptron,
+        dynamic_axes=(None, "b, _"),
+        buckets=Linear(16),
+        fallback=Fallback.ERROR,
+        out="numpy",
     )
 
     def rows(count: int) -> np.ndarray:
         return rng.standard_normal((count, MLP_WIDTH), np.float32)
 
     return Case(
-        executor.with_linear(16),
+        executor,
         jax.device_put(layers),
         rows(ROWS),
         {"b": range(1, ROWS + 1)},

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from benchmarks.dispatch import WIDTH, Expert, tiny
-from bucketjit import BucketedExec
 
 SIZE = 5
 
@@ -32,12 +32,12 @@ def test_tiny_function(benchmark: Any, way: str, kind: str, out: str) -> None:
     host = np.ones((SIZE, WIDTH), np.float32)
     expert = Expert()
     by_hand = {"numpy": expert.numpy, "padded": expert.padded, "jax": expert.jax_by_slice}
-    call = by_hand[out] if way == "by hand" else BucketedExec(tiny, out=out).with_pow2()
+    call = by_hand[out] if way == "by hand" else bucketjit.jit(tiny, out=out, buckets="pow2")
     _measure(benchmark, call, host if kind == "numpy" else jnp.asarray(host))
 
 
 @pytest.mark.parametrize("way", ["jit", "bucketjit"])
 def test_size_is_the_bucket(benchmark: Any, way: str) -> None:
     benchmark.group = "size == bucket"
-    call = jax.jit(tiny) if way == "jit" else BucketedExec(tiny).with_pow2()
+    call = jax.jit(tiny) if way == "jit" else bucketjit.jit(tiny, buckets="pow2")
     _measure(benchmark, call, jnp.ones((8, WIDTH)))

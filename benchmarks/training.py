@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from benchmarks.alone import run_alone
 from benchmarks.measuring import in_turn, paired_ratio, rss_mib
 from benchmarks.sections import Column, Options, Row, Section, add_ratios, print_sections
-from bucketjit import BucketedExec, Fallback
+from bucketjit import Fallback
 from bucketjit.strategies import Pow2
 from examples.compile_counter import CompileCounter
 
@@ -158,7 +159,7 @@ def _by_hand(task: Task) -> Step:
 STEPS: dict[str, Callable[[Task], Step]] = {
     EXACT: lambda task: jax.jit(plain_step(task)),
     BY_HAND: _by_hand,
-    OURS: lambda task: BucketedExec(plain_step(task), fallback=Fallback.ERROR).with_pow2(),
+    OURS: lambda task: bucketjit.jit(plain_step(task), fallback=Fallback.ERROR, buckets="pow2"),
 }
 
 

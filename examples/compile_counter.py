@@ -10,7 +10,7 @@ _BACKEND_COMPILE = "/jax/core/compile/backend_compile_duration"
 class CompileCounter:
     """Counts every XLA compilation of the process from its creation on.
 
-    JAX reports each one as a monitoring event, whoever asked for it: `jax.jit`, `BucketedExec`
+    JAX reports each one as a monitoring event, whoever asked for it: `jax.jit`, `bucketjit.jit`
     or a stray `jnp.pad`. Nothing can be compiled without being counted.
 
     >>> counter = CompileCounter()

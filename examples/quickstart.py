@@ -2,19 +2,21 @@
 
     python examples/quickstart.py
 
-`jax.jit` compiles a function anew for every shape it meets. `BucketedExec` wraps the same function,
-rounds each size up to a bucket and compiles once per bucket. The function needs no padding and no
-mask: `standardize` below takes a mean and a variance over the ragged axis, where padding that
-leaked in would change every number, and each result is compared with the plain NumPy one.
+`jax.jit` compiles a function anew for every shape it meets. `bucketjit.jit` takes the same
+function, rounds each size up to a bucket and compiles once per bucket. The function needs no
+padding and no mask: `standardize` below takes a mean and a variance over the ragged axis, where
+padding that leaked in would change every number. Each result is compared with the NumPy one.
 """
 
 import argparse
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit import BucketedExec
+import bucketjit
+from bucketjit import BucketedExec, strategies
 
 FEATURES = 4
 
@@ -49,19 +51,20 @@ def main(argv: list[str] | None = None) -> int:
 
     every_size = list(range(1, options.largest + 1))
     span = f"1..{options.largest}"
-    runs = [
-        ("with_pow2()", BucketedExec(standardize).with_pow2(), "3, 5, 7", [3, 5, 7]),
-        ("with_pow2()", BucketedExec(standardize).with_pow2(), span, every_size),
-        ("with_linear(8)", BucketedExec(standardize).with_linear(8), span, every_size),
-        ("no strategy", BucketedExec(standardize), span, every_size),
+    runs: list[tuple[str, Any, str, list[int]]] = [
+        ('"pow2"', "pow2", "3, 5, 7", [3, 5, 7]),
+        ('"pow2"', "pow2", span, every_size),
+        ("Linear(8)", strategies.Linear(8), span, every_size),
+        ('"exact"', "exact", span, every_size),
     ]
 
-    print(f"{'strategy':<16}{'batches':<10}{'executables':>11}{'compiling':>11}{'padding':>9}")
-    for strategy, executor, label, sizes in runs:
+    print(f"{'buckets=':<16}{'batches':<10}{'executables':>11}{'compiling':>11}{'padding':>9}")
+    for name, buckets, label, sizes in runs:
+        executor = bucketjit.jit(standardize, buckets=buckets)
         feed(executor, sizes, np.random.default_rng(options.seed))
         stats = executor.stats()
         print(
-            f"{strategy:<16}{label:<10}{executor.cache_size():>11}"
+            f"{name:<16}{label:<10}{executor.cache_size():>11}"
             f"{stats.compile_seconds:>9.2f} s{stats.padding_waste:>9.0%}"
         )
     print("every result equals NumPy's at the exact shape")

@@ -7,7 +7,8 @@
 The server is Starlette and uvicorn, the model all-MiniLM-L6-v2 of `embed_sentences.py`, written for
 one text without padding and masks. Texts come in all lengths:
 
-    executor = BucketedExec(encode_one, dynamic_axes=(None, "s")).with_pow2(min=16, max=128)
+    buckets = strategies.Pow2(min=16, max=128)
+    executor = bucketjit.jit(encode_one, dynamic_axes=(None, "s"), buckets=buckets)
     executor = executor.with_background_compile()
     executor.warmup(params, token_ids, sizes={"s": [128]})
 
@@ -37,7 +38,8 @@ import numpy as np
 from compile_counter import CompileCounter
 from progress import Progress
 
-from bucketjit import BucketedExec, metrics
+import bucketjit
+from bucketjit import BucketedExec, metrics, strategies
 
 NEEDED = ("anyio", "httpx", "prometheus_client", "starlette", "uvicorn")
 INSTALL = "pip install 'bucketjit[serving]'"
@@ -52,8 +54,9 @@ Embed = Callable[[list[int]], np.ndarray]  # token ids of a text to its embeddin
 
 def with_bucketjit(params: model.Params, largest: int) -> BucketedExec:
     """The encoder in buckets of the length, of which the largest is compiled."""
-    executor = BucketedExec(model.encode_one, dynamic_axes=(None, "s"))
-    executor = executor.with_pow2(min=SMALLEST_BUCKET, max=largest).with_background_compile()
+    buckets = strategies.Pow2(min=SMALLEST_BUCKET, max=largest)
+    executor = bucketjit.jit(model.encode_one, dynamic_axes=(None, "s"), buckets=buckets)
+    executor = executor.with_background_compile()
     like = jax.ShapeDtypeStruct((largest,), np.int32)
     executor.warmup(params, like, sizes={"s": [largest]}, first_run=True, progress=False)
     return executor

@@ -127,7 +127,7 @@ def demonstrate(options: argparse.Namespace, file: Path) -> bool:
     import embed_sentences as model
     import jax
 
-    from bucketjit import BucketedExec
+    import bucketjit
 
     params, tokenize = model.load_model()
     token_lists = [tokenize(sentence) for sentence in model.load_sentences(options.sentences)]
@@ -137,8 +137,9 @@ def demonstrate(options: argparse.Namespace, file: Path) -> bool:
     def encode(token_ids: jax.Array) -> jax.Array:
         return model.encode(params, token_ids)  # the weights become part of the function
 
-    executor = BucketedExec(encode, dynamic_axes="b, s")
-    executor = executor.with_pow2("b", min=4).with_pow2("s", min=16)
+    pow2 = bucketjit.strategies.Pow2
+    buckets = {"b": pow2(min=4), "s": pow2(min=16)}
+    executor = bucketjit.jit(encode, dynamic_axes="b, s", buckets=buckets)
     began = time.perf_counter()
     sizes = [{"b": b, "s": s} for b, s in shapes]
     executor.save(file, batches[0], sizes=sizes, executables=options.executables)

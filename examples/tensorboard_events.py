@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from bucketjit import BucketedExec
 from bucketjit.types import Event
 
@@ -50,7 +51,7 @@ def train_step(w: Any, x: Any, y: Any) -> Any:
 def train(writer: Any, steps: int = 40) -> BucketedExec:
     """Train on batches of all sizes, and write what is to be seen."""
     watch = Watch(writer)
-    step = BucketedExec(train_step).with_pow2(min=4).with_on_event(watch)
+    step = bucketjit.jit(train_step, buckets=bucketjit.strategies.Pow2(min=4)).with_on_event(watch)
     rng = np.random.default_rng(0)
     w = jnp.zeros(3)
     for i in range(steps):

@@ -10,7 +10,7 @@ images are evaluated in chunks of random size, as requests arrive at a server.
 The same loop runs twice, from the same seed and over the same batches:
 
 * with `jax.jit`, which compiles once per shape,
-* with `BucketedExec(...).with_pow2(min=8)`, which compiles once per bucket.
+* with `bucketjit.jit(..., buckets=Pow2(min=8))`, which compiles once per bucket.
 
 Two comparisons follow. *Call by call*: every call the first run made is made again with the
 bucketed functions, from the same state and the same batch; losses, updated parameters and counts of
@@ -39,7 +39,9 @@ from jax.flatten_util import ravel_pytree
 from progress import Progress
 from sklearn.datasets import load_digits
 
+import bucketjit
 from bucketjit import BucketedExec
+from bucketjit.strategies import Pow2
 
 TRAIN_IMAGES = 1413  # 22 * 64 + 5: the last of the usual batches of 64 is ragged
 LARGEST_CHUNK = 200
@@ -377,11 +379,11 @@ def main(argv: list[str] | None = None) -> int:
         after_call=lambda progress, when: None,
     )
 
-    bucketed_step = BucketedExec(train_step).with_pow2(min=8)
-    bucketed_evaluate = BucketedExec(evaluate).with_pow2(min=8)
+    bucketed_step = bucketjit.jit(train_step, buckets=Pow2(min=8))
+    bucketed_evaluate = bucketjit.jit(evaluate, buckets=Pow2(min=8))
     watch = CacheWatch(train_step=bucketed_step, evaluate=bucketed_evaluate)
     bucketed = train(
-        "BucketedExec", bucketed_step, bucketed_evaluate, state, options, counter, after_call=watch
+        "bucketjit", bucketed_step, bucketed_evaluate, state, options, counter, after_call=watch
     )
 
     rows = sum(len(call.args[-1]) for call in (*bucketed.steps, *bucketed.evaluations))

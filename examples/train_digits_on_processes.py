@@ -7,7 +7,7 @@ Every step, the images of a batch of 64 are dealt out unevenly: one process gets
 other 44, say, as happens where each process reads files of its own. The same steps are made in
 three ways, from the same parameters:
 
-* *alone*: one process sees all rows of a batch, with `BucketedExec`,
+* *alone*: one process sees all rows of a batch, with `bucketjit.jit`,
 * *agreed*: each process gives its own rows to `with_processes`; the processes agree on a bucket for
   each step, and `jax.lax.pmean` weighs by the rows of each,
 * *by hand*: each process pads its rows to 64, with masks and sums written by hand, under `jax.jit`.
@@ -47,7 +47,8 @@ from train_digits import (
     shuffled_batches,
 )
 
-from bucketjit import BucketedExec
+import bucketjit
+from bucketjit.strategies import Pow2
 
 BATCH_SIZE = 64
 TOLERANCE = 1e-5
@@ -173,11 +174,13 @@ def run_process(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     params = {name: np.asarray(value) for name, value in params.items()}
     state = State(params, optimizer.init(params))
     if options.rank is None:
-        step = BucketedExec(make_step_alone(optimizer)).with_pow2(min=8)
+        step = bucketjit.jit(make_step_alone(optimizer), buckets=Pow2(min=8))
         return {"alone": train(step, state, lambda: batches_of(options))}
     mesh = jax.make_mesh((options.processes,), (AXIS,), axis_types=(AxisType.Auto,))
-    agreed = BucketedExec(make_step_agreed(optimizer), dynamic_axes=(None, "b, ...", "b"))
-    agreed = agreed.with_pow2(min=8).with_processes(mesh, AXIS).with_agreement(timeout=60)
+    agreed = bucketjit.jit(
+        make_step_agreed(optimizer), dynamic_axes=(None, "b, ...", "b"), buckets=Pow2(min=8)
+    )
+    agreed = agreed.with_processes(mesh, AXIS).with_agreement(timeout=60)
 
     def mine() -> Iterator[Batch]:
         return dealt_out(options, options.rank)

@@ -237,8 +237,32 @@ def test_public_names_say_what_they_are() -> None:
                 assert function.__doc__, f"bucketjit.{name}.{member} has no docstring"
 
 
+# The package index shows README.md without the tree, so its links name files by these addresses.
+FORGE = re.compile(
+    r"https://(?:github\.com/bucketjit/bucketjit/blob|raw\.githubusercontent\.com/bucketjit/bucketjit)"
+    r"/main/"
+)
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """The links of a page that should lead to a file of the tree, and do not."""
+    broken = []
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        in_tree = FORGE.match(target)
+        path = ROOT / target[in_tree.end() :] if in_tree else page.parent / target
+        if (in_tree or not re.match(r"[a-z]+:", target)) and not path.exists():
+            broken.append(target)
+    return broken
+
+
 def test_links_inside_the_repository_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-            is_url = re.match(r"[a-z]+:", target)
-            assert is_url or (page.parent / target).exists(), f"{page.name}: {target}"
+    broken = {str(page): broken_links(page, page.read_text()) for page in PAGES}
+    assert {page: targets for page, targets in broken.items() if targets} == {}
+    blob = "https://github.com/bucketjit/bucketjit/blob/main/docs/"
+    text = f"[a]({blob}axes.md#x) [b]({blob}gone.md) [c](gone.md) [d](https://example.com/gone)"
+    assert broken_links(ROOT / "README.md", text) == [f"{blob}gone.md", "gone.md"]
+
+
+def test_the_readme_can_be_read_on_the_package_index() -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert [target for target in targets if not target.startswith("https://")] == []

@@ -63,8 +63,8 @@ class Entry:
         return functools.partial(maker, **self.options)
 
 
-def _bucketjit(name: str, configure: Callable[[Any, Sizes], Any]) -> Entry:
-    options = {"configure": configure}
+def _bucketjit(name: str, buckets: Callable[[Any, Sizes], Any], **more: Any) -> Entry:
+    options = {"buckets": buckets, **more}
     return Entry(f"bucketjit, {name}", "with_bucketjit:bucketed", options=options)
 
 
@@ -75,12 +75,12 @@ ENTRIES = (
     Entry("expert pow2", "with_jax:expert"),
     _bucketjit(
         "pow2",
-        lambda e, _: e.with_pow2("b", min=SMALLEST_BATCH).with_pow2("s", min=SMALLEST_LENGTH),
+        lambda by, _: {"b": by.Pow2(min=SMALLEST_BATCH), "s": by.Pow2(min=SMALLEST_LENGTH)},
     ),
-    _bucketjit("linear", lambda e, _: e.with_linear(4, "b").with_linear(32, "s")),
+    _bucketjit("linear", lambda by, _: {"b": by.Linear(4), "s": by.Linear(32)}),
     _bucketjit(
         "exponential",
-        lambda e, _: e.with_exponential(2, "b", min=4).with_exponential(1.4, "s", min=16),
+        lambda by, _: {"b": by.Exponential(2, min=4), "s": by.Exponential(1.4, min=16)},
     ),
     Entry("bucketjit, rows by map", "with_bucketjit:by_rows"),
     Entry("torch eager", "with_torch:eager", "torch", peer=True),
@@ -96,32 +96,19 @@ ENTRIES = (
 PLANS = (
     Entry("expert pow2, no floors", "with_jax:expert_without_floors"),
     Entry("expert pow2", "with_jax:expert"),
-    _bucketjit("pow2, no floors", lambda e, _: e.with_pow2()),
-    _bucketjit("auto", lambda e, _: _learning(e)),
-    _bucketjit("12 fitted buckets", lambda e, sizes: _fitted(e, sizes, 12)),
+    _bucketjit("pow2, no floors", lambda *_: "pow2"),
+    _bucketjit("auto", lambda *_: "auto"),
+    _bucketjit("12 fitted buckets", lambda by, sizes: by.fit(_by_variable(sizes), 12)),
     _bucketjit(
         "12 fitted, in the background",
-        lambda e, sizes: _fitted(e.with_background_compile(), sizes, 12),
+        lambda by, sizes: by.fit(_by_variable(sizes), 12),
+        background=True,
     ),
 )
 
 
 def _by_variable(sizes: Sizes) -> dict[str, list[int]]:
     return {"b": [b for b, _ in sizes], "s": [s for _, s in sizes]}
-
-
-def _learning(executor: Any) -> Any:
-    from bucketjit.strategies import Auto
-
-    return executor.with_strategy(Auto())
-
-
-def _fitted(executor: Any, sizes: Sizes, k: int) -> Any:
-    from bucketjit.strategies import fit
-
-    for dim, strategy in fit(_by_variable(sizes), k).items():
-        executor = executor.with_strategy(strategy, dim)
-    return executor
 
 
 def entry(name: str) -> Entry:

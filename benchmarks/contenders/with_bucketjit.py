@@ -8,22 +8,28 @@ from typing import Any
 import jax
 import numpy as np
 
+import bucketjit
 from benchmarks.contenders import SMALLEST_LENGTH, Contender
 from benchmarks.contenders.jax_encoder import encode
 from benchmarks.encoder import Sizes
-from bucketjit import BucketedExec, Fallback
+from bucketjit import Fallback, strategies
 from examples.compile_counter import CompileCounter
 
 
 def bucketed(
-    weights: Any, sizes: Sizes, configure: Callable[[BucketedExec, Sizes], BucketedExec]
+    weights: Any, sizes: Sizes, buckets: Callable[[Any, Sizes], Any], background: bool = False
 ) -> Contender:
-    """The encoder with open batch and length; ``configure`` adds the strategies."""
+    """The encoder with open batch and length; ``buckets`` makes its buckets."""
     counter = CompileCounter()
     weights = jax.device_put(weights)
-    executor = configure(
-        BucketedExec(encode, dynamic_axes=(None, "b, s"), fallback=Fallback.ERROR), sizes
+    executor = bucketjit.jit(
+        encode,
+        dynamic_axes=(None, "b, s"),
+        buckets=buckets(strategies, sizes),
+        fallback=Fallback.ERROR,
     )
+    if background:
+        executor = executor.with_background_compile()
 
     def run(tokens: np.ndarray) -> np.ndarray:
         return np.asarray(executor(weights, tokens))
@@ -42,8 +48,12 @@ def by_rows(weights: Any, sizes: Sizes) -> Contender:
     def encode_row(weights: Any, tokens: Any) -> Any:
         return encode(weights, tokens[None])[0]
 
-    executor = BucketedExec(encode_row, dynamic_axes=(None, "s"), fallback=Fallback.ERROR)
-    executor = executor.with_pow2(min=SMALLEST_LENGTH)
+    executor = bucketjit.jit(
+        encode_row,
+        dynamic_axes=(None, "s"),
+        buckets=strategies.Pow2(min=SMALLEST_LENGTH),
+        fallback=Fallback.ERROR,
+    )
 
     def run(tokens: np.ndarray) -> np.ndarray:
         return np.stack(executor.map(weights, list(tokens), in_axes=(None, 0), out="numpy"))

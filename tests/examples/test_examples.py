@@ -54,10 +54,10 @@ def test_quickstart_counts_executables() -> None:
     output = output_of("quickstart.py")
     rows = re.findall(r"^(.+?) {2,}(3, 5, 7|1\.\.100) +(\d+) ", output, re.MULTILINE)
     assert rows == [
-        ("with_pow2()", "3, 5, 7", "2"),
-        ("with_pow2()", "1..100", "8"),
-        ("with_linear(8)", "1..100", "13"),
-        ("no strategy", "1..100", "100"),
+        ('"pow2"', "3, 5, 7", "2"),
+        ('"pow2"', "1..100", "8"),
+        ("Linear(8)", "1..100", "13"),
+        ('"exact"', "1..100", "100"),
     ]
     assert "every result equals NumPy's" in output
 
