@@ -17,6 +17,8 @@
 #   make accelerator              on a machine with a GPU, what a CPU cannot show, and short benchmarks,
 #                                 in at most five minutes; by ACCELERATOR_PYTHON (python3), whose JAX
 #                                 is the one that is there: nothing is installed
+#   make docs docs-open           the site, in docs/_build/html; docs-open also serves it on this machine
+#   make docs-browser             look at the site in chromium: search, copying, phones, dark mode
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
 #   make demo demo-sentences demo-serve demo-detect   the examples, also as `make demo ARGS=--help`
 #   make demo-processes           two processes train on uneven batches, beside one that sees all rows
@@ -43,7 +45,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: accelerator test test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
+.PHONY: accelerator docs docs-open docs-browser test test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -91,6 +93,23 @@ accelerator:
 
 coverage-page: $(STAMP)-test
 	$(BIN)/python -m tests.coverage_page
+
+SITE := docs/_build/html
+PORT ?= 8000
+
+docs: $(STAMP)-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs $(SITE)
+	@echo "the site is $(SITE)/index.html"
+
+docs-open: docs
+	@echo "http://127.0.0.1:$(PORT)/ (control-C ends it)"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(SITE) $(PORT)
+
+docs-browser: docs $(STAMP)-browser
+	@command -v chromium >/dev/null || { [ -n "$$CI" ] && apt-get update -qq && apt-get install -qq -y chromium >/dev/null; } || { \
+	    echo "docs-browser needs chromium: apt-get install chromium"; exit 1; \
+	} >&2
+	DOCS_BROWSER=1 $(PYTEST) tests/site $(PYTEST_ARGS)
 
 demo: $(STAMP)-examples
 	$(BIN)/python examples/train_digits.py $(ARGS)

@@ -1,0 +1,89 @@
+"""The site: ``make docs`` builds it from the pages of this folder, and fails if Sphinx warns."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import bucketjit
+
+ROOT = Path(__file__).parents[1]
+FORGE = "https://github.com/bucketjit/bucketjit"
+
+project = "bucketjit"
+author = "The bucketjit developers"
+release = bucketjit.__version__
+extensions = [
+    *("myst_nb", "sphinx_copybutton"),
+    *("sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"),
+]
+exclude_patterns = ["_build"]
+default_role = "py:obj"
+html_theme = "furo"
+html_title = "bucketjit"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_theme_options = {
+    "source_repository": FORGE,
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
+pygments_style, pygments_dark_style = "tango", "monokai"
+
+# Journeys are executed when they have changed. The lines that a page prints are one output.
+nb_execution_mode = "cache"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"  # docstrings tell them in words
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+autosummary_generate = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+_LINK = re.compile(r"\]\((?P<path>\.\.?/[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
+
+
+def _linked(text: str, folder: Path) -> str:
+    """A page of a folder with links that are right on the site.
+
+    The page of the benchmarks is on it. Other files outside ``docs/`` are on the forge.
+    """
+
+    def target(match: re.Match[str]) -> str:
+        found, anchor = (folder / match["path"]).resolve(), match["anchor"] or ""
+        if found == ROOT / "benchmarks" / "README.md":
+            return f"](/benchmarks.md{anchor})"
+        if found.is_relative_to(ROOT / "docs"):
+            return f"](/{found.relative_to(ROOT / 'docs')}{anchor})"
+        return f"]({FORGE}/blob/main/{found.relative_to(ROOT)}{anchor})"
+
+    return _LINK.sub(target, text)
+
+
+def _read(app: Any, name: str, source: list[str]) -> None:
+    """What Sphinx reads for a page: that of the benchmarks is written beside them."""
+    page = ROOT / "docs" / f"{name}.md"
+    if name == "benchmarks":
+        page = ROOT / "benchmarks" / "README.md"
+        source[0] = page.read_text()
+    source[0] = _linked(source[0], page.parent)
+
+
+def _is_field(app: Any, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of a named tuple, which its docstring tells."""
+    return True if type(found).__name__ == "_tuplegetter" else None
+
+
+def setup(app: Any) -> None:
+    """Connect the functions of this file."""
+    app.connect("source-read", _read)
+    app.connect("autodoc-skip-member", _is_field)
