@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import re
 from pathlib import Path
 from typing import Any
 
 import bucketjit
+from bucketjit._api.options import Options
+from bucketjit._config import Config
 
 ROOT = Path(__file__).parents[1]
 FORGE = "https://github.com/bucketjit/bucketjit"
@@ -20,6 +24,7 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 default_role = "py:obj"
+maximum_signature_line_length = 90
 html_theme = "furo"
 html_title = "bucketjit"
 html_static_path = ["_static"]
@@ -83,7 +88,25 @@ def _is_field(app: Any, what: str, name: str, found: Any, skip: bool, options: A
     return True if type(found).__name__ == "_tuplegetter" else None
 
 
+def _with_options(
+    app: Any, what: str, name: str, found: Any, options: Any, signature: str | None, returns: Any
+) -> tuple[str, Any] | None:
+    """Show the options of a bucketed function in the place of ``**options``, with defaults."""
+    if not (signature or "").endswith("**options)"):
+        return None
+    fields = {field.name: field.default for field in dataclasses.fields(Config)}
+    shown = []
+    for option in Options.__annotations__:
+        default = fields.get(option)
+        default = default.value if isinstance(default, enum.Enum) else default
+        default = "auto" if (name, option) == ("bucketjit.jit", "buckets") else default
+        is_left_out = default in ((), dataclasses.MISSING)
+        shown.append(f"{option}={None if is_left_out else default!r}")
+    return signature.replace("**options", f"*, {', '.join(shown)}"), returns
+
+
 def setup(app: Any) -> None:
     """Connect the functions of this file."""
+    app.connect("autodoc-process-signature", _with_options)
     app.connect("source-read", _read)
     app.connect("autodoc-skip-member", _is_field)
