@@ -84,23 +84,18 @@ the ratios of neighbours. Times are medians.
 
 def page(folder: Path = RESULTS) -> str:
     """The page, made of what is kept."""
-    environments: list[dict[str, str]] = []
-    parts = []
+    parts = [HEAD]
     for section in SECTIONS:
         parts += [f"## {section.title}\n", f"{section.text}\n"]
         run = load(section, folder)
         if run is None:
             parts.append(f"`{section.name}`: not run yet.\n")
             continue
-        if run["environment"] not in environments:
-            environments.append(run["environment"])
-        number = environments.index(run["environment"]) + 1
         parts += [
             section.tables(run["rows"]),
-            f"`{section.name}`: {run['when']}, environment {number}, `{run['command']}`\n",
+            f"`{run['command']}`, {run['when']}: {_described(run['environment'])}\n",
         ]
-    described = (f"**Environment {i}**: {_described(e)}.\n" for i, e in enumerate(environments, 1))
-    return "\n".join([HEAD, *described, *parts])
+    return "\n".join(parts)
 
 
 def _described(environment: dict[str, str]) -> str:

@@ -100,10 +100,12 @@ def built(directory: Path) -> tuple[Path, Path]:
     environment = directory / "builds"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
-    run(python, "-m", "pip", "--disable-pip-version-check", "install", "-q", "build", cwd=directory)
+    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q")
+    run(*pip, "build", "twine", cwd=directory)
     dist = directory / "dist"
     run(python, "-m", "build", "--outdir", dist, ROOT, cwd=directory)
     (source,), (wheel,) = dist.glob("*.tar.gz"), dist.glob("*.whl")
+    run(python, "-m", "twine", "check", "--strict", source, wheel, cwd=directory)
     return source, wheel
 
 
