@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import jupytext
 
 import bucketjit
 from bucketjit._api.options import Options
@@ -14,6 +19,7 @@ from bucketjit._config import Config
 
 ROOT = Path(__file__).parents[1]
 FORGE = "https://github.com/bucketjit/bucketjit"
+COMMANDS = ("plan", "report", "cache", "bench", "refine", "unpack")
 
 project = "bucketjit"
 author = "The bucketjit developers"
@@ -27,6 +33,7 @@ default_role = "py:obj"
 maximum_signature_line_length = 90
 html_theme = "furo"
 html_title = "bucketjit"
+html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
@@ -74,13 +81,36 @@ def _linked(text: str, folder: Path) -> str:
     return _LINK.sub(target, text)
 
 
+def _help(command: str) -> str:
+    """What a command of ``python -m bucketjit`` tells of itself."""
+    words = [sys.executable, "-m", "bucketjit", command, "--help"]
+    environment = {**os.environ, "COLUMNS": "88"}
+    return subprocess.run(
+        words, check=True, stdout=subprocess.PIPE, text=True, env=environment
+    ).stdout
+
+
 def _read(app: Any, name: str, source: list[str]) -> None:
-    """What Sphinx reads for a page: that of the benchmarks is written beside them."""
+    """Complete the text of a page by what is written elsewhere, and mend its links."""
     page = ROOT / "docs" / f"{name}.md"
     if name == "benchmarks":
         page = ROOT / "benchmarks" / "README.md"
+        app.env.note_dependency(str(page))
         source[0] = page.read_text()
+    if name == "reference/command_line":
+        source[0] += "".join(f"\n## {c}\n\n```text\n{_help(c)}```\n" for c in COMMANDS)
+    if page.parent.name == "journeys":
+        link = f'\n<p><a href="{page.stem}.ipynb" download>This page as a notebook</a></p>\n'
+        source[0] = re.sub(r"^# .*\n", lambda m: m[0] + link, source[0], count=1, flags=re.M)
     source[0] = _linked(source[0], page.parent)
+
+
+def _write_notebooks(app: Any, error: Exception | None) -> None:
+    """Write each journey as a notebook beside its page."""
+    if error is None and app.builder.name == "html":
+        for page in (ROOT / "docs" / "journeys").glob("*.md"):
+            notebook = Path(app.outdir) / "journeys" / f"{page.stem}.ipynb"
+            jupytext.write(jupytext.read(page), notebook)
 
 
 def _is_field(app: Any, what: str, name: str, found: Any, skip: bool, options: Any) -> bool | None:
@@ -109,4 +139,5 @@ def setup(app: Any) -> None:
     """Connect the functions of this file."""
     app.connect("autodoc-process-signature", _with_options)
     app.connect("source-read", _read)
+    app.connect("build-finished", _write_notebooks)
     app.connect("autodoc-skip-member", _is_field)
