@@ -108,9 +108,9 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_650,
-    "lines": 48_550,
-    "files": 264,
+    "code": 30_830,
+    "lines": 48_770,
+    "files": 266,
     "long": 0,
     "packages": 13,
     "floors": 9,

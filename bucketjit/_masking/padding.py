@@ -68,6 +68,15 @@ from bucketjit._masking.padding_facts import (
     open_axes,
 )
 from bucketjit._masking.padding_plan import Plan
+from bucketjit._masking.softmaxes import (
+    OF_A_SOFTMAX,
+    Softmax,
+    is_beside,
+    is_finite,
+    is_lowest,
+    reduced,
+    spread,
+)
 
 _MOST_EXPONENT = 2048  # from 2**2048 on, no float holds a power of 2
 _READERS = frozenset(ELEMENTWISE)
@@ -89,27 +98,6 @@ class _Constant(NamedTuple):
     exponent: int
 
 
-class _Softmax(NamedTuple):
-    """A value of a softmax along some axes.
-
-    Attributes:
-        value: The value, which keeps its `id` from being used again.
-        shape: Its logical shape, as text.
-        axes: The axes that the softmax runs along.
-        what: ``"scores"`` (-inf in the padding), ``"shifted"`` (without their maximum), ``"zeros"``
-            (0 in the padding), or ``"reduced"``, the maximum or the sum of such a value.
-        of: The value that was reduced, or that was filled with -inf.
-        places: The axis of the reduced value for each axis of the result; None for one of size 1.
-    """
-
-    value: Any
-    shape: str
-    axes: frozenset[int]
-    what: str
-    of: Any = None
-    places: tuple[int | None, ...] = ()
-
-
 class Padding:
     """What is known of the padding of the values of a program."""
 
@@ -120,7 +108,7 @@ class Padding:
         self._facts: dict[int, tuple[Any, str, Fact]] = {}
         self._zeros: dict[int, Any] = {}  # arrays of zeros only, by `id`
         self._made: dict[Any, tuple[Any, Any]] = {}  # by what it was made of, which is kept alive
-        self._softmax: dict[int, _Softmax] = {}
+        self._softmax: dict[int, Softmax] = {}
         self._maximum: tuple[JaxprEqn, Any] | None = None  # the latest, and what its rule filled
         self._filled: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
 
@@ -251,18 +239,18 @@ class Padding:
         """Remember the operand of a maximum, which was filled with -inf."""
         is_maximum = name_of(eqn) == "reduce_max" and jnp.issubdtype(filled.dtype, jnp.floating)
         has_some = all(is_at_most(1, shape[axis]) for axis in axes)
-        if is_maximum and has_some and _is_lowest(value):
-            scores = _Softmax(filled, str(shape), frozenset(axes), "scores", operand)
+        if is_maximum and has_some and is_lowest(value):
+            scores = Softmax(filled, str(shape), frozenset(axes), "scores", operand)
             self._softmax[id(filled)], self._maximum = scores, (eqn, filled)
 
     def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
         """Replace operands of an elementwise equation by their filled versions."""
         if name_of(eqn) == "sub" and (peak := self._softmax.get(id(values[1]))) is not None:
             # Less their maximum, scores are -inf in the padding, whatever it held before.
-            scores = self._softmax.get(id(peak.of))
-            is_of = scores is not None and scores.what == "scores" and scores.of is values[0]
-            if is_of and scores.shape == str(shape_of(eqn.invars[0])):
-                return [scores.value, values[1]]
+            match self._softmax.get(id(peak.of)):
+                case Softmax(scores, own, _, "scores", of) if of is values[0]:
+                    if own == str(shape_of(eqn.invars[0])):
+                        return [scores, values[1]]
         if not self._filled or name_of(eqn) not in _READERS:
             return values
         found = []
@@ -288,7 +276,7 @@ class Padding:
         if is_plain and name_of(eqn) in CHANGES and hasattr(outs[0], "dtype"):
             self._follow_constant(eqn, operands, outs[0])
         zero: Iterable[int] = ()
-        if self._softmax and name_of(eqn) in _OF_A_SOFTMAX:
+        if self._softmax and name_of(eqn) in OF_A_SOFTMAX:
             found = self._softmax_of(eqn, operands, outs[0])
             if found is not None:
                 shape = str(shape_of(eqn.outvars[0]))
@@ -339,77 +327,34 @@ class Padding:
 
     # --- softmaxes ---
 
-    def _softmax_of(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> _Softmax | None:
+    def _softmax_of(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> Softmax | None:
         name = name_of(eqn)
         one, two = [*(self._softmax.get(id(x)) for x in operands), None][:2]
         what, other = (None if x is None else x.what for x in (one, two))
         if name == "reduce_max":
             latest, filled = self._maximum or (None, None)
-            return _reduced(eqn, filled) if latest is eqn else None
+            return reduced(eqn, filled) if latest is eqn else None
         if name == "max":  # of a value and -inf, which `jax.nn.softmax` takes
-            if other == "reduced" and _is_lowest(operands[0]):
+            if other == "reduced" and is_lowest(operands[0]):
                 return two
-            return one if what == "reduced" and _is_lowest(operands[1]) else None
+            return one if what == "reduced" and is_lowest(operands[1]) else None
         if name == "select_n":  # `logsumexp` takes 0 for a maximum that is infinite
             known = [k for x in operands[1:] if (k := self._softmax.get(id(x))) is not None]
             others = [x for x in operands[1:] if id(x) not in self._softmax]
             is_one = len(known) == 1 and known[0].what == "reduced"
-            return known[0] if is_one and all(map(_is_finite, others)) else None
+            return known[0] if is_one and all(map(is_finite, others)) else None
         if one is None:
             return None
         if name == "reduce_sum":
             is_whole = what == "zeros" and one.axes == set(eqn.params["axes"])
-            return _reduced(eqn, operands[0]) if is_whole else None
+            return reduced(eqn, operands[0]) if is_whole else None
         if name == "exp":
             return one._replace(what="zeros") if what == "shifted" else None
         if name in ("sub", "div"):
             before, after = ("scores", "shifted") if name == "sub" else ("zeros", "zeros")
             if two is None or two.axes != one.axes or (what, other) != (before, "reduced"):
                 return None
-            return one._replace(what=after) if _is_beside(two, operands[0], out.ndim) else None
+            return one._replace(what=after) if is_beside(two, operands[0], out.ndim) else None
         if what != "reduced":
             return None
-        return _spread(eqn, one) if name == "broadcast_in_dim" else one
-
-
-_OF_A_SOFTMAX = {
-    *("reduce_max", "reduce_sum", "stop_gradient", "copy", "max", "broadcast_in_dim"),
-    *("select_n", "sub", "exp", "div"),
-}
-
-
-def _is_lowest(value: Any) -> bool:
-    return _is_number(value) and float(np.asarray(value)) == -np.inf
-
-
-def _is_finite(value: Any) -> bool:
-    return _is_number(value) and bool(np.isfinite(np.float64(value)))
-
-
-def _is_number(value: Any) -> bool:
-    return not isinstance(value, jax.Array) and np.ndim(value) == 0
-
-
-def _reduced(eqn: JaxprEqn, of: Any) -> _Softmax:
-    axes = frozenset(eqn.params["axes"])
-    return _Softmax(
-        None, "", axes, "reduced", of, tuple(i for i in range(of.ndim) if i not in axes)
-    )
-
-
-def _spread(eqn: JaxprEqn, reduced: _Softmax) -> _Softmax | None:
-    """A maximum or a sum that is broadcast; None if an axis that counts something is repeated."""
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    places: list[int | None] = [None] * len(after)
-    for i, place in enumerate(eqn.params["broadcast_dimensions"]):
-        if str(before[i]) == str(after[place]):
-            places[place] = reduced.places[i]
-        elif reduced.places[i] is not None:
-            return None
-    return reduced._replace(places=tuple(places))
-
-
-def _is_beside(reduced: _Softmax, value: object, rank: int) -> bool:
-    """Whether each element meets those it was reduced from, in an operation with ``value``."""
-    meets = (p == i or (p is None and i in reduced.axes) for i, p in enumerate(reduced.places))
-    return reduced.of is value and len(reduced.places) == rank and all(meets)
+        return spread(eqn, one) if name == "broadcast_in_dim" else one

@@ -198,11 +198,10 @@ class Engine:
         served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
         run = functools.partial(self.run, entry, call, served, out)
+        if learning is not None and not is_compiled:
+            run = functools.partial(learning.timed, self.lock, masked.bucket, call.leaves, run)
         try:
-            if learning is None or is_compiled:
-                result = run()
-            else:
-                result = learning.timed(self.lock, masked.bucket, call.leaves, run)
+            result = run()
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, call, out, None)
         except SizesDiffer as other:
