@@ -224,8 +224,13 @@ class Padding:
             self._made[current_trace(), *key] = value, made
 
     def note_filled(self, value: object, shape: Shape, filled: object) -> None:
-        """Remember the filled version of a value."""
-        self._filled[id(value), current_trace()] = value, str(shape), filled
+        """Remember the filled version of a value.
+
+        One whose padding holds a known constant is not replaced by it: later equations may use the
+        constant, and nothing is known of the padding of the latter.
+        """
+        if self.constant_of(value, shape) is None:
+            self._filled[id(value), current_trace()] = value, str(shape), filled
 
     def note_scores(
         self,

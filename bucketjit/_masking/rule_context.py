@@ -259,11 +259,8 @@ class RuleContext:
             result = filled(operand)
             self.padding.note_made(key, operand, result)
             self.padding.note_fact_of_fill(operand, shape, result, axes, value)
-        # An operand whose padding holds a known constant is not replaced by its filled version:
-        # later equations may use the constant, and nothing is known of the padding of the latter.
-        if is_operand and self.padding.constant_of(operand, shape) is None:
-            self.padding.note_filled(operand, shape, result)
         if is_operand:
+            self.padding.note_filled(operand, shape, result)
             self.padding.note_scores(self.eqn, operand, result, shape, axes, value)
         return result
 
