@@ -29,10 +29,13 @@ PALE = """() => {
   };
   const over = (top, below) =>
     [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+  const grounds = new Map([[null, [255, 255, 255, 1]]]);
   const behind = (element) => {
-    if (!element) return [255, 255, 255, 1];
-    const own = rgba(getComputedStyle(element).backgroundColor);
-    return own[3] === 1 ? own : over(own, behind(element.parentElement));
+    if (!grounds.has(element)) {
+      const own = rgba(getComputedStyle(element).backgroundColor);
+      grounds.set(element, own[3] === 1 ? own : over(own, behind(element.parentElement)));
+    }
+    return grounds.get(element);
   };
   const luminance = (color) => color.slice(0, 3)
     .map((part) => part / 255)
@@ -55,6 +58,12 @@ PALE = """() => {
   }
   return found;
 }"""
+
+INSIDE = """() => [
+  document.title,
+  [...document.querySelectorAll('[id]')].map((e) => e.id),
+  [...document.querySelectorAll('a[href]')].map((e) => e.href),
+]"""
 
 # How wide the article and all around it are. On a phone, the theme scrolls what is around it and
 # hides what the document has too much, so the width of the document alone says nothing.
@@ -123,9 +132,8 @@ def visits(site: Path, address: str, browser: Browser) -> dict[str, Visit]:
         visit = under_way
         page.set_viewport_size(DESK)
         page.goto(address + path)
-        visit.title = page.title()
-        visit.ids = set(page.locator("[id]").evaluate_all("all => all.map(e => e.id)"))
-        visit.links = set(page.locator("a[href]").evaluate_all("all => all.map(e => e.href)"))
+        visit.title, ids, links = page.evaluate(INSIDE)
+        visit.ids, visit.links = set(ids), set(links)
         page.add_style_tag(content="* { transition: none !important }")
         for theme in ("light", "dark"):
             page.evaluate("theme => { document.body.dataset.theme = theme }", theme)
@@ -203,14 +211,13 @@ def test_a_button_makes_the_page_dark(page: Page, address: str, site: Path, name
     """The page is photographed on the way: light, dark, and on a phone."""
 
     def photograph(look: str) -> None:
-        path = site.parent / "screenshots" / f"{name.replace('/', '-')}-{look}.png"
-        page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, **size, "height": 2400})
+        page.screenshot(path=site.parent / "screenshots" / f"{name.replace('/', '-')}-{look}.png")
 
     def background() -> list[int]:
         color = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return [int(part) for part in re.findall(r"\d+", color)[:3]]
 
-    size = DESK
+    page.set_viewport_size(DESK | {"height": 2400})
     page.goto(f"{address}{name}.html")
     assert min(background()) > 200
     photograph("light")
@@ -222,10 +229,8 @@ def test_a_button_makes_the_page_dark(page: Page, address: str, site: Path, name
     photograph("dark")
     page.reload()
     assert max(background()) < 80, "the next page is light again"
-    page.emulate_media(color_scheme="light")
     page.evaluate("localStorage.clear()")
-    size = PHONE
-    page.set_viewport_size(PHONE)
+    page.set_viewport_size(PHONE | {"height": 2400})
     page.reload()
     photograph("phone")
 
