@@ -109,7 +109,7 @@ docs-browser: docs $(STAMP)-browser
 	@command -v chromium >/dev/null || { [ -n "$$CI" ] && apt-get update -qq && apt-get install -qq -y chromium >/dev/null; } || { \
 	    echo "docs-browser needs chromium: apt-get install chromium"; exit 1; \
 	} >&2
-	DOCS_BROWSER=1 $(PYTEST) tests/site $(PYTEST_ARGS)
+	DOCS_BROWSER=1 $(PYTEST) --confcutdir=tests/site tests/site $(PYTEST_ARGS)
 
 demo: $(STAMP)-examples
 	$(BIN)/python examples/train_digits.py $(ARGS)

@@ -37,12 +37,12 @@ html_favicon = "_static/icon.svg"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+html_show_copyright = False
 html_theme_options = {
     "source_repository": FORGE,
     "source_branch": "main",
     "source_directory": "docs/",
 }
-pygments_style, pygments_dark_style = "tango", "monokai"
 
 # Journeys are executed when they have changed. The lines that a page prints are one output.
 nb_execution_mode = "cache"

@@ -19,8 +19,9 @@ _FRACTION_BITS = 128
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Exponential(Ladder):
-    """Round up to ``min * base**k``, itself rounded up: 1, 2, 3, 4, 6, 8, 11, ... for 1.4.
+    """Round up to ``min * base**k``, itself rounded up.
 
+    The buckets of base 1.4 are 1, 2, 3, 4, 6, 8, 11 and so on.
     The share of padding is at most about ``1 - 1 / base`` at every scale, so ``base`` sets the
     trade: near 1 little padding and many buckets, at 2 those of
     :class:`~bucketjit.strategies.Pow2`.
