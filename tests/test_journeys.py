@@ -13,7 +13,7 @@ PAGES = Path(__file__).parents[1] / "docs" / "journeys"
 
 # What a page prints on its way: numbers that are right, as one pattern each.
 RESULTS = {
-    "train": r"32 shapes, [1-6] executables?: .*accuracy [89]\d%.*ahead from [1-9] shapes",
+    "train": r"32 shapes, [1-6] executables?: .*accuracy [89]\d%.*ahead after [0-9] shapes",
     "embed": r"\d+ executables: .*accuracy [7-9]\d%.*lists: ids; shared: params",
     "serve": r"^1 compiled.*5 of them from files.*calls_total\S* 50\.0.*compiles_total\S* 5\.0",
     "generate": r"ti\|ck, tock, tick.*one p\|otato, two.*Padded\(float32\[\d+, 64\] in \[128, 64",
