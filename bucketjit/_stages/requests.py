@@ -90,10 +90,11 @@ def combinations(
 def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
     """Check that all names are dimension variables."""
     if unknown := [v for v in sizes if v not in variables]:
+        known = _listed(variables)
+        if variables:
+            known += f"; write {{{variables[0]!r}: ...}}, or name axes in dynamic_axes"
         raise SpecError(
-            f"sizes: there is no dimension {unknown[0]!r}; these arguments have "
-            f"{_listed(variables)}"
-            + (f"; write {{{variables[0]!r}: ...}}, or name axes in dynamic_axes" * bool(variables))
+            f"sizes: there is no dimension {unknown[0]!r}; these arguments have {known}"
         )
 
 

@@ -84,7 +84,7 @@ def test_what_is_measured_is_kept_where_one_asks(
     assert not (table.RESULTS / "accelerator.json").exists()
     assert table.PAGE.read_text() == before
     monkeypatch.setattr(table, "SECTIONS", accelerator.SECTIONS)
-    assert "environment 1, `make accelerator`" in table.page(tmp_path)
+    assert "`make accelerator`, 20" in table.page(tmp_path)
 
 
 def test_what_is_missing_is_named(
