@@ -108,7 +108,7 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_830,
+    "code": 30_835,
     "lines": 48_770,
     "files": 266,
     "long": 0,

@@ -51,6 +51,12 @@ def run_again(
     return fall_back(_UNSETTLED)
 
 
+NOT_PADDED = MaskingError(
+    "it computes a size, and no axis is open",
+    "open an axis in dynamic_axes, or leave dynamic_axes out",
+)
+
+
 class EagerSignatures:
     """The signatures whose function ``jit`` cannot trace, as it computes sizes."""
 

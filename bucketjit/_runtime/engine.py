@@ -24,7 +24,7 @@ from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.checked_calls import CheckedCall
-from bucketjit._runtime.computed_sizes import run_again, run_eagerly
+from bucketjit._runtime.computed_sizes import NOT_PADDED, run_again, run_eagerly
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
@@ -161,8 +161,12 @@ class Engine:
             case Unpadded(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
                 return self._run_exact(call, out, given, why.reason)
-            case Unpadded():
-                return self._run_exact(call, out, given)
+            case Unpadded(because):
+                result = self._run_exact(call, out, given)
+                is_eager = self.refusals.eager.is_eager(call.signature)
+                if is_eager and because is Because.NO_OPEN_AXIS and call.refusal is None:
+                    self.note_fallback(NOT_PADDED, is_eager=True)
+                return result
 
     def _run_masked(
         self,

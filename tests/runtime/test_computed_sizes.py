@@ -400,6 +400,17 @@ def test_empty_arrays_and_no_strategy_run_without_jit() -> None:
         BucketedExec(lambda x: x if x.sum() > 0 else -x)(x)
 
 
+def test_a_function_without_open_axes_is_a_fallback_if_jit_cannot_run_it() -> None:
+    x = np.array([1, -1, 2], np.float32)
+    executor = BucketedExec(PROGRAMS["selection"], dynamic_axes=(None,)).with_pow2()
+    with pytest.warns(FallbackWarning, match="without jit.*no axis is open.*open an axis in"):
+        np.testing.assert_allclose(executor(x), [1, 2])
+    assert executor.stats().fallback_calls == 1
+    strict = BucketedExec(PROGRAMS["selection"], dynamic_axes=(None,), fallback="error").with_pow2()
+    with pytest.raises(FallbackError, match="no axis is open"):
+        strict(x)
+
+
 def test_programs_of_concrete_traces_cannot_compute_sizes() -> None:
     def both(x: Any) -> Any:
         return x[x > 0] * np.arange(x.shape[0]).sum()
