@@ -33,7 +33,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
-from bucketjit._stages.explain import Explanation, explain
+from bucketjit._stages.explain import Explanation, asked, explain
 from bucketjit._stages.listed_buckets import ahead
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import MaskingError, SelectionError
@@ -258,7 +258,7 @@ class BucketedExec(Staging[P, R]):
         return self._engine.name
 
     @boundary
-    def explain(self, *args: Any, rules: bool = False, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do, without compiling or running it.
 
         Args:
@@ -266,7 +266,7 @@ class BucketedExec(Staging[P, R]):
                 arrays.
             rules: Whether the text lists the program, its guards, and each operation that is
                 masked: by which rule, and where it is in your code. The attributes have these in
-                any case.
+                any case. A parameter of the function of that name gets the keyword instead.
             **kwargs: The keyword arguments, likewise.
 
         Returns:
@@ -283,6 +283,7 @@ class BucketedExec(Staging[P, R]):
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
+        rules, kwargs = asked(self._engine.signer, rules, kwargs)
         signed = self._engine.signer.sign(args, kwargs, structs=True)
         call = call_of_shard(self._engine, signed)
         return explain(self._engine, call, rules, unpadded=None if self._plain is None else WHY)

@@ -21,7 +21,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
-from bucketjit._stages.explain import Explanation, MaskedEquation, explain
+from bucketjit._stages.explain import Explanation, MaskedEquation, asked, explain
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit.errors import ArtifactError
 
@@ -127,7 +127,7 @@ class Loaded(Served[..., Any]):
         return {leaf.path: str(leaf) for leaf in self._functions[0].arguments.facts.leaves}
 
     @boundary
-    def explain(self, *args: Any, rules: bool = False, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do; see `BucketedExec.explain`.
 
         Args:
@@ -142,6 +142,7 @@ class Loaded(Served[..., Any]):
         Raises:
             ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
         """
+        rules, kwargs = asked(self._engine.signer, rules, kwargs)
         args, kwargs = self._functions[0].by_position(args, kwargs)
         call = self._engine.signer.sign(args, kwargs, structs=True)
         return explain(self._engine, call, rules, _masked_equations)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import html
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -31,6 +31,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.shards import bound_axis
+from bucketjit._tracing.signer import Signer
 from bucketjit.errors import MaskingError, SpecError
 
 
@@ -246,19 +247,29 @@ def _shown(value: object) -> str:
 Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
 
 
+def asked(
+    signer: Signer, rules: object, kwargs: Mapping[str, Any]
+) -> tuple[bool | None, dict[str, Any]]:
+    """Whether to list rules, and the keywords of the call.
+
+    A parameter of the function that is named ``rules`` gets that keyword.
+    """
+    given = signer.parameters
+    if rules is not None and "rules" in [*given.positional, *(given.keyword_only or ())]:
+        return None, {**kwargs, "rules": rules}
+    if not isinstance(rules, bool | None):
+        raise SpecError(f"explain: rules must be True or False, got {rules!r}")
+    return rules, dict(kwargs)
+
+
 def explain(
     engine: Engine,
     call: Call,
-    rules: object,
+    rules: bool | None,
     equations: Equations | None = None,
     unpadded: MaskingError | None = None,
 ) -> Explanation:
     """Explain what a call would do; see `BucketedExec.explain`."""
-    if not isinstance(rules, bool):
-        raise SpecError(
-            f"explain: rules must be True or False, got {rules!r}; pass an argument of the "
-            "function of that name by position"
-        )
     if engine.config.always_exact or unpadded is not None:
         call = call.resolved(call.signature.declared(call.shapes))
         return _explained_exact(engine, call, unpadded or NO_STRATEGY, rules)
@@ -287,12 +298,17 @@ def explain(
         masked,
         computed=program.computed_in_words(),
         why="" if learning is None else learning.why(decision.bucket),
-        rules=rules,
+        rules=bool(rules),
     )
 
 
-def _explained_exact(engine: Engine, call: Call, why: MaskingError, rules: bool) -> Explanation:
-    sizes = FrozenDict(call.sizes)
-    compiled = engine.requests.exact_key(call) in engine.cache
-    told = Explanation(engine.name, sizes, sizes, "exact", compiled, rules=rules)
-    return replace(told, reason=why.reason, remedy=why.remedy)
+def _explained_exact(
+    engine: Engine, call: Call, why: MaskingError, rules: bool | None
+) -> Explanation:
+    return Explanation(
+        *(engine.name, (sizes := FrozenDict(call.sizes)), sizes, "exact"),
+        engine.requests.exact_key(call) in engine.cache,
+        reason=why.reason,
+        remedy=why.remedy,
+        rules=bool(rules),
+    )

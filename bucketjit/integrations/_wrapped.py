@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.executor import BucketedExec
+from bucketjit._stages.explain import asked
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
 
 P = ParamSpec("P")
@@ -108,7 +109,7 @@ class Wrapped(Generic[P, R]):
         """The counters as tables; see `BucketedExec.report`."""
         return self.executor.report()
 
-    def explain(self, *args: Any, rules: bool = False, **kwargs: Any) -> Explanation:
+    def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do; see `BucketedExec.explain`.
 
         Args:
@@ -116,8 +117,9 @@ class Wrapped(Generic[P, R]):
             rules: Whether the text lists the program and what is masked.
             **kwargs: Its keyword arguments.
         """
+        rules, kwargs = asked(self.executor._engine.signer, rules, kwargs)
         args, kwargs = self._plain(args, kwargs)
-        return self.executor.explain(*args, rules=rules, **kwargs)
+        return self.executor.explain(*args, **{"rules": rules, **kwargs})
 
     def warmup(self, *args: Any, **kwargs: Any) -> WarmupReport:
         """Compile buckets before calls need them; see `BucketedExec.warmup`.

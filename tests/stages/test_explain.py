@@ -79,8 +79,29 @@ def test_rules_are_told_on_request(tmp_path: Path) -> None:
     decides = BucketedExec(lambda x: x * 2 if x.shape[0] > 4 else x).with_pow2()
     assert "\n  holds for: batch >= 5" in str(decides.explain(ramp(6), rules=True))
     assert "batch >= 5" not in str(decides.explain(ramp(6)))
-    with pytest.raises(SpecError, match="explain: rules must be True or False, got 'all'; pass"):
+    with pytest.raises(SpecError, match="explain: rules must be True or False, got 'all'"):
         executor.explain(q, k, rules="all")  # type: ignore[arg-type]
+
+
+def test_a_parameter_named_rules_gets_that_keyword(tmp_path: Path) -> None:
+    """By position or by keyword, also of a saved function and of a wrapper."""
+
+    def scaled(x: Any, rules: bool = True) -> Any:
+        return jnp.sum(x + 1) if rules else x
+
+    options: Any = {"static_argnames": "rules", "dynamic_axes": ("n", None), "buckets": "pow2"}
+    for fn in (bucketjit.jit(scaled, **options), bucketjit.integrations.nnx.jit(scaled, **options)):
+        masked = [fn.explain(ramp(5), rules=rules).masked for rules in (True, False)]
+        assert masked == [fn.explain(ramp(5)).masked, fn.explain(ramp(5), False).masked]
+        assert masked[0] and not masked[1]
+
+    def times(x: Any, *, rules: Any) -> Any:
+        return x * rules
+
+    fn = bucketjit.jit(times, dynamic_axes={"x": "n"}, buckets=[8])
+    fn.save(tmp_path / "times.bkt", ramp(5), rules=jnp.float32(2))
+    for each in (fn, bucketjit.load(tmp_path / "times.bkt")):
+        assert each.explain(ramp(5), rules=np.float32(2)).bucket == {"n": 8}
 
 
 @pytest.mark.parametrize(
