@@ -14,7 +14,13 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Ragged
-from bucketjit.errors import ArgumentError, FallbackWarning, RecompileWarning
+from bucketjit.errors import (
+    ArgumentError,
+    BucketOverflowError,
+    FallbackWarning,
+    RecompileWarning,
+    SpecError,
+)
 
 F32 = np.float32
 WEIGHTS = np.arange(1, 5, dtype=F32)
@@ -195,9 +201,19 @@ def test_an_odd_example_is_named_with_its_cure(odd: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [None, "n"])
-@pytest.mark.parametrize("rows", [[[1, 2, 3], [4, 5]], [(1.0, 2.0), (3.0,)], [1, 2], [3.5, 4.5]])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *([[1, 2, 3], [4, 5]], [(1.0, 2.0), (3.0,)], [1, 2], [3.5, 4.5], [True, False]),
+        *(np.ones(3, F32), [np.float32(1), np.float32(2)], jnp.ones(2)),
+    ],
+)
 def test_lists_of_numbers_name_the_example_and_what_to_pass(axes: Any, rows: list[Any]) -> None:
     total = bucketjit.jit(lambda x: x.sum(), dynamic_axes=axes)
+    if axes is None and not isinstance(rows, list):
+        with pytest.raises(SpecError, match="say by in_axes which are"):
+            total.map(rows)
+        return
     if axes is None and not isinstance(rows[0], list | tuple):
         with pytest.warns(FallbackWarning, match="no axis of the lists of examples is open"):
             assert total.map(rows) == rows  # to JAX a number is an array of rank 0
@@ -206,10 +222,28 @@ def test_lists_of_numbers_name_the_example_and_what_to_pass(axes: Any, rows: lis
         total.map(rows)
     told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert re.search(r"\bexample [01]\b", told)
-    assert "pass [np.asarray(one) for one in x]" in told
-    assert "pass np.asarray(x)" not in told
-    if isinstance(rows[0], list | tuple):
-        assert total.map([np.asarray(one) for one in rows]) == list(map(sum, rows))
+    (form,) = re.findall(r"pass (\[?np.asarray.*)", told)
+    meant = rows if isinstance(rows[0], list | tuple) else [rows]
+    assert total.map(eval(form, {"np": np, "x": rows})) == list(map(sum, meant))
+
+
+def test_only_the_argument_that_an_error_is_about_has_a_cure() -> None:
+    """Labels are numbers, too."""
+
+    def add(x: Any, y: Any) -> Any:
+        return x.sum() + y
+
+    fn = bucketjit.jit(add, dynamic_axes=("n", None), buckets=[4])
+    with pytest.raises(BucketOverflowError) as of_size:
+        fn.map([np.ones(3, F32), np.ones(9, F32)], [1, 2], in_axes=(0, 0))
+    with pytest.raises(AttributeError) as of_user:
+        bucketjit.jit(lambda x, y: x.nope + y).map([np.ones(3, F32)] * 2, [1, 2], in_axes=0)
+    assert "np.asarray" not in str([of_size.value, of_user.value.__notes__])
+    with pytest.raises(ArgumentError, match=r"example 0: x: .* for one in x\]"):
+        fn.map([[1.0, 2.0], [1.0]], [1, 2], in_axes=(0, 0))
+    pair = bucketjit.jit(lambda p: p[0].sum() + p[1].sum(), dynamic_axes=(("n", "n"),))
+    with pytest.raises(ArgumentError, match=r"pass np.asarray\(p\[0\]\)$"):
+        pair.map([([1.0, 2.0], [3.0, 4.0]), ([1.0], [3.0])])
 
 
 def test_weights_of_that_length_are_shared_where_an_entry_does_not_fit() -> None:

@@ -164,7 +164,7 @@ class Kinds:
             if told.startswith(f"example {index}"):
                 raise
             named = copy.copy(error)  # a stored error may be raised for several examples
-            cure = self._cure(values)
+            cure = self._cure(values, told)
             if cure:  # not that of a call, where the argument is no list of examples
                 told = told.partition("; pass np.asarray")[0]
             named.args = (f"example {index}: {told}{cure}",)
@@ -173,12 +173,15 @@ class Kinds:
             error.add_note(f"bucketjit: this is example {index} of map{self._cure(values)}")
             raise
 
-    def _cure(self, values: Values) -> str:
-        """What to pass in the place of examples that are numbers, or lists of them."""
-        for name, value in zip(self._examples.names, values, strict=True):
-            if is_list_of_numbers(value) or isinstance(value, int | float | complex):
-                return f"; {_array_for_each(name)}"
-        return ""
+    def _cure(self, values: Values, told: str = "") -> str:
+        """What to pass in the place of numbers, or lists of them, that an error is about.
+
+        An error of the user's function, which tells no name, may be about any argument.
+        """
+        pairs = list(zip(self._examples.names, values, strict=True))
+        about = [pair for pair in pairs if told.startswith(f"{pair[0]}: ")] if told else pairs
+        cures = [_array_of_examples(name, value) for name, value in about]
+        return f"; {cures[0]}" if cures and all(cures) else ""
 
     def call_of(self, row: Row) -> Call:
         """The call of an example."""
@@ -221,8 +224,8 @@ class Kinds:
             if of != tree:
                 got, first = _in_words(value), _in_words(self._values[place])
                 words = (str(of), str(tree)) if got == first else (got, first)
-                lists = is_list_of_numbers(value) or is_list_of_numbers(self._values[place])
-                cure = _array_for_each(name) if lists else "give all examples the same structure"
+                either = value if is_list_of_numbers(value) else self._values[place]
+                cure = _array_of_examples(name, either) or "give all examples the same structure"
                 raise ArgumentError(
                     f"example {index}, {name}: {words[0]}, but example 0 has {words[1]}; {cure}"
                 )
@@ -371,8 +374,12 @@ def _shown(kind: LeafType, shape: Sequence[Any]) -> str:
     return f"{kind.dtype}[{', '.join(map(str, shape))}]"
 
 
-def _array_for_each(name: str) -> str:
-    return f"where an array is meant for each example, pass [np.asarray(one) for one in {name}]"
+def _array_of_examples(name: str, value: Any) -> str:
+    """What to pass if an example is a number or a list of numbers; ``""`` if it is neither."""
+    if is_list_of_numbers(value):
+        return f"where an array is meant for each example, pass [np.asarray(one) for one in {name}]"
+    is_number = isinstance(value, int | float | complex) or getattr(value, "shape", None) == ()
+    return f"where {name} is one example, pass [np.asarray({name})]" if is_number else ""
 
 
 def _in_words(value: Any) -> str:
