@@ -281,6 +281,15 @@ def test_an_unhashable_static_argument_names_a_hashable_form(static: Any, instea
 
 
 @pytest.mark.parametrize(
+    "static", [{"a": [1]}, [[1]], ([1],), np.ones((2, 2)), np.array(3)], ids=repr
+)
+def test_no_form_is_named_that_is_not_hashable_either(static: Any) -> None:
+    executor = bucketjit.jit(lambda x, cfg: x, static_argnames="cfg")
+    with pytest.raises(ArgumentError, match="; pass a hashable object, such as one of a class"):
+        executor(ramp(3), cfg=static)
+
+
+@pytest.mark.parametrize(
     ("given", "told"),
     [
         (
@@ -299,6 +308,7 @@ def test_an_unhashable_static_argument_names_a_hashable_form(static: Any, instea
             {"x": ramp(3), "sizes": [4, 8]},
             r"such as \{'n': 8\}, got 4; several .* \{'n': \[8, 16\]\}",
         ),
+        ({"x": ramp(3), "sizes": 8}, r"a dict such as \{'n': range\(1, 65\)\}"),
     ],
 )
 def test_sizes_of_a_warmup_name_what_to_write(given: Any, told: str) -> None:

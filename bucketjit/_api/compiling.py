@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -97,7 +97,8 @@ class Compiling(BucketBuilders[P, R]):
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         if self._plain is not None:  # calls would not use what is compiled
             return WarmupReport((), (), (), (), (), 0.0)
-        if sizes is not None and not (args or kwargs):
+        is_asked = sizes is not None and not (isinstance(sizes, Sized) and len(sizes) == 0)
+        if is_asked and not (args or kwargs):
             raise SpecError(
                 "warmup: sizes are those of arguments, and there are none; give the arguments of "
                 "one call first: warmup(jax.ShapeDtypeStruct((8, 64), 'float32'), sizes=...)"

@@ -105,7 +105,9 @@ def strategy_of(name: str, given: object) -> Strategy:
     if isinstance(given, str):
         if given not in _NAMED:
             close = difflib.get_close_matches(given.lower(), _NAMED, 1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            number = f"[{int(given)}]" if given.isdecimal() else ""
+            meant = number or (repr(close[0]) if close else "")
+            meant = f"; did you mean {meant}?" if meant else ""
             raise SpecError(
                 f"{name}={given!r}: expected one of {sorted(_NAMED)}, a list of sizes, a "
                 "strategy such as bucketjit.strategies.Linear(32), or a dict of these by dimension"

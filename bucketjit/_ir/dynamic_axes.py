@@ -318,13 +318,15 @@ def _shown(entry: object) -> str:
     return repr(list(entry.axes) if isinstance(entry, Anonymous) else entry)
 
 
-_SIGNS = ("", ":", "*", "?", "-", "-1", "None")  # what may be meant as an axis that is static
+def _is_sign(part: str) -> bool:
+    """Whether a text may be meant as an axis that is static, as in other libraries."""
+    return part in ("-1", "None") or not re.search(r"\w|\.\.\.", part)
 
 
 def _refuse_signs(parts: Sequence[str], path: str) -> None:
     """Raise if an axis is a sign that other libraries use for one without a name."""
-    if found := [part for part in parts if part in _SIGNS]:
-        written = ", ".join(STATIC if part in _SIGNS else part for part in parts)
+    if found := [part for part in parts if _is_sign(part)]:
+        written = ", ".join(STATIC if _is_sign(part) else part for part in parts)
         raise SpecError(
             f"dynamic_axes of {path}: {found[0]!r} is not a size; write _ for an axis that is "
             f"static, as in {written!r}, and a name for one that varies"
@@ -332,13 +334,13 @@ def _refuse_signs(parts: Sequence[str], path: str) -> None:
 
 
 def _refuse_missing_commas(part: str, path: str) -> None:
-    """Raise if an axis is two words, as in ``"b s"``, or has a separator that is not a comma."""
-    if re.search(r"\w\s+\w", part) or set(part) & set(";|:"):
+    """Raise if an axis is two words, as in ``"b s"``, or has a sign that no size has."""
+    if re.search(r"\w\s+\w", part) or set(part) & set(";|:?[]") or part.startswith("*"):
         found = re.findall(r"\w+|\.\.\.|(?<!\S)[:*?](?!\S)", part)
-        names = [STATIC if name in _SIGNS else name for name in found]
+        names = [STATIC if _is_sign(name) else name for name in found]
+        cure = "write" if len(names) == 1 else "separate axes by commas:"
         raise SpecError(
-            f"dynamic_axes of {path}: {part!r} is not a size; separate axes by commas: "
-            f"{', '.join(names)!r}"
+            f"dynamic_axes of {path}: {part!r} is not a size; {cure} {', '.join(names)!r}"
         )
 
 

@@ -65,9 +65,10 @@ def innermost_transformation() -> str:
 
 
 def only_shapes() -> bool:
-    """Whether ``jax.eval_shape`` traces the code, which nothing then compiles.
+    """Whether ``jax.eval_shape`` traces the code, which compiles nothing by itself.
 
-    A ``jit`` between the two does not count, as it keeps its trace for calls. No public name tells
+    JAX keeps the trace: a later ``jit`` of the same function and types does not trace the code
+    again. A ``jit`` between the two does not count, as its calls compile. No public name tells
     who traces, so the frames are looked at (``api.eval_shape`` and ``pjit.cache_miss``, since 0.4).
     """
     frame = inspect.currentframe()

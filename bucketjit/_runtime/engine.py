@@ -164,7 +164,7 @@ class Engine:
             case Unpadded(because):
                 result = self._run_exact(call, out, given)
                 is_eager = self.refusals.eager.is_eager(call.signature)
-                if is_eager and because is Because.NO_OPEN_AXIS and call.refusal is None:
+                if is_eager and because is Because.NO_OPEN_AXIS:
                     self.note_fallback(NOT_PADDED, is_eager=True)
                 return result
 

@@ -25,7 +25,7 @@ def note_inlined(config: Config, name: str, counters: Counters, what: str = INLI
 
     There is no warning without a strategy, as nothing would be padded anyway, nor inside another
     bucketed function, which pads its own arguments. ``jax.eval_shape`` runs nothing, so it does not
-    count.
+    count; nor does a later ``jit`` that has its trace.
 
     Warns:
         InlinedWarning: See above.

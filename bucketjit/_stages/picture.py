@@ -13,6 +13,7 @@ from bucketjit._events import counted, printable
 _WIDTH, _HEIGHT, _MARGIN = 560, 112, 8  # of the strip of one variable
 _TOP, _GROUND = 34, 92  # where bars end and begin; titles are above, sizes below
 _BARS, _SHARE = 70, 120  # bars of one variable, at most; the width of data with padding
+_NAMED = 20  # buckets of one variable that text names, at most
 _APART = 26  # between two sizes in text, so that they do not overlap
 # Middle tones, which are seen on light ground and on dark. Text has the colour of the page.
 _CALL, _BUCKET = "#4c8bc8", "#e07b39"
@@ -32,7 +33,9 @@ def picture_of(stats: Mapping[str, Any]) -> str:
             f"{counted(len(calls), 'size')}, {counted(len(buckets), 'bucket')}, "
             f"{100 * waste:.0f} % padding"
         )
-        told.append(f"{text}; buckets {', '.join(map(str, buckets)) or 'none'}.")
+        named = ", ".join(map(str, buckets[:_NAMED])) or "none"
+        more = f", ..., {buckets[-1]}" if len(buckets) > _NAMED else ""
+        told.append(f"{text}; buckets {named}{more}.")
         parts = "".join(_strip(html.escape(text), calls, buckets, waste))
         strips.append(f'<g transform="translate(0 {_HEIGHT * len(strips)})">{parts}</g>')
     if not strips:
@@ -65,8 +68,12 @@ def _strip(
         yield _box(x, _GROUND - height, width, height, _CALL)
     yield _box(_MARGIN, _GROUND, _WIDTH - 2 * _MARGIN, 0.5, "currentColor")
     free = math.inf  # the smallest place that text has taken
+    drawn = math.inf  # the place of the last line
     for bucket in reversed(buckets):
         x = _MARGIN + scale * (bucket + step)  # behind the bar of calls that fill the bucket
+        if drawn - x < 2:  # lines of 1.5 would overlap
+            continue
+        drawn = x
         yield _box(x - 1, _TOP - 6, 1.5, _GROUND - _TOP + 6, _BUCKET)
         if x < free:
             free, x = x - _APART, min(x, _WIDTH - 2 * _MARGIN)

@@ -62,8 +62,9 @@ def combinations(
             )
         return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
+        v = (*variables, "batch")[0]
         raise SpecError(
-            f"sizes must be a dict such as {{'batch': range(1, 65)}}, a list of dicts, or "
+            f"sizes must be a dict such as {{{v!r}: range(1, 65)}}, a list of dicts, or "
             f"a strategy, got {reprlib.repr(sizes)}"
         )
     found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
@@ -124,6 +125,8 @@ def _is_strategy(sizes: object) -> bool:
 def _sizes_of(variable: str, given: Any) -> list[int]:
     if _is_strategy(given):
         given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
+    if hasattr(given, "tolist"):  # an array of NumPy or JAX
+        given = given.tolist()
     values: list[Any] = []
     try:  # `given` may be any object, or an iterable without end
         one = isinstance(given, int | np.integer)

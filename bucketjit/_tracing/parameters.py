@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -118,11 +119,12 @@ class Parameters:
             try:
                 hash(value)
             except TypeError as error:
-                form = next((f for kind, f in _HASHABLE.items() if isinstance(value, kind)), "")
-                instead = f"pass {form.format(what)}, or " if form else ""
+                form = _hashable_form(value)
+                instead = f"{form.format(what)}, or " if form else ""
                 raise ArgumentError(
                     f"{what}: static arguments must be hashable, got {type(value).__name__} "
-                    f"({error}); {instead}make it a traced argument"
+                    f"({error}); pass {instead}a hashable object, such as one of a class under "
+                    "@dataclass(frozen=True), or make it a traced argument"
                 ) from error
         rest = tuple(a for i, a in enumerate(args) if i not in statics.positional)
         return rest, {k: v for k, v in kwargs.items() if k not in statics.keyword}, statics
@@ -132,13 +134,23 @@ class Parameters:
         return [i for i in range(count) if i not in self.static_nums]
 
 
-# By type, what to pass in the place of a static argument.
-_HASHABLE: Mapping[type, str] = {
-    dict: "tuple({0}.items()), or an object of a class under @dataclass(frozen=True)",
-    set: "frozenset({0})",
-    list: "tuple({0})",
-    np.ndarray: "tuple({0}.tolist())",
+# By type, what to pass in the place of a static argument, and what makes it.
+_HASHABLE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
+    dict: ("tuple({0}.items())", lambda value: tuple(value.items())),
+    set: ("frozenset({0})", frozenset),
+    list: ("tuple({0})", tuple),
+    np.ndarray: ("tuple({0}.tolist())", lambda value: tuple(value.tolist())),
 }
+
+
+def _hashable_form(value: Any) -> str:
+    """What to pass in the place of a static argument; ``""`` if no such form is hashable."""
+    for kind, (form, make) in _HASHABLE.items():
+        if isinstance(value, kind):
+            with contextlib.suppress(TypeError):
+                hash(make(value))
+                return form
+    return ""
 
 
 def _several(given: object) -> tuple[Any, ...]:

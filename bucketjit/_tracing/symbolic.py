@@ -237,7 +237,8 @@ def _refusal(
     if isinstance(error, MaskingError):
         line = "" if error.names_a_line else line
         return TraceRefused(f"{error.reason}{line}", error.remedy, error)
-    if repeats_by_size(error) or code.startswith(_LOOPS) or f"range({code})" in text:
+    by_size = code.startswith(_LOOPS) or (_INT.search(str(error)) and code.startswith(_ITERATE))
+    if repeats_by_size(error) or by_size or f"range({code})" in text:
         told = f"a Python loop or list is as long as an open axis: {text.rstrip(':')}{line}"
         return TraceRefused(told, LOOP, error)
     if isinstance(error, LengthIsInt):
@@ -264,6 +265,8 @@ def _refusal(
 COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
 
 _LOOPS = ("range(", "list(", "enumerate(", "zip(")
+# They loop over an array, but what they call may raise as well.
+_ITERATE = ("sum(", "tuple(", "map(", "iter(", "next(", "sorted(", "max(", "min(")
 
 LOOP = "loop with jax.lax.scan, map or fori_loop, or use jax.vmap, or leave that axis static"
 

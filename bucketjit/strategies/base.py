@@ -161,6 +161,8 @@ def checked_strategy(name: str, value: object) -> Strategy:
     """Check that a parameter is a strategy."""
     if isinstance(value, type) or not callable(getattr(value, "bucket", None)):
         cure = f"; write {value.__name__}(...)" if isinstance(value, type) else ""
+        if isinstance(value, list | tuple | range):
+            cure = "; sizes are strategies.Boundaries([16, 64]), or go to with_buckets"
         raise StrategyContractError(
             f"{name} must be an object with a method bucket(n) -> int, not {value!r}{cure}"
         )
@@ -175,13 +177,13 @@ def checked_sizes(name: str, given: object, besides: str = "") -> tuple[int, ...
     if not one and not isinstance(given, Set | Mapping):
         with contextlib.suppress(TypeError):
             sizes = tuple(map(as_int, values))
-            if sizes and all(a < b for a, b in itertools.pairwise((0, *sizes))):
+            if sizes and all(a < b for a, b in itertools.pairwise((0, *sizes, _MOST + 1))):
                 return sizes
     meant = set()
-    for value in values:
+    for value in [] if isinstance(given, bool) else values:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             meant.add(math.ceil(float(value)))
-    right = reprlib.repr(sorted(size for size in meant if size > 0))
+    right = reprlib.repr(sorted(size for size in meant if 0 < size <= _MOST))
     raise SpecError(
         f"{name} must be{besides} a list of ints above 0 in increasing order, got "
         f"{reprlib.repr(given)}; write {'one such as [16, 64]' if right == '[]' else right}"

@@ -71,6 +71,9 @@ def test_a_text_is_the_member_of_the_enum() -> None:
             r"buckets='pow3': expected one of \['auto', 'exact', 'pow2'\], a list",
         ),
         ({"buckets": "Pow-2"}, "did you mean 'pow2'"),
+        ({"buckets": "64"}, r"did you mean \[64\]\?"),
+        ({"buckets": True}, r"got True; write one such as \[16, 64\]"),
+        ({"buckets": [8, 2**70]}, r"; write \[8\]"),
         ({"buckets": {"n": "auot"}}, r"^buckets\['n'\]='auot': .*did you mean 'auto'"),
         ({"buckets": np.array([64, 16])}, r"^buckets must be .*got array.*; write \[16, 64\]$"),
         ({"buckets": 64}, r"^buckets must be .*, got 64; write \[64\]$"),
@@ -97,6 +100,9 @@ def test_a_strategy_is_checked_when_it_is_given() -> None:
         bucketjit.jit(jnp.sum, buckets=Pow2)
     with pytest.raises(StrategyContractError, match=r"^strategy must be an object with a method"):
         BucketedExec(jnp.sum).with_strategy(Pow2)
+    sizes: Any = [8, 16]
+    with pytest.raises(StrategyContractError, match=r"strategies.Boundaries\(\[16, 64\]\), or go"):
+        BucketedExec(jnp.sum).with_strategy(sizes)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+import bucketjit
 from bucketjit import BucketedExec
 
 
@@ -35,3 +37,10 @@ def test_every_bucket_of_the_program_is_loaded(tmp_path: Any) -> None:
 def test_without_a_directory_the_example_alone_is_compiled() -> None:
     fn = BucketedExec(lambda x: x.sum(0), dynamic_axes="n, _").with_pow2()
     assert [b["n"] for b in fn.warmup(_ones(3), progress=False).compiled] == [4]
+
+
+def test_sizes_may_be_an_array_or_none_at_all() -> None:
+    double = bucketjit.jit(lambda x: x * 2, dynamic_axes="n", buckets="pow2")
+    report = double.warmup(np.ones(3, np.float32), sizes={"n": jnp.arange(1, 9)}, progress=False)
+    assert [dict(bucket) for bucket in report.compiled] == [{"n": n} for n in (8, 4, 2, 1)]
+    assert bucketjit.jit(lambda: jnp.ones(3)).warmup(sizes={}, progress=False).compiled == ({},)

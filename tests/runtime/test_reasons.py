@@ -59,6 +59,10 @@ def _by_number(x: Any) -> list[Any]:
     return doubled
 
 
+def _sum(x: Any) -> Any:
+    return sum(x)
+
+
 def _mask(x: Any) -> list[Any]:
     return [x] * (x.shape[0] ^ 1)
 
@@ -92,6 +96,7 @@ SYMBOLIC: dict[Callable[[Any], Any], tuple[str, str]] = {
     _columns: (rf"^{_LOOP}: return \[row for row in x\] {_LINE}$", "jax.vmap"),
     _positions: (rf"^{_LOOP}: .*range\(x.shape\[0\]\)\] {_LINE}$", "jax.lax.scan"),
     _by_number: (rf"^{_LOOP}: for i in range\(len\(x\)\) {_LINE}$", "jax.lax.scan"),
+    _sum: (rf"^{_LOOP}: return sum\(x\) {_LINE}", "jax.vmap"),
     _mask: (r"x.shape\[0\] \^ 1: .*a symbolic size has no __xor__", r"\*, //, %"),
     _bits: (r"x.shape\[0\].bit_length: .*no attribute 'bit_length'", "jax.numpy"),
     _root: (r"math.sqrt\(x.shape\[0\]\): .*no __float__", "jax.numpy"),

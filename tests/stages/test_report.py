@@ -15,6 +15,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
+from bucketjit._stages.picture import picture_of
 from bucketjit.errors import FallbackWarning
 
 
@@ -130,6 +131,18 @@ def test_a_notebook_shows_a_picture_with_a_text_alternative(name: str) -> None:
     )
     assert sum(box.get("width") == "1.5" for box in of["rect"]) == lines
     assert {text.get("fill") for text in of["text"]} == {None} and svg.get("fill") == "currentColor"
+
+
+def test_a_picture_of_thousands_of_buckets_stays_small() -> None:
+    picture = picture_of(
+        {
+            "size_counts": {"n": dict.fromkeys(range(1, 5001), 1)},
+            "buckets": [{"exact": False, "sizes": {"n": n}} for n in range(1, 5001)],
+            "dimension_waste": {"n": 0.25},
+        }
+    )
+    assert "5,000 buckets" in picture and "19, 20, ..., 5000." in picture
+    assert len(picture) < 50_000
 
 
 def test_no_picture_without_calls_and_plain_words_in_tables() -> None:

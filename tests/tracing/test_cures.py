@@ -133,6 +133,11 @@ def test_lists_that_are_trees_stay_trees() -> None:
         ("*, d", "'*' is not a size; write _ for an axis that is static, as in '_, d'"),
         ("b :", "separate axes by commas: 'b, _'"),
         ("b,, d", "as in 'b, _, d'"),
+        ("::, d", "'::' is not a size; write _ for an axis that is static, as in '_, d'"),
+        ("b, d:", "'d:' is not a size; write 'd'"),
+        ("* d", "separate axes by commas: '_, d'"),
+        ("*b, d", "'*b' is not a size; write 'b'"),
+        ("[b, _]", "'[b' is not a size; write 'b'"),
         (
             {"ids": ("b", "?")},
             "'?' is not a size; write _ for an axis that is static, as in 'b, _'",
