@@ -49,7 +49,7 @@ _LABELED: dict[str, tuple[str, tuple[str, ...]]] = {
     "computed_size_rows_total": ("Rows selected, where they are told.", _COMPUTED),
     "computed_size_bounds_total": ("Rows that they were selected from.", _COMPUTED),
     "bucket_hits": ("Calls that executables in the cache served after the first one.", _BUCKET),
-    "bucket_compile_seconds": ("Time that compiling them took.", _BUCKET),
+    "bucket_compile_seconds": ("Time that compiling them, or reading their files, took.", _BUCKET),
     "bucket_bytes": ("Memory that they take.", _BUCKET),
 }
 _METRICS = {**{name: (text, ()) for name, text in _PLAIN.items()}, **_LABELED}

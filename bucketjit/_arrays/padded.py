@@ -138,6 +138,9 @@ class Padded:
             raise TypeError("len() of an array without axes")
         return self.sizes[0]
 
+    def __getitem__(self, index: object) -> Any:
+        raise TypeError("a Padded array is not indexed: cut its padding first, by jnp.asarray(...)")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         part = np.asarray(self.array)[tuple(map(slice, self.sizes))]
         return np.array(part, dtype) if copy else np.asarray(part, dtype)

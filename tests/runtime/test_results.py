@@ -176,6 +176,9 @@ def test_what_padded_arrays_say() -> None:
     assert np.asarray(held, np.float32).dtype == np.float32
     with pytest.raises(TypeError, match="without axes"):
         len(Padded(jnp.float32(1), ()))
+    with pytest.raises(TypeError, match=r"not indexed: cut its padding first, by jnp.asarray"):
+        held[0]
+    assert jnp.asarray(held)[2].shape == (2,)
 
 
 # --- donation ------------------------------------------------------------------------------------

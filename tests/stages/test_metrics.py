@@ -6,6 +6,7 @@ import gc
 import sys
 import urllib.request
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,3 +169,13 @@ def test_unregistering(registry: Any) -> None:
     again = metrics.prometheus(executor, registry=registry)
     registration.unregister()  # the same executor under the same name: it is the same
     assert samples(registry) == {} and again == registration
+
+
+def test_the_reference_lists_every_metric() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "looking.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if "`bucketjit_" in line]
+    told = {name: (f"{text}.", labels) for name, text, labels in rows}
+    assert told == {
+        f"`bucketjit_{name}`": (text, ", ".join(f"`{label}`" for label in ("function", *labels)))
+        for name, (text, labels) in metrics._METRICS.items()
+    }
