@@ -102,12 +102,10 @@ def member(kind: type[E], name: str, given: object) -> E:
 
 def strategy_of(name: str, given: object) -> Strategy:
     """The strategy that one entry of ``buckets`` describes."""
-    if isinstance(given, str):
+    if isinstance(given, str) and not given.isdecimal():  # a number is shown as a list of sizes
         if given not in _NAMED:
             close = difflib.get_close_matches(given.lower(), _NAMED, 1)
-            number = f"[{int(given)}]" if given.isdecimal() else ""
-            meant = number or (repr(close[0]) if close else "")
-            meant = f"; did you mean {meant}?" if meant else ""
+            meant = f"; did you mean {close[0]!r}?" if close else ""
             raise SpecError(
                 f"{name}={given!r}: expected one of {sorted(_NAMED)}, a list of sizes, a "
                 "strategy such as bucketjit.strategies.Linear(32), or a dict of these by dimension"

@@ -237,8 +237,9 @@ def _refusal(
     if isinstance(error, MaskingError):
         line = "" if error.names_a_line else line
         return TraceRefused(f"{error.reason}{line}", error.remedy, error)
-    by_size = code.startswith(_LOOPS) or (_INT.search(str(error)) and code.startswith(_ITERATE))
-    if repeats_by_size(error) or by_size or f"range({code})" in text:
+    as_int = _INT.search(str(error))
+    loops = code.startswith((*_LOOPS, *_ITERATE) if as_int else _LOOPS)
+    if repeats_by_size(error) or loops or f"range({code})" in text:
         told = f"a Python loop or list is as long as an open axis: {text.rstrip(':')}{line}"
         return TraceRefused(told, LOOP, error)
     if isinstance(error, LengthIsInt):
@@ -248,8 +249,8 @@ def _refusal(
         remedy = f"write {size} in place of {code}, or leave that axis static"
         code = ""
     else:
-        if found := _INT.search(str(error)):
-            message = f"size {found[1]!r} is used as a Python int"
+        if as_int:
+            message = f"size {as_int[1]!r} is used as a Python int"
         elif "cannot be interpreted as an integer" in message and "_DimExpr" in message:
             message = "a symbolic size is used as a Python int"
         if _OF_INTS.search(message):

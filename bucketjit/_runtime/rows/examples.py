@@ -173,13 +173,15 @@ def examples_of(
     return examples
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, or an array without axes."""
+    return isinstance(value, int | float | complex) or getattr(value, "ndim", 1) == 0
+
+
 def _is_array_or_numbers(value: Any) -> bool:
     if type(value) not in (list, tuple):
         return getattr(value, "ndim", 0) > 0
-    return bool(value) and all(
-        isinstance(x, int | float | complex | np.generic) or getattr(x, "ndim", 1) == 0
-        for x in value
-    )
+    return bool(value) and all(map(is_number, value))
 
 
 def _copied(example: Any) -> Any:

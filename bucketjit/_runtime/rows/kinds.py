@@ -31,7 +31,7 @@ from bucketjit._jax.arrays import is_on_several_devices
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
-from bucketjit._runtime.rows.examples import Examples, Values, places_of_arguments
+from bucketjit._runtime.rows.examples import Examples, Values, is_number, places_of_arguments
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit.errors import ArgumentError, BucketJitError, FallbackError, MaskingError
@@ -378,8 +378,7 @@ def _array_of_examples(name: str, value: Any) -> str:
     """What to pass if an example is a number or a list of numbers; ``""`` if it is neither."""
     if is_list_of_numbers(value):
         return f"where an array is meant for each example, pass [np.asarray(one) for one in {name}]"
-    is_number = isinstance(value, int | float | complex) or getattr(value, "shape", None) == ()
-    return f"where {name} is one example, pass [np.asarray({name})]" if is_number else ""
+    return f"where {name} is one example, pass [np.asarray({name})]" if is_number(value) else ""
 
 
 def _in_words(value: Any) -> str:
