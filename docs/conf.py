@@ -19,7 +19,7 @@ from bucketjit._config import Config
 
 ROOT = Path(__file__).parents[1]
 FORGE = "https://github.com/bucketjit/bucketjit"
-COMMANDS = ("plan", "report", "cache", "bench", "refine", "unpack")
+COMMANDS = ("plan", "report", "cache", "bench", "unpack")
 
 project = "bucketjit"
 author = "The bucketjit developers"

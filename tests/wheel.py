@@ -65,7 +65,6 @@ COMMANDS = {
     "cache list files": "n=8 ",
     "cache prune files --max-size 0": "removed 3 of 3 files",
     "unpack total.bkt unpacked": "wrote ",
-    "refine total.bkt --sizes n=3 --text": "stablehlo",
     "bench --calls 8 --largest 8": "8 calls of ",
 }
 

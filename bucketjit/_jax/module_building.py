@@ -15,7 +15,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from bucketjit._jax.arrays import key_shape
-from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir, refined
+from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir
 
 Value = Any  # an `ir.Value` of jaxlib
 
@@ -241,37 +241,3 @@ def new_main(module: Module, name: str) -> Iterator[Building]:
             module.operation.verify()
         except Exception as error:
             raise BadModule(str(error)) from error
-
-
-def with_sizes(module: Module, shapes: Sequence[Sequence[int]], fixed: Mapping[int, int]) -> bytes:
-    """A module with these argument shapes, in which no size is open any more, as an artifact.
-
-    A new ``main`` with static types converts its arguments, without those that are fixed, and calls
-    the old one.
-    """
-    with new_main(module, "dynamic_main") as build:
-        old = build.old
-        kept = [i for i in range(len(old.inputs)) if i not in fixed]
-        types = [_with_shape(old.inputs[i], shapes[i]) for i in kept]
-        of_args = [attributes_in(old.arg_attributes[i]) if old.arg_attributes else {} for i in kept]
-        of_results = [*map(attributes_in, old.result_attributes)] or [{} for _ in old.results]
-        with build.main(types, old.results, of_args, of_results):
-            given = iter(build.arguments)
-            operands = []
-            for i, wanted in enumerate(old.inputs):
-                if i in fixed:
-                    number = ir.IntegerAttr.get(wanted.element_type, fixed[i])
-                    operands.append(hlo.constant(ir.DenseElementsAttr.get_splat(wanted, number)))
-                else:
-                    value = next(given)
-                    operands.append(value if value.type == wanted else hlo.convert(wanted, value))
-            build.returns(build.call(operands))
-    return refined(module)
-
-
-def _with_shape(type: Any, shape: Sequence[int]) -> Any:
-    try:
-        element = ir.RankedTensorType(type).element_type
-    except ValueError:  # a token
-        return type
-    return ir.RankedTensorType.get(list(shape), element)

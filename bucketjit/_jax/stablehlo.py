@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend.backend import get_compile_options
 from jax.extend.mlir import ir as _ir
 from jax.extend.mlir import refine_polymorphic_shapes, serialize_portable_artifact
 from jax.extend.mlir.dialects import func as _func
@@ -21,7 +20,6 @@ from jax.extend.mlir.dialects import stablehlo as _hlo
 from jax.interpreters import mlir
 
 from bucketjit._jax import names
-from bucketjit._jax.arrays import device_list, register_lapack
 from bucketjit._raised import first_line
 
 # The types that jaxlib tells of its bindings lack much.
@@ -31,11 +29,7 @@ hlo: Any = _hlo
 
 Module = Any  # an `ir.Module` of jaxlib
 
-MAGIC = b"ML\xefR"  # the first bytes of MLIR bytecode, and so of every portable artifact
-
-_PRODUCER = re.compile(rb"StableHLO_v(\d+(?:\.\d+)*)")
 MAIN = "main"
-_DYNAMIC = "jax.uses_shape_polymorphism"
 
 
 class BadModule(Exception):
@@ -48,12 +42,10 @@ class Tensor(NamedTuple):
     Attributes:
         shape: Its sizes; None for one that is not fixed.
         element: The element type in MLIR's words, such as ``"f32"``.
-        is_bounded: Whether its open sizes have bounds.
     """
 
     shape: tuple[int | None, ...]
     element: str
-    is_bounded: bool = False
 
     @property
     def is_static(self) -> bool:
@@ -63,20 +55,6 @@ class Tensor(NamedTuple):
     def __str__(self) -> str:
         sizes = "".join("?x" if n is None else f"{n}x" for n in self.shape)
         return f"tensor<{sizes}{self.element}>"
-
-
-def versions() -> str:
-    """The version of StableHLO in this jaxlib, which no module of ``jax`` names."""
-    return str(hlo.get_current_version())
-
-
-def version_of(artifact: bytes) -> str:
-    """The version of StableHLO that a portable artifact was written for; ``""`` if it names none.
-
-    It is in the header, so no parser is needed, and a module that is too new has it too.
-    """
-    found = _PRODUCER.search(artifact[:64])
-    return "" if found is None else found[1].decode()
 
 
 @contextlib.contextmanager
@@ -97,7 +75,7 @@ def _listening(context: Any) -> Iterator[list[str]]:
 
 def read_module(artifact: bytes) -> Module:
     """The module of a portable artifact (``stablehlo.deserialize_portable_artifact`` of jaxlib)."""
-    if not artifact.startswith(MAGIC):
+    if not artifact.startswith(b"ML\xefR"):
         raise BadModule("it does not begin like MLIR bytecode")
     context = mlir.make_ir_context()
     with _listening(context) as told:
@@ -141,11 +119,6 @@ def version_of_older_readers() -> str:
     return str(hlo.get_version_from_compatibility_requirement(requirement))
 
 
-def oldest_version() -> str:
-    """The oldest version of StableHLO that this jaxlib can write (``get_minimum_version``)."""
-    return str(hlo.get_minimum_version())
-
-
 def text_of(module: Module) -> str:
     """A module as text (``ir.Module.__str__``; no public name of ``jax`` takes such a module)."""
     return str(module)
@@ -153,10 +126,15 @@ def text_of(module: Module) -> str:
 
 def copy_of(module: Module) -> Module:
     """A copy in a context of its own: a lowered function shares its module with JAX's caches."""
+    with mlir.make_ir_context():
+        return ir.Module.parse(_written(module))
+
+
+def _written(module: Module) -> bytes:
+    """The bytecode of a module."""
     written = io.BytesIO()
     module.operation.write_bytecode(written)
-    with mlir.make_ir_context():
-        return ir.Module.parse(written.getvalue())
+    return written.getvalue()
 
 
 def _main_of(module: Module) -> Any:
@@ -175,7 +153,7 @@ def _tensor(type: Any) -> Tensor:
         return Tensor((), str(type))
     dynamic = ir.ShapedType.get_dynamic_size()
     shape = tuple(None if n == dynamic else n for n in ranked.shape)
-    return Tensor(shape, str(ranked.element_type), ranked.encoding is not None)
+    return Tensor(shape, str(ranked.element_type))
 
 
 def arguments_of(module: Module) -> list[Tensor]:
@@ -186,18 +164,6 @@ def arguments_of(module: Module) -> list[Tensor]:
 def results_of(module: Module) -> list[Tensor]:
     """The types of the results of ``main``."""
     return [_tensor(t) for t in _main_of(module).type.results]
-
-
-def has_platform_index(module: Module) -> bool:
-    """Whether the first argument of ``main`` says which platform the module runs on.
-
-    ``jax.export`` marks it with the attribute ``jax.global_constant``.
-    """
-    main = _main_of(module)
-    attributes = attributes_of(main, "arg_attrs")
-    if not attributes or "jax.global_constant" not in attributes[0]:
-        return False
-    return "_platform_index" in str(attributes[0]["jax.global_constant"])
 
 
 def attributes_of(function: Any, which: str) -> list[Any]:
@@ -213,68 +179,34 @@ _REASON = re.compile(r"error: (?:loc\(.*?\): )?(.+)")
 _DETAILS = re.compile(r"\s+(Using the following polymorphic|Please see https).*")
 
 
+def reason_in(error: BaseException) -> str:
+    """What is wrong with the sizes of a module, in an error of JAX or of its refinement."""
+    found = _REASON.search(str(error))
+    return _DETAILS.sub("", first_line(error) if found is None else found[1])
+
+
 def refined(module: Module) -> bytes:
     """A module in which no size is open any more, as an artifact, if ``main`` has static types.
 
-    XLA's pass of shape refinement, which JAX runs before it compiles an exported function, finds
-    the other sizes. Nothing is traced.
+    XLA's pass of shape refinement finds the other sizes; JAX runs it before it compiles a function.
     """
-    module.operation.attributes[_DYNAMIC] = ir.BoolAttr.get(False, module.context)
-    written = io.BytesIO()
-    module.operation.write_bytecode(written)
-    try:
-        raw = refine_polymorphic_shapes(
-            mlir_module=written.getvalue(),
-            enable_shape_assertions=True,
-            validate_static_shapes=True,
-            enable_shardy=jax.config.values["jax_use_shardy_partitioner"],
-        )
-    except Exception as error:
-        found = _REASON.search(str(error))
-        reason = first_line(error) if found is None else found[1]
-        raise BadModule(_DETAILS.sub("", reason)) from error
+    raw = refine_polymorphic_shapes(
+        mlir_module=_written(module),
+        enable_shape_assertions=True,
+        validate_static_shapes=True,
+        enable_shardy=jax.config.values["jax_use_shardy_partitioner"],
+    )
     # jaxlib also writes bytes from bytes, and then prints what it cannot write to standard error.
     with mlir.make_ir_context():
-        return write_module(ir.Module.parse(raw))
-
-
-def is_dynamic(module: Module) -> bool:
-    """Whether ``jax.export`` marked a module as one whose shapes must be refined."""
-    attributes = module.operation.attributes
-    return _DYNAMIC in attributes and bool(ir.BoolAttr(attributes[_DYNAMIC]).value)
+        module = ir.Module.parse(raw)
+        module.operation.attributes["jax.uses_shape_polymorphism"] = ir.BoolAttr.get(False)
+        return write_module(module)
 
 
 def element_of(dtype: Any) -> str:
     """MLIR's name of the elements of an array (``mlir.dtype_to_ir_type``), such as ``"f32"``."""
     with mlir.make_ir_context():
         return str(mlir.dtype_to_ir_type(np.dtype(dtype)))
-
-
-def compile_module(module: Module) -> Any:
-    """Compile a module for the default device of this process, as a PJRT client in C++ does.
-
-    No public function compiles StableHLO (``Client.compile_and_load`` of jaxlib, since 0.6).
-    """
-    written = io.BytesIO()
-    module.operation.write_bytecode(written)
-    raw = written.getvalue()
-    if b"lapack_" in raw:
-        register_lapack()
-    (device,) = jax.local_devices()[:1]
-    try:
-        return device.client.compile_and_load(
-            raw,
-            executable_devices=device_list((device,)),
-            compile_options=get_compile_options(1, 1),
-        )
-    except Exception as error:
-        if any(tensor.is_bounded for tensor in arguments_of(module)):
-            raise BadModule(
-                f"XLA does not compile arguments with bounds for {device.platform}; such a module "
-                "is for compilers that implement dynamic buffers; a bucketed function serves the "
-                "same sizes here"
-            ) from error
-        raise BadModule(f"XLA does not compile it: {first_line(error)}") from error
 
 
 _export = names.module("export._export")

@@ -12,8 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.backend import get_compile_options
 
 from bucketjit._jax import stablehlo
+from bucketjit._jax.arrays import device_list
 from bucketjit._jax.module_building import Building, new_main
 
 
@@ -28,8 +30,14 @@ def main_line(artifact: bytes) -> str:
     return line
 
 
-def run(executable: Any, *args: Any) -> list[np.ndarray]:
-    """Run a loaded executable of jaxlib."""
+def run(module: Any, *args: Any) -> list[np.ndarray]:
+    """Run a module on the default device, as a PJRT client in C++ does."""
+    device = jax.local_devices()[0]
+    executable = device.client.compile_and_load(
+        str(module),
+        executable_devices=device_list((device,)),
+        compile_options=get_compile_options(1, 1),
+    )
     arrays = [jax.device_put(np.asarray(x)) for x in args]
     outs = executable.execute_sharded(arrays).disassemble_into_single_device_arrays()
     return [np.asarray(out[0]) for out in outs]

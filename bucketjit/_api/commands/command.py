@@ -54,22 +54,15 @@ def named(text: str) -> str:
 
 
 JSON = argument("--json", action="store_true", help="print JSON in place of a table")
-PLATFORM = argument("--platform", metavar="NAME", help="the one of several platforms to write for")
-
-
-def read_bytes(name: str) -> bytes:
-    """Read a file, or standard input for ``-``."""
-    if name != "-":
-        return Path(name).read_bytes()
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError("name a file, or pipe one in")
-    return sys.stdin.buffer.read()
 
 
 def read_text(name: str) -> str:
-    """Read a file of text, with or without the byte order mark that spreadsheets write."""
+    """Read a file of text, or standard input for ``-``, without the mark of spreadsheets."""
+    if name == "-" and (sys.stdin is None or sys.stdin.isatty()):
+        raise UsageError("name a file, or pipe one in")
     try:
-        return read_bytes(name).decode("utf-8-sig")
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise CommandError(f"{shown_name(name)} is not text") from None
 

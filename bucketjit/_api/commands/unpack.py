@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bucketjit._api.commands.command import PLATFORM, Command, argument, named, opened
+from bucketjit._api.commands.command import Command, argument, named, opened
 from bucketjit._artifact.unpack import LAYOUT, unpack
 from bucketjit._events import LONGEST, counted, one_line
 from bucketjit._stages.report import shown_bytes
@@ -21,7 +21,7 @@ needed.
 _ARGUMENTS = (
     argument("file", metavar="FILE", type=named, help="the .bkt file"),
     argument("directory", metavar="DIR", type=named, help="the directory to write"),
-    PLATFORM,
+    argument("--platform", metavar="NAME", help="the one of several platforms to write for"),
     argument("--text", action="store_true", help="write the modules as MLIR text, too"),
     argument("--force", action="store_true", help="write into a directory with files"),
     argument("--key-file", metavar="KEY", help="a file with the key that FILE was signed with"),
