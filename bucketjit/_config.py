@@ -257,7 +257,6 @@ class Config:
         background: How to compile in the background; None not to.
         ahead: How to compile all listed buckets with the first call; None not to.
         listeners: Functions that get each event.
-        plan: The joint plan of several variables; None if there is none.
         overflow: What to do with sizes beyond the largest bucket.
         overflow_per_dim: The same by variable, where it differs.
         persistence: Where executables are kept in files.
@@ -287,7 +286,6 @@ class Config:
     background: Background | None = None
     ahead: AheadOfCalls | None = None
     listeners: tuple[Listener, ...] = ()
-    plan: Any = None
     overflow: Overflow = Overflow.ERROR
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
     persistence: Persistent | None = None  # None: in JAX's own cache directory, if one is in use
@@ -302,14 +300,14 @@ class Config:
 
     def has_room(self, dim: str) -> bool:
         """Whether arrays of a variable get room for results that calls take again."""
-        is_padded = not isinstance(self.strategy_of(dim), strategies.Exact) or dim in self.planned
+        is_padded = not isinstance(self.strategy_of(dim), strategies.Exact)
         return is_padded and self.out is Out.PADDED and self.sharded is None
 
     @property
     def always_exact(self) -> bool:
         """Whether every call runs at its exact shape: no variable has a strategy that pads."""
         every = (self.default, *self.per_dim.values())
-        return self.plan is None and all(isinstance(s, strategies.Exact) for s in every)
+        return all(isinstance(s, strategies.Exact) for s in every)
 
     @property
     def learns(self) -> bool:
@@ -324,9 +322,4 @@ class Config:
     @property
     def has_no_strategy(self) -> bool:
         """Whether the user chose no strategy, not even `Exact`."""
-        return self.default is NOT_CHOSEN and not self.per_dim and self.plan is None
-
-    @property
-    def planned(self) -> tuple[str, ...]:
-        """The dimension variables of the joint plan; ``()`` without one."""
-        return () if self.plan is None else tuple(self.plan.dims)
+        return self.default is NOT_CHOSEN and not self.per_dim

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from bucketjit._api.served import Served
 from bucketjit._config import Overflow
 from bucketjit._masking.rule_context import Rule
 from bucketjit._runtime.call_path import P, R
-from bucketjit.errors import SpecError, StrategyContractError
+from bucketjit.errors import SpecError
 from bucketjit.strategies.base import Strategy, checked_sizes, checked_strategy
 
 
@@ -249,31 +249,3 @@ class BucketBuilders(Served[P, R]):
         if not isinstance(rules, Mapping) or not all(map(callable, rules.values())):
             raise SpecError(f"rules must map primitives to functions, got {rules!r}")
         return self._with(rules=MappingProxyType({**self._config.rules, **rules}))
-
-    def with_plan(self, plan: object) -> Self:
-        """Choose the buckets of several dimension variables together.
-
-        A plan decides for all variables that it names. The strategies of these variables, whether
-        set before or after, are used only for calls that lack one of the variables.
-
-        Args:
-            plan: Any object with ``dims``, the variables, and ``bucket_of(sizes) -> buckets``, both
-                dicts by variable.
-
-        Returns:
-            A new bucketed function.
-
-        Raises:
-            StrategyContractError: ``plan`` is no such object.
-        """
-        dims = getattr(plan, "dims", None)
-        if (
-            isinstance(plan, type)
-            or not callable(getattr(plan, "bucket_of", None))
-            or not isinstance(dims, Collection)
-            or not all(isinstance(d, str) for d in dims)
-        ):
-            raise StrategyContractError(
-                f"a joint plan is an object with dims and bucket_of(sizes), got {plan!r}"
-            )
-        return self._with(plan=plan)

@@ -62,9 +62,7 @@ def described(engine: Engine, call: Call) -> list[str]:
         lines.append(f"{path}: {text}{' of a Python number' * kind.weak_type}")
         opened += [text] if any(token != STATIC for token in row) else []
     opened[_MOST_INPUTS:] = ["..."] * (len(opened) > _MOST_INPUTS)
-    chosen = {"plan": config.plan} if config.plan is not None else {}
-    chosen |= {v: config.strategy_of(v) for v in call.sizes if v not in config.planned}
-    buckets = ", ".join(f"{v} in {_plain(repr(s))}" for v, s in chosen.items())
+    buckets = ", ".join(f"{v} in {_plain(repr(config.strategy_of(v)))}" for v in call.sizes)
     statics: dict[Any, Any] = {**call.statics.positional, **call.statics.keyword}
     traced = [str(call.tree)]
     if isinstance(program, Program):

@@ -23,7 +23,7 @@ from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._extended import Extended
-from bucketjit.strategies.base import checked_bucket, checked_joint
+from bucketjit.strategies.base import checked_bucket
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 
@@ -34,32 +34,8 @@ def policy_of(config: Config, variable: str) -> Overflow:
 
 
 def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The bucket of each variable, by the joint plan if there is one, else by its strategy."""
-    planned, _ = _planned(config, sizes)
-    return {v: planned[v] if v in planned else padded_size(config, v, n) for v, n in sizes.items()}
-
-
-def _planned(
-    config: Config, sizes: Mapping[str, int]
-) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """The buckets that the joint plan chooses, and what is beyond them."""
-    plan = config.plan
-    if plan is None or any(dim not in sizes for dim in plan.dims):
-        return {}, {}
-    wanted = {dim: sizes[dim] for dim in plan.dims}
-    beyond: dict[str, int] = {}
-    # The plan names one variable that is too large at a time. If that one may stay exact, the plan
-    # is asked again with its largest bucket; each round adds a variable, so the loop ends.
-    while True:
-        try:
-            chosen = checked_joint(plan, wanted)
-        except BucketOverflowError as error:
-            dim = error.dim
-            if dim is None or dim in beyond or policy_of(config, dim) is not Overflow.EXACT:
-                raise
-            beyond[dim] = wanted[dim] = error.largest
-            continue
-        return {**chosen, **{dim: sizes[dim] for dim in beyond}}, beyond
+    """The bucket of each variable, by its strategy."""
+    return {v: padded_size(config, v, n) for v, n in sizes.items()}
 
 
 def padded_size(config: Config, variable: str, n: int) -> int:
@@ -78,8 +54,6 @@ def padded_size(config: Config, variable: str, n: int) -> int:
 
 def bucket_or_size(config: Config, variable: str, n: int) -> tuple[bool, int]:
     """The bucket of one variable, if its size alone decides it."""
-    if config.plan is not None and variable in config.plan.dims:
-        return False, n
     try:
         return True, padded_size(config, variable, n)
     except Exception:  # the decision on the call raises it again
@@ -100,12 +74,9 @@ class Exactly(NamedTuple):
 
 def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
     """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
-    planned, beyond = _planned(config, sizes)
-    found = dict(beyond)
-    exact = len(found)
+    found: dict[str, int] = {}
+    exact = 0
     for variable, n in sizes.items():
-        if variable in planned:
-            continue
         strategy = config.strategy_of(variable)
         if isinstance(strategy, strategies.Exact):
             exact += 1
@@ -182,7 +153,7 @@ class Buckets:
         auto = {
             v: strategy
             for v, strategy in strategies_of.items()
-            if isinstance(strategy, strategies.Auto) and v not in self._config.planned
+            if isinstance(strategy, strategies.Auto)
         }
         if not auto or program.grown:  # results that come back need room: a power of two has it
             return None

@@ -243,9 +243,7 @@ class Engine:
 
     def _same_up_to(self, masked: Masked) -> tuple[int, ...] | None:
         """The padded sizes up to which every larger call has the same bucket; None if unknown."""
-        if masked.beyond is not None or self.config.plan is not None:
-            return None
-        return tuple(masked.bucket.values())
+        return None if masked.beyond is not None else tuple(masked.bucket.values())
 
     def tell_compiled(
         self, learning: Learning, program: Interface | None, of_rows: bool = False

@@ -149,12 +149,10 @@ class Recompiles:
         """How many buckets there are for sizes up to those seen so far."""
         config, count = self._config, 1
         learnt = [0]
-        if config.plan is not None:
-            count = max(1, len(getattr(config.plan, "buckets", ())))
         for variable, largest in self._largest.items():
             strategy = config.strategy_of(variable)
             is_chosen = not (isinstance(strategy, Exact) and strategy is config.default)
-            if variable not in config.planned and is_chosen:
+            if is_chosen:
                 count *= _buckets_of(strategy, largest)
                 learnt += [strategy.buckets] if isinstance(strategy, Auto) else []
         return max(count, *learnt)

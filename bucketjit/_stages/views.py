@@ -23,7 +23,6 @@ from bucketjit._runtime.statistics import (
 )
 from bucketjit._stages.report import Report
 from bucketjit.errors import SpecError
-from bucketjit.strategies import Exact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -165,11 +164,7 @@ class Views:
 
     def __repr__(self) -> str:
         config = self._config
-        parts = [f"{d}: {s!r}" for d, s in config.per_dim.items()]
-        if config.plan is None or not isinstance(config.default, Exact):
-            parts.insert(0, repr(config.default))
-        if config.plan is not None:
-            parts.insert(0, repr(config.plan))
+        parts = [repr(config.default), *(f"{d}: {s!r}" for d, s in config.per_dim.items())]
         parts = [p if len(p) <= _LONGEST else f"{p[: _LONGEST - 3]}..." for p in parts]
         name = getattr(config.fn, "__qualname__", None) or repr(config.fn)
         size = counted(len(self._engine.cache), "executable")

@@ -242,10 +242,9 @@ class Signer:
                 )
 
     def _check_strategies(self, specs: Sequence[Any]) -> None:
-        """Refuse a strategy, plan or policy for a variable that ``dynamic_axes`` does not have."""
+        """Refuse a strategy or policy for a variable that ``dynamic_axes`` does not have."""
         wanted = {
             **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
-            **dict.fromkeys(self._config.planned, "a plan"),
             **dict.fromkeys(self._config.per_dim, "a strategy"),
         }
         self.refuse_unknown(wanted, any(isinstance(s, Anonymous) for s in specs))

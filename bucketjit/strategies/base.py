@@ -95,32 +95,6 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
     return bucket
 
 
-def checked_joint(plan: Any, sizes: Mapping[str, int]) -> Mapping[str, int]:
-    """Ask a joint plan for the buckets of a call, and check its contract."""
-    if plan is None or any(dim not in sizes for dim in plan.dims):
-        return {}
-    wanted = {dim: sizes[dim] for dim in plan.dims}
-    answer = plan.bucket_of(wanted)
-    if not isinstance(answer, Mapping):
-        raise StrategyContractError(
-            f"{plan!r}.bucket_of({wanted}) gave {answer!r}, not a mapping of dimensions to buckets"
-        )
-    chosen = dict(answer)
-    for dim, n in wanted.items():
-        bucket = chosen.get(dim)
-        if isinstance(bucket, bool) or not isinstance(bucket, int) or bucket < n:
-            raise StrategyContractError(
-                f"{plan!r}.bucket_of({wanted}) gave {bucket!r} for {dim!r}; a bucket is an int of "
-                "at least the size"
-            )
-    if plan.bucket_of(chosen) != chosen:
-        raise StrategyContractError(
-            f"{plan!r}: bucket_of({chosen}) is {plan.bucket_of(chosen)}; the bucket of a bucket is "
-            "itself"
-        )
-    return chosen
-
-
 def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
     of = f"dimension {dim_name!r} of size {n}"
     try:

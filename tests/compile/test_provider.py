@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import bucketjit
 from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._stages import warmup
@@ -31,7 +30,6 @@ from bucketjit.errors import (
     CompileBudgetWarning,
     FallbackWarning,
     SpecError,
-    StrategyContractError,
 )
 from bucketjit.types import Event
 from tests.comparison import (
@@ -40,7 +38,6 @@ from tests.comparison import (
     ramp,
     unrolled,
 )
-from tests.plans import Boxes
 
 
 def spread(p: Any, x: Any) -> Any:
@@ -901,33 +898,3 @@ def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None
         BucketedExec(jnp.exp).with_maxsize(**options)
     with pytest.raises(SpecError, match="workers"):
         BucketedExec(jnp.exp).with_background_compile(0)
-
-
-# --- plans -------------------------------------------------------------------------------------
-
-
-def test_a_joint_plan_chooses_buckets() -> None:
-    plan = Boxes({"b": 4, "s": 16}, {"b": 8, "s": 8}, {"b": 8, "s": 16})
-    fn = lambda x, y: (x.sum(1), y * 2)  # noqa: E731
-    executor = BucketedExec(fn, dynamic_axes=("b, s", "n")).with_plan(plan).with_pow2("n")
-    for b, s in ((3, 9), (5, 7), (5, 9), (4, 16), (1, 1)):
-        assert_like_jit(executor, fn, ramp(b, s), ramp(b))
-    seen = {(b["b"], b["s"]) for b in buckets(executor)}
-    assert seen == {(4, 16), (8, 8), (8, 16)}
-    with pytest.raises(bucketjit.errors.BucketOverflowError, match="'s' has size 17"):
-        executor(ramp(1, 17), ramp(1))
-    with pytest.raises(SpecError, match="no such variable"):
-        BucketedExec(fn, dynamic_axes=("b, t", "n")).with_plan(plan)(ramp(1, 1), ramp(1))
-
-
-def test_joint_plans_are_held_to_the_contract() -> None:
-    class Small:
-        dims = ("n",)
-
-        def bucket_of(self, sizes: Any) -> Any:
-            return {"n": sizes["n"] - 1}
-
-    with pytest.raises(StrategyContractError, match="at least the size"):
-        BucketedExec(jnp.exp, dynamic_axes="n").with_plan(Small())(ramp(3))
-    with pytest.raises(StrategyContractError, match="dims and bucket_of"):
-        BucketedExec(jnp.exp).with_plan(Small)
