@@ -143,12 +143,9 @@ def test_tables_html_and_what_is_printed(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_drawings(tmp_path: Any) -> None:
-    pytest.importorskip("matplotlib")
     executor = evil_executor()
     called(executor, 3, 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of characters that no font has
-        executor.plot(tmp_path / "evil.svg")
+    executor.plot(tmp_path / "evil.svg")
     assert is_safe((tmp_path / "evil.svg").read_text(encoding="utf-8"))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What only extras install. If one came with the wheel, nothing would be tested here.
-EXTRAS = ("matplotlib", "optax", "prometheus_client", "rich", "tqdm", "zstandard")
+EXTRAS = ("optax", "prometheus_client", "rich", "tqdm", "zstandard")
 
 IMPORTED = f"""
     import importlib.util, pathlib, sys, bucketjit

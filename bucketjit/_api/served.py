@@ -7,7 +7,7 @@ They run many examples, inspect and clear their caches, and choose what is compi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from bucketjit._api.options import bound, positive
 from bucketjit._compile.budget import CompileGuard
@@ -303,7 +303,6 @@ class Served(CallPath[P, R], Views):
         maxsize: int | None = DEFAULT_MAXSIZE,
         *,
         max_bytes: int | None = None,
-        eviction: Literal["lru"] = "lru",
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
 
@@ -321,13 +320,12 @@ class Served(CallPath[P, R], Views):
             max_bytes: The largest number of bytes of all executables, by XLA's memory analysis and
                 the arrays that they close over; None for no bound. A single executable that takes
                 more is kept alone.
-            eviction: ``"lru"``, the one way there is.
 
         Returns:
             A new bucketed function.
 
         Raises:
-            SpecError: An option is malformed.
+            SpecError: A bound is malformed.
 
         Examples:
             >>> import numpy as np
@@ -338,11 +336,6 @@ class Served(CallPath[P, R], Views):
             >>> double.cache_size(), double.stats().evictions
             (2, 1)
         """
-        if eviction != "lru":
-            raise SpecError(
-                f"eviction must be 'lru', got {eviction!r}; pin(...) keeps what must stay, and "
-                "with_background_compile() serves calls by a larger bucket while theirs compiles"
-            )
         return self._with(
             maxsize=bound("maxsize", maxsize), max_bytes=bound("max_bytes", max_bytes)
         )
