@@ -20,12 +20,7 @@ from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.attempt import traced
-from bucketjit._tracing.held_output import (
-    at_sizes_of_nobody,
-    is_for_a_call,
-    keeping_output,
-    tell,
-)
+from bucketjit._tracing.held_output import begin_trace, holding_output
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.skeleton import Skeleton, decompose
 
@@ -69,29 +64,22 @@ class Tracer:
         self.tokens = sorted(texts)
         self.variables = sorted({v for t in texts for v in variables_of(t)})
         self._recent: Any = cachetools.LRUCache(_RECENT)
-        self._untold: Any = cachetools.LRUCache(_RECENT)  # output that no call has shown
         self._lock = threading.RLock()
 
     def at(self, sizes: Sizes) -> Concrete:
         """The trace at these sizes; the last `_RECENT` traces are kept and returned again.
-
-        What the function prints is shown when the first call has these sizes.
 
         Tracing twice at one size may fail: user code that caches what it makes by size
         (``table[n] = jnp.arange(n)``) would read a tracer of the first trace in the second.
         """
         key = tuple(sizes[v] for v in self.variables)
         with self._lock:
-            try:
-                if key not in self._recent:
-                    with keeping_output() as self._untold[key]:
-                        self._recent[key] = self._trace(sizes)
-                return self._recent[key]
-            finally:
-                if is_for_a_call() and (output := self._untold.pop(key, None)):
-                    tell(output)
+            if key not in self._recent:
+                self._recent[key] = self._trace(sizes)
+            return self._recent[key]
 
     def _trace(self, sizes: Sizes) -> Concrete:
+        begin_trace()
         inputs = [self._input(leaf, sizes) for leaf in self._leaves]
         out_tree: Any = None
 
@@ -130,7 +118,8 @@ def at_other_sizes(
     which may be gone a moment later, the trace is tried once more. An error that comes again is
     due to the sizes (an array of ``n`` times ``n`` numbers).
     """
-    with at_sizes_of_nobody():
+    with holding_output() as held:
+        held.is_dropped = True
         try:
             try:
                 return ask()

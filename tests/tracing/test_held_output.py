@@ -1,4 +1,4 @@
-"""What a function prints, logs and warns of while it is traced is shown once."""
+"""What a function prints while it is traced is shown once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_a_shape_is_printed_once_a_trace(capsys: pytest.CaptureFixture[str]) -> 
     executor = bucketjit.jit(fn)
     for n in (5, 6, 7, 5):
         assert float(executor(ones(n, 3))) == 6 * n
-    assert lines(capsys) == [text for n in (5, 6, 7) for text in (f"({n}, 3)", f"rows: {n}")]
+    # A trace at 6 was made, unheard, to find how the first program depends on its sizes.
+    assert lines(capsys) == [text for n in (5, 7) for text in (f"({n}, 3)", f"rows: {n}")]
     assert executor.cache_size() == 1
 
 
@@ -105,5 +106,5 @@ def test_output_goes_where_it_goes_when_it_is_shown() -> None:
             executor(np.ones(n, np.float32))
         told.append(stream.getvalue())
         stream.close()
-    assert told == [f"traced ({n},)\n" for n in (5, 6, 7)]
+    assert told == ["traced (5,)\n", "", "traced (7,)\n"]
     assert executor.stats().compiles == 1
