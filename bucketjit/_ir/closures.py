@@ -6,59 +6,15 @@ import dataclasses
 import enum
 import functools
 import gc
-import itertools
-import threading
 import weakref
 from collections.abc import Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-import cachetools
 import jax
 import numpy as np
 
-from bucketjit._ir.expressions import Dim, is_symbolic
-
-_KEPT = 4096  # host functions of one program; an older one is dropped
-
-
-class Hosts:
-    """The latest `_KEPT` host functions of a program, by number."""
-
-    def __init__(self) -> None:
-        self._functions: Any = cachetools.LRUCache(_KEPT)
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()  # XLA calls host functions from its own threads
-
-    def number_of(self, function: object) -> np.ndarray:
-        """Keep a function, and return its number."""
-        with self._lock:
-            number = next(self._numbers)
-            self._functions[number] = function
-        return np.asarray(number, np.int32)
-
-    def __call__(self, number: Any) -> Any:
-        """The function with this number."""
-        with self._lock:
-            function = self._functions.get(int(number))
-        if function is None:
-            raise RuntimeError("the host function of a call that has waited too long is gone")
-        return function
-
-
-class SizedHost(NamedTuple):
-    """Stands in an equation for the host function of the trace at the logical sizes.
-
-    Attributes:
-        constant: Position of its number among the size constants.
-        depends_on: A symbolic size. It marks the equation as one that depends on sizes.
-        hosts: Returns the function for the number.
-    """
-
-    constant: int
-    depends_on: Dim
-    hosts: Hosts
-
+from bucketjit._ir.expressions import is_symbolic
 
 # Types of values that hold no size.
 _PLAIN = (

@@ -38,7 +38,6 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.closures import Hosts
 from bucketjit._ir.expressions import bind_unique_names, evaluate_text
 from bucketjit._ir.fit import fit
 from bucketjit._ir.guards import Guard, decide_even, parse_constraint
@@ -49,7 +48,7 @@ from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
 from bucketjit._tracing.held_output import flat, same_tree
 from bucketjit._tracing.merged_axes import keep_apart
-from bucketjit._tracing.skeleton import HostFunction, Skeleton, recompose, same_constant
+from bucketjit._tracing.skeleton import Skeleton, recompose, same_constant
 from bucketjit._tracing.symbolic import COMPUTE, program_of
 
 _SAMPLES = 6  # traces that a program is made from, at most
@@ -195,7 +194,6 @@ class Pairing:
     why: str
 
     def __post_init__(self) -> None:
-        self.hosts = Hosts()
         self.num_size_constants = sum(number is not None for number in self.numbers)
         self._known: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
         self._lock = threading.Lock()
@@ -249,9 +247,7 @@ class Pairing:
         for mine, number, value in constants:
             if number is None and not same_constant(mine, value):
                 return None
-            if isinstance(value, HostFunction) and number is not None:
-                values.append(self.hosts.number_of(value.function))
-            elif number is not None:
+            if number is not None:
                 values.append(np.asarray(value))
         return SizeConstants(
             tuple(found.values()), tuple(values), tree if self.nests_by_size else None
@@ -291,7 +287,7 @@ def _merged(
     dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
     jaxpr, consts, size_constant_shapes = recompose(
         *(first.jaxpr, first.consts, [dims[i] for i in label_of_size], numbers),
-        *(_dimension(tracer.variables[0], scope), pairing.hosts),
+        _dimension(tracer.variables[0], scope),
     )
     return program_of(
         *(jaxpr, _with_axes_apart(jaxpr, consts)),

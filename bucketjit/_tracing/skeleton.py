@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._ir.closures import Hosts, SizedHost, held_by
+from bucketjit._ir.closures import held_by
 from bucketjit._ir.dataflow import SIZE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape
 from bucketjit._ir.sized import size_constant_p
@@ -37,7 +37,7 @@ from bucketjit._jax.jaxprs import (
     rebuilt_jaxpr,
     variable,
 )
-from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
+from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import is_of_machine
 
@@ -54,13 +54,6 @@ _IDLE = frozenset(
         "debug_info",
     )
 )
-
-
-@dataclass(frozen=True, eq=False)
-class HostFunction:
-    """The host function of a callback. It counts as a constant, so it may differ between traces."""
-
-    function: Any
 
 
 class _Piece(NamedTuple):
@@ -84,7 +77,7 @@ class Skeleton:
     Attributes:
         parts: What must be equal in two traces that do the same.
         sizes: Every size, in order.
-        values: Every constant, literals and host functions included, in order.
+        values: Every constant, literals included, in order.
         owners: For each constant, its equation and those around it; empty for constants of the
             whole program.
     """
@@ -209,8 +202,6 @@ def same_constant(a: Any, b: Any) -> bool:
     """Whether two constants of programs are equal bit by bit, in shape and in dtype."""
     if a is b:
         return True
-    if isinstance(a, HostFunction) or isinstance(b, HostFunction):
-        return type(a) is type(b) and _same(a.function, b.function)
     dtypes = [getattr(x, "dtype", None) for x in (a, b)]
     # NumPy cannot read random keys, so their words are compared.
     if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
@@ -232,13 +223,12 @@ def recompose(
     sizes: Sequence[Dim],
     size_constants: Sequence[int | None],
     depends_on: Dim,
-    hosts: Hosts,
 ) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
     """Rebuild a program with other sizes, and with size constants in place of some constants.
 
     A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
     """
-    work = _Together(iter(sizes), iter(size_constants), depends_on, hosts)
+    work = _Together(iter(sizes), iter(size_constants), depends_on)
     together, kept = work.program(jaxpr, consts)
     return together, kept, tuple(shape for _, shape in sorted(work.shapes.items()))
 
@@ -257,10 +247,9 @@ class _Together:
         sizes: Iterator[Dim],
         size_constants: Iterator[int | None],
         depends_on: Dim,
-        hosts: Hosts,
     ) -> None:
         self._sizes, self._size_constants = sizes, size_constants
-        self._depends_on, self._hosts = depends_on, hosts
+        self._depends_on = depends_on
         self.shapes: dict[int, Shape] = {}
         self.within: tuple[Any, ...] = ()
         self.what = ""
@@ -316,9 +305,7 @@ class _Together:
         for name in sorted(eqn.params):
             self.what, value = f"parameter {name}", eqn.params[name]
             self.part(name)
-            if name == "callback" and eqn.primitive.name in CALLBACKS:
-                value = self._host(value)
-            elif name not in _IDLE:
+            if name not in _IDLE:
                 value = self._param(value, name in slots)
             params[name] = value
         for i, var in enumerate(eqn.outvars):
@@ -327,13 +314,6 @@ class _Together:
         self.within = outer
         outs = [env[v][1] for v in eqn.outvars]
         return eqn.replace(invars=operands, outvars=outs, params=params)
-
-    def _host(self, function: object) -> Any:
-        index = self.constant(HostFunction(function))
-        if index is None:
-            return function
-        self.shapes[index] = ()
-        return SizedHost(index, self._depends_on, self._hosts)
 
     def _given(self, index: int, aval: Any, eqns: list[Any]) -> Any:
         var = variable(aval)
@@ -384,7 +364,7 @@ class _Listing(_Together):
     """Lists the pieces of a program in a `Skeleton`, and leaves them as they are."""
 
     def __init__(self, found: Skeleton) -> None:
-        super().__init__(iter(()), iter(()), 0, Hosts())
+        super().__init__(iter(()), iter(()), 0)
         self._found = found
 
     def part(self, value: object) -> None:

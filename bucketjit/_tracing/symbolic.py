@@ -23,7 +23,6 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.closures import holds_a_size
 from bucketjit._ir.computed_sizes import Sizing
 from bucketjit._ir.expressions import evaluate, variables_in, variables_of
 from bucketjit._ir.guards import (
@@ -48,8 +47,6 @@ from bucketjit._ir.program import (
     unchecked_reshapes,
 )
 from bucketjit._jax.jaxprs import (
-    all_equations,
-    equations_around,
     open_jaxpr,
     shape_of,
     without_dead_code,
@@ -57,7 +54,7 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt
-from bucketjit._jax.user_code import raising_code, raising_line, raising_text, source_line
+from bucketjit._jax.user_code import raising_code, raising_line, raising_text
 from bucketjit._raised import handled_before, is_of_machine
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
@@ -295,7 +292,6 @@ def _program(
         jaxpr, all_guards, more = with_counts(
             jaxpr, attempt.out_tree.num_leaves, attempt.sizing, attempt.counts, all_guards
         )
-    _refuse_host_functions(jaxpr)
     if attempt.texts:
         raise _size_in_text(attempt.texts[0])
     in_data = tree_holds_a_size(attempt.out_tree, in_tree)
@@ -331,15 +327,3 @@ def program_of(jaxpr: Jaxpr, kept: tuple[Any, Sequence[Any]], tree: Any, **more:
         out_tree=tree,
         **more,
     )
-
-
-def _refuse_host_functions(jaxpr: Jaxpr) -> None:
-    """Refuse host functions that close over a size: they would see an expression, not a number."""
-    for eqn in all_equations(jaxpr):
-        if holds_a_size(eqn.params.get("callback")):
-            line = source_line(eqn, equations_around(jaxpr, eqn))
-            raise TraceRefused(
-                f"{eqn.primitive.name}: its host function closes over a size, or over an array "
-                f"that is traced{_in_brackets(line)}",
-                "pass the size to it as an operand, such as jnp.shape(x)[0]",
-            )

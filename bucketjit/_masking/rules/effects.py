@@ -6,7 +6,7 @@ pads results, because slicing a NumPy array costs no compile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 from jax.experimental import io_callback as jax_io_callback
 
-from bucketjit._ir.closures import SizedHost, holds_a_size
+from bucketjit._ir.closures import holds_a_size
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.primitives import has_ordered_effect
 from bucketjit._masking.rule_context import Rule, RuleContext
@@ -69,8 +69,7 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
             "an ordered effect would be ordered among masked calls only, not with exact ones",
             "drop ordered=True, or leave the axis static (None or _)",
         )
-    function = ctx.params.get("callback")
-    if not isinstance(function, SizedHost) and holds_a_size(function):
+    if holds_a_size(ctx.params.get("callback")):
         ctx.refuse(
             "its host function closes over a size, or over an array that is traced",
             "pass the size to it as an operand, such as jnp.shape(x)[0]",
@@ -86,25 +85,15 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
     ]
 
 
-def _function(ctx: RuleContext) -> tuple[tuple[Any, ...], Callable[..., Any]]:
-    """What the host is told besides the sizes, and what finds the host function by that."""
-    function = ctx.params.get("callback")
-    if isinstance(function, SizedHost):
-        return (ctx.sizes.size_constants[function.constant],), function.hosts
-    return (), lambda: function
-
-
 def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Run the primitive's own host function (print, log or call) on the logical arrays."""
     host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
-    number, find = _function(ctx)
 
-    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: object) -> None:
-        own = {"callback": find(*number)} if "callback" in params else {}
-        run(*host.cut(sizes, values), **{**params, **own})
+    def callback(sizes: Sequence[Any], *values: object) -> None:
+        run(*host.cut(sizes, values), **params)
 
-    jax.debug.callback(callback, host.sizes, number, *arrays)
+    jax.debug.callback(callback, host.sizes, *arrays)
     return []
 
 
@@ -114,17 +103,17 @@ def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     Under a later `vmap`, each row has sizes of its own, so there is one call per row.
     """
     host, arrays = _prepare(ctx, operands)
-    number, find = _function(ctx)
+    function = ctx.params["callback"]
 
-    def callback(sizes: Sequence[Any], number: Sequence[Any], *values: object) -> list[Any]:
-        return host.pad(sizes, find(*number)(*jax.device_put(host.cut(sizes, values))))
+    def callback(sizes: Sequence[Any], *values: object) -> list[Any]:
+        return host.pad(sizes, function(*jax.device_put(host.cut(sizes, values))))
 
     structs = [jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals]
     sharding = ctx.params["sharding"]
     if ctx.primitive.name == "io_callback":
-        return jax_io_callback(callback, structs, host.sizes, number, *arrays, sharding=sharding)
+        return jax_io_callback(callback, structs, host.sizes, *arrays, sharding=sharding)
     return jax.pure_callback(
-        callback, structs, host.sizes, number, *arrays, sharding=sharding, vmap_method="sequential"
+        callback, structs, host.sizes, *arrays, sharding=sharding, vmap_method="sequential"
     )
 
 
