@@ -48,8 +48,7 @@ class Event:
             ``"recompile"`` (a function compiles for each size, or beyond its buckets),
             ``"inlined"`` (a call inside ``jit``, ``vmap`` and the like), ``"ahead"`` (listed
             buckets were not compiled with the first call, and why), ``"error"`` (a compile in the
-            background failed), ``"load"`` (an executable was read from a file), ``"stale"`` (a file
-            was made with other versions, flags or on another machine), ``"damaged"``,
+            background failed), ``"load"`` (an executable was read from a file), ``"damaged"``,
             ``"distrusted"``, ``"unreadable"`` or ``"unwritable"`` (a file cannot be used, and why),
             or ``"unstored"`` (an executable is not kept in a file, and why).
         name: Name of the function.

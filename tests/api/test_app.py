@@ -84,7 +84,7 @@ def test_a_device_that_is_full_is_one_line_and_code_1():
         (["plan", "--k"], "--k: expected one argument"),
         (["plan", "--k", "0"], "--k: expected a positive int, got '0'"),
         (["plan", "--k", "many"], "--k: expected a positive int, got 'many'"),
-        (["plan", "--multiple-of", "s="], "--multiple-of: expected a positive int, got ''"),
+        (["plan", "--multiple-of", "s=8"], "--multiple-of: expected a positive int, got 's=8'"),
     ],
 )
 def test_a_wrong_command_line_is_one_line_and_code_2(words, message, capsys):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import time
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from bucketjit._api.commands.command import (
     Command,
@@ -58,7 +56,6 @@ def _size(text: str) -> int:
 _ARGUMENTS = (
     argument("action", nargs="?", choices=("list", "prune"), default="list", help="what to do"),
     argument("directory", metavar="DIR", type=named, help="the directory"),
-    argument("--json", action="store_true", help="list: print JSON in place of a table"),
     argument(
         "--older-than", metavar="DAYS", type=_days, help="prune: what was of no use for so long"
     ),
@@ -67,50 +64,31 @@ _ARGUMENTS = (
 
 
 def _run(options: argparse.Namespace) -> None:
-    is_pruned = options.older_than is not None or options.max_size is not None
-    if options.json if options.action == "prune" else is_pruned:
-        raise UsageError("--json is for list, --older-than and --max-size are for prune")
     directory = Path(options.directory)
     found = files.entries(directory)
     if options.action == "prune":
         _prune(directory, found, options.older_than, options.max_size)
         return
-    told = [_told(entry) for entry in found]
-    if options.json:
-        print(json.dumps(told, indent=1))
-        return
+    if options.older_than is not None or options.max_size is not None:
+        raise UsageError("--older-than and --max-size are for prune")
     columns = ("function", "bucket", "made by", "size", "compiled in", "last use", "problem")
     total = shown_bytes(sum(entry.nbytes for entry in found))
     title = f"{counted(len(found), 'executable')}, {total}"
-    print_table(title, columns, map(_row, told), ("size", "compiled in", "last use"))
+    print_table(title, columns, map(_row, found), ("size", "compiled in", "last use"))
 
 
-def _told(entry: Entry) -> dict[str, Any]:
+def _row(entry: Entry) -> list[str]:
     """What is known of a file."""
-    told = {"file": entry.path.name, "bytes": entry.nbytes, "used": entry.used}
+    size, used = shown_bytes(entry.nbytes), f"{(time.time() - entry.used) / _DAY:,.1f} d ago"
     found = entry.found
     if isinstance(found, Exception):
-        return {**told, "problem": str(found) or in_one_line(found)}
-    return {
-        **told,
-        "problem": None,
-        "function": found.name,
-        "sizes": dict(found.sizes),
-        "exact": found.exact,
-        "compile_seconds": found.seconds,
-        "environment": dict(found.environment),
-    }
-
-
-def _row(told: dict[str, Any]) -> list[str]:
-    size, used = shown_bytes(told["bytes"]), f"{(time.time() - told['used']) / _DAY:,.1f} d ago"
-    if told["problem"]:
-        return [told["file"][:24], "-", "-", size, "-", used, one_line(told["problem"], LONGEST)]
-    made = told["environment"]
+        problem = one_line(str(found) or in_one_line(found), LONGEST)
+        return [entry.path.name[:24], "-", "-", size, "-", used, problem]
+    made = found.environment
     by = f"{made.get('bucketjit', '?').partition(' ')[0]}, jax {made.get('jax', '?')}"
-    bucket = shown(told["sizes"]) + " (exact)" * told["exact"]
-    cells = [one_line(text, _LONGEST_CELL) for text in (told["function"], bucket, by)]
-    return [*cells, size, f"{told['compile_seconds']:.2f} s", used, ""]
+    bucket = shown(found.sizes) + " (exact)" * found.exact
+    cells = [one_line(text, _LONGEST_CELL) for text in (found.name, bucket, by)]
+    return [*cells, size, f"{found.seconds:.2f} s", used, ""]
 
 
 def _prune(

@@ -12,7 +12,6 @@ from bucketjit._api.commands.command import (
     JSON,
     Command,
     CommandError,
-    UsageError,
     argument,
     positive_int,
     print_table,
@@ -22,7 +21,6 @@ from bucketjit._api.commands.command import (
 from bucketjit._events import counted
 from bucketjit.strategies import Pow2, Strategy, assess_joint, fit
 
-_LARGEST_MULTIPLE = 2**40  # the largest N of --multiple-of
 _MOST_COLUMNS = 8
 _DESCRIPTION = """\
 Fit buckets to the sizes of past calls, and compare powers of two: how many executables each plan
@@ -39,26 +37,13 @@ boundaries that occurs.
 """
 
 
-def _multiple(text: str) -> tuple[str | None, int]:
-    dim, equals, number = text.rpartition("=")
-    found = positive_int(number)
-    if found > _LARGEST_MULTIPLE:
-        raise argparse.ArgumentTypeError(f"expected at most {_LARGEST_MULTIPLE}, got {number}")
-    return (dim if equals else None), found
-
-
 _ARGUMENTS = (
     argument(
         "lengths", metavar="LENGTHS.txt", nargs="?", default="-", help="the sizes (default: -)"
     ),
     argument("--k", type=positive_int, default=8, help="the most executables (default: 8)"),
     argument(
-        "--multiple-of",
-        type=_multiple,
-        action="append",
-        default=[],
-        metavar="[DIM=]N",
-        help="round buckets up to multiples of N, those of one variable or all",
+        "--multiple-of", metavar="N", type=positive_int, default=1, help="what divides the buckets"
     ),
     JSON,
 )
@@ -67,14 +52,13 @@ _ARGUMENTS = (
 def _run(options: argparse.Namespace) -> None:
     source, k = shown_name(options.lengths), options.k
     columns = parse_lengths(read_text(options.lengths), source)
-    multiples = _multiples(options.multiple_of, list(columns))
     # A call with a size of 0 runs exact, in no bucket, so it does not count.
     calls = [call for call in zip(*columns.values(), strict=True) if all(call)]
     sizes = dict(zip(columns, map(list, zip(*calls, strict=True)), strict=True))
-    pow2 = _plan("pow2", {dim: Pow2(multiple_of=multiples[dim]) for dim in sizes}, sizes)
-    plans = [pow2, _plan("fitted", fit(sizes, k, multiple_of=multiples), sizes)]
+    pow2 = _plan("pow2", dict.fromkeys(sizes, Pow2(multiple_of=options.multiple_of)), sizes)
+    plans = [pow2, _plan("fitted", fit(sizes, k, multiple_of=options.multiple_of), sizes)]
     if len(sizes) == 1 and (as_many := pow2["executables"]) != k:
-        fitted = fit(sizes, as_many, multiple_of=multiples)
+        fitted = fit(sizes, as_many, multiple_of=options.multiple_of)
         plans.append(_plan("fitted, as pow2", fitted, sizes))
     if options.json:
         largest = {dim: max(column) for dim, column in sizes.items()}
@@ -107,19 +91,6 @@ def _plan(
         "waste": round(assessment.waste, 6),
         "buckets": [dict(zip(sizes, bucket, strict=True)) for bucket in sorted(buckets)],
     }
-
-
-def _multiples(given: list[tuple[str | None, int]], dims: list[str]) -> dict[str, int]:
-    """The multiple for each variable: the one given for it, else the one given for all, else 1."""
-    multiples = dict.fromkeys(dims, 1)
-    for dim, number in sorted(given, key=lambda pair: pair[0] is not None):
-        if dim is None:
-            multiples = dict.fromkeys(dims, number)
-        elif dim in multiples:
-            multiples[dim] = number
-        else:
-            raise UsageError(f"--multiple-of: no variable {dim!r}, there are {', '.join(dims)}")
-    return multiples
 
 
 def parse_lengths(text: str, source: str) -> dict[str, list[int]]:

@@ -144,11 +144,11 @@ class Entry(NamedTuple):
     used: float
 
 
-def entries(directory: Path, call: str = "", is_read: bool = True) -> list[Entry]:
-    """The files of a directory whose names begin so, the last used first."""
+def entries(directory: Path, is_read: bool = True) -> list[Entry]:
+    """The files of a directory, the last used first."""
     found = []
-    for path in directory.iterdir():
-        if path.suffix != SUFFIX or not path.name.startswith(call):
+    for path in directory.iterdir():  # it fails where there is no directory
+        if path.suffix != SUFFIX:
             continue
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
             told = path.lstat()

@@ -118,7 +118,7 @@ class ExecutableFiles:
             files.check_directory(store.directory)
             found, raw = files.load(path)
         except FileNotFoundError:
-            self._tell_stale(store, wanted)
+            return None
         except Distrusted as error:
             self._warn(store, wanted, "distrusted", str(error))
         except Exception as error:
@@ -184,18 +184,3 @@ class ExecutableFiles:
                 PersistenceWarning,
                 stacklevel=frames_inside(),
             )
-
-    def _tell_stale(self, store: Store, wanted: Record) -> None:
-        """Emit an event for a file that could be used if versions, device and flags were others."""
-        with contextlib.suppress(OSError):
-            for entry in files.entries(store.directory, wanted.file_name.partition("-")[0]):
-                if isinstance(entry.found, Record):
-                    then, now = entry.found.environment, wanted.environment
-                    changes = "; ".join(
-                        f"{name} was {then.get(name)}, is {now.get(name)}"
-                        for name in dict.fromkeys([*then, *now])
-                        if then.get(name) != now.get(name)
-                    )
-                    detail = f"{entry.path}: {changes}"
-                    self._tell(Event("stale", self.name, wanted.sizes, detail=detail))
-                    return
