@@ -28,10 +28,7 @@ from bucketjit._stages.explain import MaskedEquation
 from bucketjit.errors import ArtifactError
 
 FORMAT = 2
-"""The version of the format that is written, and the latest that is read.
-
-Version 2 adds sizes that the program computes. A file of version 1 has none.
-"""
+"""The version of the format that is written and read."""
 
 NAME = "manifest.json"
 
@@ -270,15 +267,11 @@ def decoded(raw: bytes) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{NAME}: it is not JSON ({error}); the file is damaged") from None
     version = value.get("format") if isinstance(value, dict) else None
-    if type(version) is not int or not 1 <= version <= FORMAT:
+    if type(version) is not int or version != FORMAT:
         raise ArtifactError(
-            f"{NAME}: format {version}, and this version of bucketjit reads formats up to "
-            f"{FORMAT}; load the file with the version of bucketjit that wrote it, or a later one"
+            f"{NAME}: format {version}, and this version of bucketjit reads format {FORMAT}; load "
+            "the file with the version of bucketjit that wrote it"
         )
-    if version == 1:  # it has no sizes that the program computes
-        for function in value.get("functions", ()):
-            for program in function.get("programs", ()):
-                program.update(computed=[], counts=[], presumed=[])
     found: Manifest = _decoded(Manifest, value, NAME)
     if found.out not in ("jax", "numpy", "padded"):
         raise _error(NAME, f"out is {found.out!r}, expected one of jax, numpy, padded")
@@ -339,8 +332,6 @@ def _decoded(kind: Any, value: Any, at: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
-        if kind is SavedProgram:  # early files of format 2 have no room
-            value = {"roomy": [], **value}
         if lack := hints.keys() - value.keys():
             raise _error(at, f"there is no {min(lack)!r}")
         fields = {f: _decoded(hint, value[f], f"{at}: {f}") for f, hint in hints.items()}

@@ -1,7 +1,7 @@
-"""Files of each version of the format and of JAX, which later versions must read.
+"""Files of the format by each version of JAX, which later versions must read.
 
 ``python -m tests.artifact.golden`` writes the ones of the format and the JAX that run it. A file is
-written once, when the format is new, and never again.
+written once, when the format is new, and not again.
 """
 
 from __future__ import annotations
