@@ -46,8 +46,8 @@ class LoadedFunction:
     """A function of a file: what its calls are compared with, and its programs.
 
     Attributes:
-        source: See above.
-        record: See above.
+        source: What the file holds.
+        record: The function in its manifest.
         tree: Tree of ``(args, kwargs)`` without static arguments.
         programs: Its programs.
         types: Type of each leaf of the arguments.

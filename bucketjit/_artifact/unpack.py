@@ -13,26 +13,25 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from bucketjit._artifact import manifest as manifests
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import Archive
-from bucketjit._artifact.dtypes import dtype_of
-from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram, SizeTable
+from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram
 from bucketjit._jax import stablehlo
+from bucketjit._jax.arrays import key_shape
 from bucketjit._jax.sharding_free import without_sharding
-from bucketjit._jax.stablehlo import BadModule, Module, Tensor, custom_call_targets
+from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
 from bucketjit._stages.refine import refine
 from bucketjit.errors import ArtifactError, ExportError
 
 LAYOUT = "layout.json"
 
-_KEY = "key:"  # the dtype of random keys begins with it
 _LONGEST = 100  # characters in the name of a module's file
 
 Json = dict[str, Any]
@@ -102,12 +101,12 @@ class _Unpacked:
         manifest = archive.manifest
         layout = {
             "format": "bucketjit-unpacked",
-            "version": 3,
+            "version": 4,
             "made_by": dict(manifest.versions),
             "platforms": list(platforms),
             "padding": 0,
             "constants": [
-                self._array(f"constants/{i}.bin", one.member, one.dtype, one.shape)
+                {**_some(one, "dtype", "shape"), "file": self._array("constants", i, one.member)}
                 for i, one in enumerate(manifest.constants)
             ],
             "functions": [
@@ -121,25 +120,16 @@ class _Unpacked:
         self.files[name] = data
         return name
 
-    def _array(self, name: str, member: str, dtype: str, shape: Sequence[int | str]) -> Json:
-        file = self._add(name, self._archive.view(member))
-        return {"file": file, **_kind(dtype), "shape": list(shape)}
+    def _array(self, folder: str, number: int, member: str) -> str:
+        return self._add(f"{folder}/{number}.bin", self._archive.view(member))
 
     def _function(self, function: SavedFunction, folder: str) -> Json:
         several = len(function.programs) > 1
-        outputs = function.programs[0].outputs
         return {
-            "name": function.name,
-            "arguments": [
-                {"name": x.path, **({"is_size": True} if x.dtype is None else _kind(x.dtype))}
-                for x in function.leaves
-            ],
-            "results": [
-                {"name": name, **_kind(out.dtype)}
-                for name, out in zip(self._results(function), outputs, strict=True)
-            ],
+            **_some(function, "name", "leaves"),
+            "results": self._results(function),
             "programs": [
-                self._program(function, program, f"{folder}/{i}" if several else folder)
+                self._program(program, f"{folder}/{i}" if several else folder)
                 for i, program in enumerate(function.programs)
             ],
         }
@@ -156,122 +146,54 @@ class _Unpacked:
         paths = jax.tree_util.tree_flatten_with_path(nested)[0]
         return [jax.tree_util.keystr(path) or "result" for path, _ in paths]
 
-    def _program(self, function: SavedFunction, program: SavedProgram, folder: str) -> Json:
-        lower = [f"{v} >= {program.lower.get(v, 1)}" for v in program.variables]
-        reshapes = [f"{_product(a)} == {_product(b)}" for a, b in program.reshapes]
-        made = {one.variable: one for one in program.computed}
+    def _program(self, program: SavedProgram, folder: str) -> Json:
+        table: Json | None = None
+        if program.table is not None:
+            table = _some(program.table, "axes", "dtypes", "unfitted", "rows", "extra")
+            members = enumerate(program.table.members)
+            table["files"] = [self._array(f"size_constants/{folder}", *pair) for pair in members]
         ordered = sorted(program.buckets, key=lambda b: math.prod(b.sizes.values()))
-        buckets = [
-            self._bucket(function, program, bucket, f"{folder}/{_name(bucket, i)}")
-            for i, bucket in enumerate(ordered)
-        ]
-        # The words of random keys stand behind the sizes, in the modules alone.
-        given = {x["argument"]: x["shape"] for x in buckets[0]["inputs"] if "argument" in x}
-        pairs = zip(program.outputs, buckets[0]["outputs"], strict=False)
-        table = program.table
         return {
-            "variables": list(program.variables),
-            "guards": list(dict.fromkeys((*lower, *program.guards, *reshapes))),
-            "arguments": [
-                [*leaf.axes, *given.get(i, ())[len(leaf.axes) :]]
-                for i, leaf in enumerate(function.leaves)
+            **_some(program, "variables", "lower", "guards", "reshapes", "outputs", "constants"),
+            **_some(program, "computed", "counts", "presumed"),
+            "table": table,
+            "buckets": [
+                self._bucket(bucket, f"{folder}/{_name(bucket, i)}")
+                for i, bucket in enumerate(ordered)
             ],
-            "results": [[*out.axes, *one["shape"][len(out.axes) :]] for out, one in pairs],
-            "size_constants": None if table is None else self._table(table, folder),
-            "computed_sizes": [
-                {
-                    "variable": variable,
-                    "output": len(program.outputs) + number,
-                    "bound": str(made[variable].bound[0]),
-                    "is_checked": made[variable].is_checked,
-                }
-                for number, variable in enumerate(program.counts)
-            ],
-            "presumed": list(program.presumed),
-            "buckets": buckets,
         }
 
-    def _table(self, table: SizeTable, folder: str) -> Json:
-        columns = zip(table.members, table.dtypes, table.axes, strict=True)
-        rows = zip(table.rows, table.extra, strict=True)
-        return {
-            "arrays": [
-                self._array(f"size_constants/{folder}/{i}.bin", *column)
-                for i, column in enumerate(columns)
-            ],
-            "more_variables": list(table.unfitted),
-            "rows": [{"sizes": list(row), "more_sizes": list(extra)} for row, extra in rows],
-        }
-
-    def _bucket(
-        self, function: SavedFunction, program: SavedProgram, bucket: Bucket, name: str
-    ) -> Json:
+    def _bucket(self, bucket: Bucket, name: str) -> Json:
         raw = self._archive.read(bucket.module)
         place = f"{self._archive.path}: {bucket.module}"
         exported = modules.deserialized(raw, place)
-        files: dict[str, str] = {}
-        calls: dict[str, list[str]] = {}
+        told: Json = {
+            "sizes": dict(bucket.sizes),
+            "inputs": [_typed(aval) for aval in exported.in_avals],
+            "outputs": [_typed(aval) for aval in exported.out_avals],
+            "modules": {},
+            "custom_calls": {},
+        }
         for platform in self._platforms:
             artifact, module = _plain(raw, exported, platform, place)
             at = "modules" if len(exported.platforms) == 1 else f"modules/{platform}"
-            files[platform] = self._add(f"{at}/{name}.mlirbc", artifact)
-            calls[platform] = custom_call_targets(artifact)
+            told["modules"][platform] = self._add(f"{at}/{name}.mlirbc", artifact)
+            told["custom_calls"][platform] = custom_call_targets(artifact)
             if self._text:
                 self._add(f"{at}/{name}.mlir", stablehlo.text_of(module).encode())
-        constants = self._archive.manifest.constants
-        dtypes = () if program.table is None else program.table.dtypes
-        kinds: list[tuple[Mapping[str, int], str, str]] = [
-            *(({"constant": i}, "constant", constants[i].dtype) for i in program.constants),
-            ({}, "sizes", "int32"),
-            *(({"size_constant": i}, "size_constant", d) for i, d in enumerate(dtypes)),
-            *(
-                ({"argument": i}, "argument", leaf.dtype)
-                for i, leaf in enumerate(function.leaves)
-                if leaf.dtype is not None
-            ),
-        ]
-        outputs = [*(out.dtype for out in program.outputs), *("int32" for _ in program.counts)]
-        taken, returned = stablehlo.arguments_of(module), stablehlo.results_of(module)
-        try:
-            for tensor, shape in zip(reversed(taken), reversed(bucket.arguments), strict=False):
-                if tuple(tensor.shape[: len(shape)]) != tuple(shape):
-                    raise ValueError(f"{tensor} where the shape is {list(shape)}")
-            return {
-                "sizes": dict(bucket.sizes),
-                "modules": files,
-                "custom_calls": calls,
-                "inputs": [
-                    {"kind": kind, **which, **_typed(tensor, dtype)}
-                    for (which, kind, dtype), tensor in zip(kinds, taken, strict=True)
-                ],
-                "outputs": [_typed(*pair) for pair in zip(returned, outputs, strict=True)],
-            }
-        except ValueError as error:
-            raise ArtifactError(
-                f"{place}: its arguments or results are not those of manifest.json ({error}); the "
-                "file is damaged or was altered"
-            ) from None
+        return told
 
 
-def _kind(dtype: str) -> Json:
-    """The dtype of the elements of an array; random keys are arrays of words."""
-    dtype_of(dtype, manifests.NAME)
-    if dtype.startswith(_KEY):
-        return {"dtype": "uint32", "random_keys": dtype.removeprefix(_KEY)}
-    return {"dtype": dtype}
+def _typed(aval: Any) -> Json:
+    """The type of an input or an output of a module; random keys are arrays of words."""
+    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    words = key_shape(aval.dtype) if is_key else ()
+    return {"dtype": "uint32" if is_key else aval.dtype.name, "shape": [*aval.shape, *words]}
 
 
-def _typed(tensor: Tensor, dtype: str) -> Json:
-    """The type of an argument or result of a module, which the manifest gives this dtype."""
-    plain = _kind(dtype)["dtype"]
-    element = stablehlo.element_of(dtype_of(plain, manifests.NAME))
-    if tensor.element != element or not tensor.is_static:
-        raise ValueError(f"{tensor} where the type is {dtype}")
-    return {"dtype": plain, "element": element, "shape": list(tensor.shape)}
-
-
-def _product(axes: Sequence[int | str]) -> str:
-    return " * ".join(f"({axis})" for axis in axes) or "1"
+def _some(record: Any, *fields: str) -> Json:
+    """Fields of a record of the manifest."""
+    return {field: value for field, value in asdict(record).items() if field in fields}
 
 
 def _plain(raw: bytes, exported: Any, platform: str, place: str) -> tuple[bytes, Module]:

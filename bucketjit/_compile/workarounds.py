@@ -1,4 +1,4 @@
-"""The door of the package: options and hooks so that XLA's CPU backend computes a program rightly.
+"""Options and hooks so that XLA's CPU backend computes a program rightly.
 
 `workarounds` decides before a compile, `must_rebuild` after it.
 """

@@ -57,7 +57,7 @@ NO_SIZE_CONSTANTS = SizeConstants()
 class ConcreteTraces(Protocol):
     """The concrete traces that a program was made from.
 
-    `bucketjit._tracing.paired.Pairing` implements it.
+    `bucketjit._tracing.pairing.Pairing` implements it.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Compile lowered programs, in this process or another one, and keep the bytes that were read.
+"""Compile lowered programs, and keep the bytes that were read.
 
 `serialization` turns executables into bytes and back. `bucketjit._compile` decides who compiles
 what.

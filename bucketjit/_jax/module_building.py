@@ -87,7 +87,7 @@ class Building:
     """The body of a new ``main``. Every method adds operations, and returns their result.
 
     Attributes:
-        old: See above.
+        old: The module, with the ``main`` that the new one calls.
         arguments: The arguments of the new ``main``.
     """
 

@@ -9,10 +9,9 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.mlir import ir as _ir
 from jax.extend.mlir import refine_polymorphic_shapes, serialize_portable_artifact
 from jax.extend.mlir.dialects import func as _func
@@ -34,27 +33,6 @@ MAIN = "main"
 
 class BadModule(Exception):
     """A module cannot be read, or is not what is needed; the message says why, in words."""
-
-
-class Tensor(NamedTuple):
-    """The type of an argument or a result of a module.
-
-    Attributes:
-        shape: Its sizes; None for one that is not fixed.
-        element: The element type in MLIR's words, such as ``"f32"``.
-    """
-
-    shape: tuple[int | None, ...]
-    element: str
-
-    @property
-    def is_static(self) -> bool:
-        """Whether every size is fixed."""
-        return None not in self.shape
-
-    def __str__(self) -> str:
-        sizes = "".join("?x" if n is None else f"{n}x" for n in self.shape)
-        return f"tensor<{sizes}{self.element}>"
 
 
 @contextlib.contextmanager
@@ -146,26 +124,6 @@ def _main_of(module: Module) -> Any:
         return None
 
 
-def _tensor(type: Any) -> Tensor:
-    try:
-        ranked = ir.RankedTensorType(type)
-    except ValueError:  # a token
-        return Tensor((), str(type))
-    dynamic = ir.ShapedType.get_dynamic_size()
-    shape = tuple(None if n == dynamic else n for n in ranked.shape)
-    return Tensor(shape, str(ranked.element_type))
-
-
-def arguments_of(module: Module) -> list[Tensor]:
-    """The types of the arguments of ``main``."""
-    return [_tensor(t) for t in _main_of(module).type.inputs]
-
-
-def results_of(module: Module) -> list[Tensor]:
-    """The types of the results of ``main``."""
-    return [_tensor(t) for t in _main_of(module).type.results]
-
-
 def attributes_of(function: Any, which: str) -> list[Any]:
     """The attributes of each argument or result; empty if the function has none."""
     if which not in function.attributes:
@@ -201,12 +159,6 @@ def refined(module: Module) -> bytes:
         module = ir.Module.parse(raw)
         module.operation.attributes["jax.uses_shape_polymorphism"] = ir.BoolAttr.get(False)
         return write_module(module)
-
-
-def element_of(dtype: Any) -> str:
-    """MLIR's name of the elements of an array (``mlir.dtype_to_ir_type``), such as ``"f32"``."""
-    with mlir.make_ir_context():
-        return str(mlir.dtype_to_ir_type(np.dtype(dtype)))
 
 
 _export = names.module("export._export")

@@ -28,7 +28,7 @@ def note_inlined(config: Config, name: str, counters: Counters, what: str = INLI
     count; nor does a later ``jit`` that has its trace.
 
     Warns:
-        InlinedWarning: See above.
+        InlinedWarning: Of the first such call.
     """
     if only_shapes() or not counters.inlined():
         return

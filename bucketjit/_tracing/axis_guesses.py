@@ -53,9 +53,9 @@ class AxisGuesses:
     """The axes of the arguments of one signature.
 
     Attributes:
-        specs: See above.
-        paths: See above.
-        learns: See above.
+        specs: What the user says of the axes of each leaf.
+        paths: How errors name each leaf.
+        learns: Whether axes that vary get a variable.
         are_named: Whether the user names all open axes, so that nothing is guessed.
     """
 

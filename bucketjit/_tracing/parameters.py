@@ -182,8 +182,8 @@ class Statics:
     Two are equal if all values are equal and of equal types: ``1``, ``1.0`` and ``True`` differ.
 
     Attributes:
-        positional: See above.
-        keyword: See above.
+        positional: Those with a position.
+        keyword: Those that are passed by name.
     """
 
     def __init__(self, positional: Mapping[int, Any], keyword: Mapping[str, Any]) -> None:

@@ -96,6 +96,7 @@ class Server:
         self.folder = Path(folder)
         self.layout = json.loads((self.folder / "layout.json").read_text())
         self.function = self.layout["functions"][number]
+        self.leaves = self.function["leaves"]
         self.constants = [
             self.read(c["file"], c["dtype"], 0, c["shape"]) for c in self.layout["constants"]
         ]
@@ -113,32 +114,36 @@ class Server:
 
     def sizes_of(self, program, arguments):
         """The sizes of a call, and its row of the table; None if this program does not serve it."""
-        table = program["size_constants"]
-        more = () if table is None else table["more_variables"]
-        own = [v for v in program["variables"] if v not in more]
-        kinds = self.function["arguments"]
+        table = program["table"]
+        own = self.own(program)
         given = [
-            (int(x),) if kind.get("is_size") else x.shape
-            for x, kind in zip(arguments, kinds, strict=True)
+            (int(x),) if leaf["dtype"] is None else x.shape
+            for x, leaf in zip(arguments, self.leaves, strict=True)
         ]
-        sizes = solved(program["arguments"], given, own)
-        if sizes is None or not all(
-            value(guard, sizes) for guard in program["guards"] if not set(more) & set(guard.split())
-        ):
+        sizes = solved([leaf["axes"] for leaf in self.leaves], given, own)
+        if sizes is None or any(sizes[v] < program["lower"].get(v, 1) for v in own):
             return None
+        if not all(value(guard, sizes) for guard in program["guards"]):
+            return None
+        for sides in program["reshapes"]:
+            if len({math.prod(value(axis, sizes) for axis in side) for side in sides}) > 1:
+                return None
         if table is None:
             return sizes, None
         at = [sizes[v] for v in own]
-        number = next((i for i, row in enumerate(table["rows"]) if row["sizes"] == at), None)
-        if number is None:
-            return None
-        return self.sizes_of_row(table, own, number), number
+        number = next((i for i, row in enumerate(table["rows"]) if row == at), None)
+        return None if number is None else (self.sizes_of_row(program, number), number)
 
-    def sizes_of_row(self, table, own, number):
-        row = table["rows"][number]
+    def own(self, program):
+        """The variables that the shapes of the arguments decide."""
+        more = program["table"]["unfitted"] if program["table"] else ()
+        return [v for v in program["variables"] if v not in more]
+
+    def sizes_of_row(self, program, number):
+        table = program["table"]
         return {
-            **dict(zip(own, row["sizes"], strict=True)),
-            **dict(zip(table["more_variables"], row["more_sizes"], strict=True)),
+            **dict(zip(self.own(program), table["rows"][number], strict=True)),
+            **dict(zip(table["unfitted"], table["extra"][number], strict=True)),
         }
 
     def chosen(self, arguments):
@@ -154,56 +159,55 @@ class Server:
     def __call__(self, arguments):
         """The results, and those of a call that says that all of the bucket is data."""
         for program, bucket, sizes, row in self.chosen(arguments):
-            self.check(program, arguments, sizes)
+            self.check(arguments, sizes)
             results = self.run(program, bucket, arguments, sizes, row)
             if results is not None:
                 return results, self.run(program, bucket, arguments, bucket["sizes"], row) or []
         raise LookupError("no bucket serves these sizes")
 
-    def check(self, program, arguments, sizes):
-        for given, kind, shape in zip(
-            arguments, self.function["arguments"], program["arguments"], strict=True
-        ):
-            if not kind.get("is_size"):
-                wanted = tuple(value(axis, sizes) for axis in shape)
-                assert (given.dtype, given.shape) == (np.dtype(kind["dtype"]), wanted)
+    def check(self, arguments, sizes):
+        for given, leaf in zip(arguments, self.leaves, strict=True):
+            if leaf["dtype"] is not None:
+                wanted = tuple(value(axis, sizes) for axis in leaf["axes"])
+                assert (given.dtype, given.shape) == (np.dtype(leaf["dtype"]), wanted)
 
     def run(self, program, bucket, arguments, sizes, row):
         """The results; None if the program is not for the sizes that it has computed."""
-        inputs = []
-        for one in bucket["inputs"]:
-            match one["kind"]:
-                case "constant":
-                    inputs.append(self.constants[one["constant"]])
-                case "sizes":
-                    inputs.append(np.array([sizes[v] for v in program["variables"]], np.int32))
-                case "argument":
-                    inputs.append(padded(arguments[one["argument"]], one["shape"]))
-                case "size_constant":
-                    table = program["size_constants"]
-                    array = table["arrays"][one["size_constant"]]
-                    own = [v for v in program["variables"] if v not in table["more_variables"]]
-                    shapes = [
-                        [value(axis, self.sizes_of_row(table, own, i)) for axis in array["shape"]]
-                        for i in range(row + 1)
-                    ]
-                    before = sum(math.prod(shape) for shape in shapes[:-1])
-                    offset = before * np.dtype(array["dtype"]).itemsize
-                    given = self.read(array["file"], array["dtype"], offset, shapes[-1])
-                    inputs.append(padded(given, one["shape"]))
+        arrays = [self.constants[i] for i in program["constants"]]
+        arrays.append(np.array([sizes[v] for v in program["variables"]], np.int32))
+        if program["table"] is not None:
+            arrays += self.table(program, row)
+        pairs = zip(arguments, self.leaves, strict=True)
+        arrays += [x for x, leaf in pairs if leaf["dtype"] is not None]
+        types = bucket["inputs"]
+        assert [str(x.dtype) for x in arrays] == [kind["dtype"] for kind in types]
+        inputs = [padded(x, kind["shape"]) for x, kind in zip(arrays, types, strict=True)]
         hosts = self.main(bucket["modules"]["cpu"])(*inputs)
         assert [list(x.shape) for x in hosts] == [kind["shape"] for kind in bucket["outputs"]]
-        for one in program["computed_sizes"]:
-            rows = int(hosts[one["output"]])
-            if one["is_checked"] and not 0 <= rows <= value(one["bound"], sizes):
+        computed = {one["variable"]: one for one in program["computed"]}
+        for variable, host in zip(program["counts"], hosts[len(program["outputs"]) :], strict=True):
+            rows, one = int(host), computed[variable]
+            if one["is_checked"] and not 0 <= rows <= value(one["bound"][0], sizes):
                 raise ValueError(f"{rows} rows")
-            sizes = {**sizes, one["variable"]: rows + 1}
+            sizes = {**sizes, variable: rows + 1}
         if not all(value(guard, sizes) for guard in program["presumed"]):
             return None
         return [
-            host[tuple(slice(value(axis, sizes)) for axis in shape)]
-            for host, shape in zip(hosts, program["results"], strict=False)
+            host[tuple(slice(value(axis, sizes)) for axis in out["axes"])]
+            for host, out in zip(hosts, program["outputs"], strict=False)
         ]
+
+    def table(self, program, row):
+        """The arrays that depend on the sizes, for a row of the table."""
+        table, arrays = program["table"], []
+        for file, dtype, axes in zip(table["files"], table["dtypes"], table["axes"], strict=True):
+            shapes = [
+                [value(axis, self.sizes_of_row(program, i)) for axis in axes]
+                for i in range(row + 1)
+            ]
+            offset = sum(map(math.prod, shapes[:-1])) * np.dtype(dtype).itemsize
+            arrays.append(self.read(file, dtype, offset, shapes[-1]))
+        return arrays
 
 
 def main(folder, calls, results, number, runtime):

@@ -24,6 +24,18 @@ def text(artifact: bytes) -> str:
     return stablehlo.text_of(stablehlo.read_module(artifact))
 
 
+def shapes_of(types: Sequence[Any]) -> list[list[int | None]]:
+    """The shapes of types of a module; None for a size that is not fixed."""
+    dynamic = stablehlo.ir.ShapedType.get_dynamic_size()
+    ranked = [stablehlo.ir.RankedTensorType(type) for type in types]
+    return [[None if n == dynamic else n for n in one.shape] for one in ranked]
+
+
+def type_of_main(module: Any) -> Any:
+    """The type of ``main``."""
+    return stablehlo.ir.SymbolTable(module.operation)[stablehlo.MAIN].type
+
+
 def main_line(artifact: bytes) -> str:
     """The line of a module that has the types of ``main``."""
     (line,) = [line for line in text(artifact).splitlines() if "@main(" in line]
