@@ -12,7 +12,6 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._arrays import device, padding
-from bucketjit._compile.executable import Executable
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint16", "bool", "complex64"]
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
@@ -119,7 +118,6 @@ def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch
 def test_no_implicit_transfer_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard of JAX counts what goes to a device, on CPU too."""
     monkeypatch.setattr(padding, "_in_host_memory", lambda sharding: False)
-    monkeypatch.setattr(Executable, "on_accelerator", True)
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
     first, other = (jax.device_put(contents((n, 4), "float32")) for n in (5, 7))
     executor(first)
