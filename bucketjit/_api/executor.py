@@ -17,6 +17,7 @@ import jax
 
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.options import Options, config_of
+from bucketjit._api.pickled import configured, global_name, options_of
 from bucketjit._api.staging import Staging
 from bucketjit._arrays.padding import copied, without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
@@ -150,10 +151,6 @@ class BucketedExec(Staging[P, R]):
         [4.0, 8.0]
     """
 
-    _elsewhere = (
-        "wrap the function again where it is needed (with_persistence shares what is compiled)"
-    )
-
     def __init__(self, fn: Callable[P, R], **options: Unpack[Options]) -> None:
         self._setup(config_of(fn, options))
 
@@ -166,7 +163,7 @@ class BucketedExec(Staging[P, R]):
         self._fast_path = self._engine.memory.fast_path
         self._engine.preparer = ahead(config)
         self._engine.together = together(config)
-        make = functools.partial(self._sharing, self._engine.shared)
+        make = functools.partial(self._of, shared=self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         self._inlined = Inlined(config.fn, self._name, self._engine.signer)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
@@ -181,16 +178,22 @@ class BucketedExec(Staging[P, R]):
             vars(twin).update(vars(self))
             self._of_copies, self._fast_path = twin, FastPath()
 
-    def _with(self, **changes: Any) -> Self:
-        new = object.__new__(type(self))
-        new._setup(dataclasses.replace(self._config, **changes))
-        return new
-
     @classmethod
-    def _sharing(cls, shared: SharedState, config: Config) -> tuple[Self, Engine]:
+    def _of(cls, config: Config, shared: SharedState | None = None) -> Self:
         new = object.__new__(cls)
         new._setup(config, shared)
-        return new, new._engine
+        return new
+
+    def _with(self, **changes: Any) -> Self:
+        return self._of(dataclasses.replace(self._config, **changes))
+
+    @classmethod
+    def _unpickled(cls, fn: Callable[..., Any], *options: Any) -> Self:
+        return cls._of(configured(fn, *options))
+
+    def __reduce__(self) -> Any:
+        config = self._config
+        return global_name(self) or (self._unpickled, (config.fn, *options_of(config)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with(fn=copy.deepcopy(self._config.fn, memo))

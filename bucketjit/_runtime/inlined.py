@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
-from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
+from bucketjit._ir.open_sizes import Noticing
 from bucketjit._jax.transformations import (
     innermost_transformation,
     only_differentiated,
@@ -101,7 +102,10 @@ class Inlined:
             try:
                 return self._nested(args, kwargs)
             except OF_TRACERS as error:
-                if not self._computes_sizes(args, kwargs):
+                trial, quietly = Noticing(), contextlib.suppress(Exception)
+                with quietly, forgetful_jax(), selecting_jax(), trial.active():
+                    self._nested(args, kwargs)
+                if not trial.noticed:
                     raise
                 if not only_differentiated():
                     what = f"{self._name}: it computes a size inside jax.jit, vmap or scan"
@@ -111,15 +115,6 @@ class Inlined:
         args, kwargs = self._signer.with_static_sizes(args, kwargs)
         args, kwargs = self._signer.changed(_as_array, args, kwargs)
         return self._fn(*args, **kwargs)
-
-    def _computes_sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the function, which ``jit`` cannot trace, computes a size."""
-        try:
-            with forgetful_jax(), selecting_jax(), Noticing().active():
-                self._nested(args, kwargs)
-        except Exception as error:
-            return isinstance(error, SizeIsComputed)
-        return False
 
 
 def _as_array(leaf: Any) -> Any:

@@ -32,7 +32,7 @@ from bucketjit._tracing.mutations import refusing_mutations
 from bucketjit._tracing.parameters import Parameters
 from bucketjit._tracing.shards import on_shards
 from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.static_leaves import Static, is_held
+from bucketjit._tracing.static_leaves import Static
 from bucketjit.errors import ArgumentError, SpecError
 
 
@@ -162,7 +162,9 @@ class Signer:
         """The arguments of a call, with each leaf changed of those that are not static."""
 
         def of(name: int | str, value: Any) -> Any:
-            return value if self.is_static(name) else jax.tree.map(change, value, is_leaf=is_held)
+            if self.is_static(name):
+                return value
+            return jax.tree.map(change, value, is_leaf=lambda x: isinstance(x, Static))
 
         return tuple(of(i, x) for i, x in enumerate(args)), {
             k: of(k, kwargs[k]) for k in sorted(kwargs)

@@ -30,11 +30,6 @@ class Static:
         return self.value is other.value or bool(self.value == other.value)
 
 
-def is_held(value: object) -> bool:
-    """Whether a node of a tree is a static value."""
-    return isinstance(value, Static)
-
-
 def without_static(leaf: Any) -> Any:
     """A leaf, or the static value that is in its place."""
     return leaf.value if isinstance(leaf, Static) else leaf

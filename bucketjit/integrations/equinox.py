@@ -183,6 +183,8 @@ class FilteredExec(Wrapped[P, R]):
         executor: The executor that runs the function on the arrays of the modules.
     """
 
+    _of_arrays = staticmethod(_of_arrays)
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
 
