@@ -16,8 +16,7 @@ from typing import Any, Concatenate, ParamSpec, Self, Unpack, overload
 import jax
 
 from bucketjit._api.bound import BoundMethod
-from bucketjit._api.options import Options, config_of
-from bucketjit._api.pickled import configured, global_name, options_of
+from bucketjit._api.options import Options, config_of, configured, global_name, options_of
 from bucketjit._api.staging import Staging
 from bucketjit._arrays.padding import copied, without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
@@ -163,7 +162,7 @@ class BucketedExec(Staging[P, R]):
         self._fast_path = self._engine.memory.fast_path
         self._engine.preparer = ahead(config)
         self._engine.together = together(config)
-        make = functools.partial(self._of, shared=self._engine.shared)
+        make: Callable[[Config], Any] = functools.partial(self._of, shared=self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         self._inlined = Inlined(config.fn, self._name, self._engine.signer)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the

@@ -175,7 +175,7 @@ def caller_caches() -> bool:
     einops does, and so does JAX: ``jit`` hashes static arguments if all others are concrete, as in
     ``jax.random.normal(constant_key, x.shape)``.
     """
-    caches = "einops.", "jax.", "bucketjit._tracing.static_leaves"
+    caches = "einops.", "jax.", "bucketjit._tracing.parameters"
     return calling_frame().f_globals.get("__name__", "").startswith(caches)
 
 

@@ -24,9 +24,8 @@ from bucketjit._raised import frames_inside
 from bucketjit._runtime.computed_sizes import OF_TRACERS
 from bucketjit._runtime.counters import Counters
 from bucketjit._tracing.mutations import is_traced_here, refusing_mutations
-from bucketjit._tracing.parameters import Statics
+from bucketjit._tracing.parameters import Static, Statics, without_static
 from bucketjit._tracing.signer import Signer
-from bucketjit._tracing.static_leaves import Static, without_static
 from bucketjit.errors import InlinedWarning, SelectionError
 
 INLINED = (

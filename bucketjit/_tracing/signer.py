@@ -29,10 +29,9 @@ from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit._tracing.made_for import MadeFor
 from bucketjit._tracing.mismatches import Key, why_new
 from bucketjit._tracing.mutations import refusing_mutations
-from bucketjit._tracing.parameters import Parameters
+from bucketjit._tracing.parameters import Parameters, Static
 from bucketjit._tracing.shards import on_shards
 from bucketjit._tracing.signature import Signature
-from bucketjit._tracing.static_leaves import Static
 from bucketjit.errors import ArgumentError, SpecError
 
 

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.executor import BucketedExec
-from bucketjit._api.pickled import configured, global_name, options_of
+from bucketjit._api.options import configured, global_name, options_of
 from bucketjit._stages.explain import asked
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
 

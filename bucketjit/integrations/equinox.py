@@ -33,7 +33,7 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.tracers import literal_of
-from bucketjit._tracing.static_leaves import Static
+from bucketjit._tracing.parameters import Static
 from bucketjit.errors import ArgumentError, SpecError
 from bucketjit.integrations._wrapped import P, R, Wrapped
 
