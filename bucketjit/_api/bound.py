@@ -65,6 +65,9 @@ class BoundMethod(Generic[P, R]):
 
         return builder
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.__func__, self.__self__)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, BoundMethod):
             return NotImplemented

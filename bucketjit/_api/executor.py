@@ -16,9 +16,9 @@ from typing import Any, Concatenate, ParamSpec, Self, Unpack, overload
 import jax
 
 from bucketjit._api.bound import BoundMethod
-from bucketjit._api.options import Options, config_of
+from bucketjit._api.options import Options, config_of, configured, global_name, options_of
 from bucketjit._api.staging import Staging
-from bucketjit._arrays.padding import without_padding
+from bucketjit._arrays.padding import copied, without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Config, Out
 from bucketjit._environment import DISABLE, is_disabled, log_as_asked
@@ -32,35 +32,27 @@ from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
-from bucketjit._runtime.inlined import note_inlined
+from bucketjit._runtime.inlined import Inlined, nested, note_inlined
 from bucketjit._stages.explain import Explanation, asked, explain
 from bucketjit._stages.listed_buckets import ahead
 from bucketjit._tracing.signer import Signer
-from bucketjit.errors import MaskingError, SelectionError
+from bucketjit.errors import MaskingError
 
 _REASON = f"{DISABLE} is set: plain jit"
 WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
 
 
 def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..., Any]:
-    """The function under ``jax.jit``; Python ints that ``dynamic_axes`` calls sizes are static."""
-    given = signer.parameters
-
-    @functools.cache
-    def jitted(sizes: frozenset[int | str]) -> Callable[..., Any]:
-        return jax.jit(
-            config.fn,
-            static_argnums=sorted(given.static_nums | {i for i in sizes if isinstance(i, int)}),
-            static_argnames=sorted(given.static_names | {k for k in sizes if isinstance(k, str)}),
-            donate_argnums=sorted(given.donated),
-            compiler_options=dict(config.compiler_options) or None,
-        )
+    """The function under ``jax.jit``."""
+    donated = sorted(signer.parameters.donated)
+    options = dict(config.compiler_options) or None
+    jitted = nested(config.fn, signer, donate_argnums=donated, compiler_options=options)
 
     def call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if config.copy_inputs:
-            args, kwargs = signer.with_copies(args, kwargs)
+            args, kwargs = signer.changed(copied, args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
-        result = jitted(signer.sizes_among(args, kwargs))(*args, **kwargs)
+        result = config.fn(*args, **kwargs) if jit_disabled() else jitted(args, kwargs)
         counters.call(CallCounter({}, reason=_REASON))
         if config.out is Out.JAX:
             return result
@@ -70,11 +62,6 @@ def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..
 
 
 Q = ParamSpec("Q")
-
-_INLINED = (
-    "bucketjit runs the function itself inside jax.jit, vmap and the like, where sizes cannot be "
-    "computed; call the bucketed function outside of them"
-)
 
 
 class BucketedExec(Staging[P, R]):
@@ -163,10 +150,6 @@ class BucketedExec(Staging[P, R]):
         [4.0, 8.0]
     """
 
-    _elsewhere = (
-        "wrap the function again where it is needed (with_persistence shares what is compiled)"
-    )
-
     def __init__(self, fn: Callable[P, R], **options: Unpack[Options]) -> None:
         self._setup(config_of(fn, options))
 
@@ -179,8 +162,9 @@ class BucketedExec(Staging[P, R]):
         self._fast_path = self._engine.memory.fast_path
         self._engine.preparer = ahead(config)
         self._engine.together = together(config)
-        make = functools.partial(self._sharing, self._engine.shared)
+        make: Callable[[Config], Any] = functools.partial(self._of, shared=self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
+        self._inlined = Inlined(config.fn, self._name, self._engine.signer)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
         # name of an attribute of this object.
         functools.update_wrapper(self, config.fn, updated=())
@@ -193,16 +177,22 @@ class BucketedExec(Staging[P, R]):
             vars(twin).update(vars(self))
             self._of_copies, self._fast_path = twin, FastPath()
 
-    def _with(self, **changes: Any) -> Self:
-        new = object.__new__(type(self))
-        new._setup(dataclasses.replace(self._config, **changes))
-        return new
-
     @classmethod
-    def _sharing(cls, shared: SharedState, config: Config) -> tuple[Self, Engine]:
+    def _of(cls, config: Config, shared: SharedState | None = None) -> Self:
         new = object.__new__(cls)
         new._setup(config, shared)
-        return new, new._engine
+        return new
+
+    def _with(self, **changes: Any) -> Self:
+        return self._of(dataclasses.replace(self._config, **changes))
+
+    @classmethod
+    def _unpickled(cls, fn: Callable[..., Any], *options: Any) -> Self:
+        return cls._of(configured(fn, *options))
+
+    def __reduce__(self) -> Any:
+        config = self._config
+        return global_name(self) or (self._unpickled, (config.fn, *options_of(config)))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with(fn=copy.deepcopy(self._config.fn, memo))
@@ -228,22 +218,16 @@ class BucketedExec(Staging[P, R]):
             return self._plain(args, kwargs)
         engine = self._engine
         if self._config.copy_inputs:
-            args, kwargs = engine.signer.with_copies(args, kwargs)
+            args, kwargs = engine.signer.changed(copied, args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
-        if only_differentiated() and not jit_disabled() and not engine.config.always_exact:
+        if jit_disabled():
+            return self._config.fn(*args, **kwargs)
+        if only_differentiated() and not engine.config.always_exact:
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
-        if not jit_disabled():
-            note_inlined(engine.config, engine.name, engine.counters)
-        try:
-            return self._config.fn(*args, **kwargs)
-        except (jax.errors.NonConcreteBooleanIndexError, jax.errors.ConcretizationTypeError) as no:
-            if isinstance(no, jax.errors.TracerBoolConversionError):
-                raise
-            error = SelectionError(f"{self._name}: it computes a size inside jax.jit, vmap or scan")
-            error.add_note(_INLINED)
-            raise error from no
+        note_inlined(engine.config, engine.name, engine.counters)
+        return self._inlined(args, kwargs)
 
     def _in_places(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

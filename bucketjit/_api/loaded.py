@@ -42,8 +42,6 @@ class Loaded(Served[..., Any]):
         changes: The options that the user has changed.
     """
 
-    _elsewhere = "send its path and load it where it is needed"
-
     def __init__(
         self, functions: tuple[LoadedFunction, ...], changes: Mapping[str, Any] | None = None
     ) -> None:
@@ -61,6 +59,12 @@ class Loaded(Served[..., Any]):
         self._of_copies = None
         self._transformed = Transformed(functions, engines)
         self.__name__ = functions[0].record.name
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{self!r} cannot be pickled: its executables are those of this process; send its path "
+            "and load it where it is needed"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with()

@@ -1,9 +1,14 @@
-"""The options of `BucketedExec` and of `jit`, which take the same ones: their types and checks."""
+"""The options of `BucketedExec` and of `jit`: their types, their checks, and their pickles."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
 import enum
+import importlib
+import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -241,3 +246,44 @@ OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
         "out_shardings", "call jax.lax.with_sharding_constraint on the results in the function"
     ),
 }
+
+
+# --- pickles ---
+
+
+def global_name(value: Any) -> str | None:
+    """The name of a value in its module, which a pickle has in its place; None in a script."""
+    name = getattr(value, "__qualname__", "")
+    with contextlib.suppress(AttributeError, KeyError):
+        found = operator.attrgetter(name)(sys.modules[value.__module__])
+        return name if found is value and value.__module__ != "__main__" else None
+    return None
+
+
+def options_of(config: Config) -> tuple[dict[str, Any], list[tuple[str, str, Any]]]:
+    """The options that differ from the defaults; and module, name and rule of primitives."""
+    chosen = {
+        field.name: dict(value) if isinstance(value, MappingProxyType) else value
+        for field in dataclasses.fields(config)
+        if (value := getattr(config, field.name)) is not field.default
+    }
+    del chosen["fn"], chosen["rules"]
+    return chosen, [(*_place_of(primitive), rule) for primitive, rule in config.rules.items()]
+
+
+def configured(fn: Callable[..., Any], options: Mapping[str, Any], rules: Iterable[Any]) -> Config:
+    """The configuration of a function and the options of a pickle."""
+    table = {getattr(importlib.import_module(module), name): rule for module, name, rule in rules}
+    return Config(fn, rules=table, **options)
+
+
+def _place_of(primitive: Any) -> tuple[str, str]:
+    """A module that has a primitive, and its name there: a copy would be another primitive."""
+    for module, owner in list(sys.modules.items()):
+        for name, value in list(getattr(owner, "__dict__", {}).items()):
+            if value is primitive and module != "__main__":
+                return module, name
+    raise TypeError(
+        f"with_rules: the primitive {primitive} is in no module, so its rule cannot be pickled; "
+        "make it a global of a module that the other process imports"
+    )

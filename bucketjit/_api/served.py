@@ -31,17 +31,10 @@ class Served(CallPath[P, R], Views):
 
     _with: Callable[..., Self]  # a new function with some options changed
     _in_places: Any  # the method that puts arguments by name into the places where they are known
-    _elsewhere: str  # how another process gets such a function, in words
     _forget: Callable[[], None]  # forgets what was made of the executables besides
 
     def __copy__(self) -> Self:
         return self._with()
-
-    def __reduce__(self) -> Any:
-        raise TypeError(
-            f"{self!r} cannot be pickled: its executables are those of this process; "
-            f"{self._elsewhere}"
-        )
 
     @boundary
     def map(

@@ -18,6 +18,7 @@ from bucketjit._arrays.results import Change, at_leaves, finisher
 from bucketjit._compile.computed_results import Selected, counts_of, finisher_of_counts
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
+from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._masking.checks import POISONS, pad_poisoned
 from bucketjit._tracing.call import Call
@@ -124,17 +125,10 @@ class Executable:
     def sizes_for(self, call: Call) -> Any:
         """The first argument of a run for a call, see `sizes_argument`.
 
-        It is put on an accelerator by request: as an argument from the host it would be an implicit
+        It is put on the device by request: as an argument from the host it would be an implicit
         transfer, which ``jax.transfer_guard("disallow")`` refuses.
         """
-        sizes = sizes_argument(call, self.size_constant_shapes)
-        return jax.device_put(sizes) if self.on_accelerator else sizes
-
-    @functools.cached_property
-    def on_accelerator(self) -> bool:
-        """Whether a device that it runs on is no CPU."""
-        devices = self.compiled.runtime_executable().local_devices()
-        return any(device.platform != "cpu" for device in devices)
+        return on_default_device(sizes_argument(call, self.size_constant_shapes))
 
     @property
     def is_checked_after_runs(self) -> bool:

@@ -85,6 +85,7 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
 
 
 _array = names.module("array")
+_thread_guard = names.module("config").guard_lib.thread_local_state
 _random = names.module("random.core")
 _xla_client = names.module("lib").xla_client
 _flags: Any = jax.config  # its flags are public, but have no types
@@ -191,7 +192,12 @@ def on_default_device(host: object, weak_type: bool = False) -> Any:
     """
     if not isinstance(host, np.ndarray):
         return jax.device_put(host)
-    return _default_placer(_flags.jax_default_device, host.shape, host.dtype, weak_type)(host)
+    guard = _thread_guard()
+    before, guard.explicit_device_put = guard.explicit_device_put, True
+    try:
+        return _default_placer(_flags.jax_default_device, host.shape, host.dtype, weak_type)(host)
+    finally:
+        guard.explicit_device_put = before
 
 
 @functools.lru_cache(maxsize=4096)

@@ -175,7 +175,8 @@ def caller_caches() -> bool:
     einops does, and so does JAX: ``jit`` hashes static arguments if all others are concrete, as in
     ``jax.random.normal(constant_key, x.shape)``.
     """
-    return calling_frame().f_globals.get("__name__", "").startswith(("einops.", "jax."))
+    caches = "einops.", "jax.", "bucketjit._tracing.parameters"
+    return calling_frame().f_globals.get("__name__", "").startswith(caches)
 
 
 def caller_is_user() -> bool:

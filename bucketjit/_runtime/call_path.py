@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from bucketjit._arrays.padded import Padded
+from bucketjit._arrays.padding import copied
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._jax.arrays import NotPlaced
@@ -111,8 +112,8 @@ class CallPath(Generic[P, R]):
         if jit_disabled() or self._plain is not None:
             return self._inside(args, kwargs)
         if self._of_copies is not None:
-            copied, named = engine.signer.with_copies(args, kwargs)
-            return self._of_copies(*copied, **named)
+            args, kwargs = engine.signer.changed(copied, args, kwargs)
+            return self._of_copies(*args, **kwargs)
         if engine.together is not None and engine.together.is_active:
             return engine.together.serve(engine, (args, kwargs))
         given = CallArguments(args, kwargs)

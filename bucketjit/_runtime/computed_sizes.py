@@ -24,7 +24,7 @@ from bucketjit.errors import MaskingError, SelectionError
 
 MAX_RUNS_AGAIN = 6  # after the first run of a call
 
-_OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
+OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
 
 _UNSETTLED = MaskingError(
     f"its decisions depend on computed sizes, which none of {MAX_RUNS_AGAIN + 1} programs fits",
@@ -87,7 +87,7 @@ def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
         if reason is None:
             raise
         told: Exception = error
-        if isinstance(error, _OF_TRACERS) or "Tracer" in str(error):
+        if isinstance(error, OF_TRACERS) or "Tracer" in str(error):
             told = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
         told.add_note(f"bucketjit runs the function without jit, because: {reason}")
         if told is error:

@@ -25,7 +25,7 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
 
-Make = Callable[[Config], tuple[Callable[..., Any], Engine]]  # a bucketed function, and its engine
+Make = Callable[[Config], Callable[..., list[Any]]]  # a bucketed function
 
 
 class Derivatives:
@@ -35,12 +35,10 @@ class Derivatives:
         self._engine = engine
         self._make = make
         self._functions: dict[Any, equations.Bucketed] = {}
-        self._engines: dict[Callable[..., Any], Engine] = {}
 
     def clear(self) -> None:
         """Forget all derivatives."""
         self._functions.clear()
-        self._engines.clear()
 
     def engine_at(self, call: Call, path: equations.Path) -> Engine:
         """The engine that serves the calls of a derivative."""
@@ -51,8 +49,9 @@ class Derivatives:
             if refusal is not None:
                 raise refusal.without_frames()
             raise MaskingError("it has no open axes", "name them in dynamic_axes")
-        made = self._function(call, program).at(path)
-        return self._engines.get(made.execute, self._engine)
+        derivative = self._function(call, program).at(path)
+        engine: Engine = getattr(derivative.execute, "_engine", self._engine)
+        return engine
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
         """What makes a differentiated call in buckets; None if the call is not bucketed."""
@@ -103,7 +102,7 @@ class Derivatives:
 
         def derive(fn: Callable[..., list[Any]], ins: equations.Shapes) -> Callable[..., list[Any]]:
             names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
-            made, self._engines[made] = self._make(
+            return self._make(
                 dataclasses.replace(
                     engine.config,
                     fn=fn,
@@ -119,7 +118,6 @@ class Derivatives:
                     out=Out.JAX,
                 )
             )
-            return made
 
         derived(flat, signature.fn, engine.name)
         equations.register()

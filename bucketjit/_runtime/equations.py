@@ -334,7 +334,7 @@ def _batch(
     values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
 ) -> tuple[Any, Any]:
     """Batching: ``vmap`` of the function itself, which is not bucketed."""
-    outs = jax.vmap(fn.flat, in_axes=list(dims))(*values)
+    outs = jax.vmap(jax.jit(fn.flat), in_axes=list(dims))(*values)
     return outs, [0] * len(outs)
 
 

@@ -1,16 +1,32 @@
-"""Tells of calls inside ``jit``, ``vmap`` and the like, where the function itself runs."""
+"""Calls inside ``jit``, ``vmap`` and the like, where the function itself runs, and is told of."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
-from bucketjit._jax.transformations import innermost_transformation, only_shapes
+from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._ir.open_sizes import Noticing
+from bucketjit._jax.transformations import (
+    innermost_transformation,
+    only_differentiated,
+    only_shapes,
+)
 from bucketjit._raised import frames_inside
+from bucketjit._runtime.computed_sizes import OF_TRACERS
 from bucketjit._runtime.counters import Counters
-from bucketjit._tracing.mutations import is_traced_here
-from bucketjit.errors import InlinedWarning
+from bucketjit._tracing.mutations import is_traced_here, refusing_mutations
+from bucketjit._tracing.parameters import Static, Statics, without_static
+from bucketjit._tracing.signer import Signer
+from bucketjit.errors import InlinedWarning, SelectionError
 
 INLINED = (
     "so it runs there as it is: nothing is padded, and what is around it compiles for each size. "
@@ -38,3 +54,70 @@ def note_inlined(config: Config, name: str, counters: Counters, what: str = INLI
     if not config.always_exact and not is_traced_here():
         message = printable(f"{name} {why}", LONGEST)
         warnings.warn(message, InlinedWarning, stacklevel=frames_inside())
+
+
+def nested(
+    fn: Callable[..., Any], signer: Signer, **options: Any
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """A call of the function under ``jax.jit``, with its options; sizes among them are static."""
+
+    @functools.wraps(fn, updated=())
+    def with_sizes(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = signer.changed(without_static, args, kwargs)
+        return fn(*args, **kwargs)
+
+    static = signer.parameters
+    numbers, names = sorted(static.static_nums), sorted(static.static_names)
+    jitted = jax.jit(with_sizes, static_argnums=numbers, static_argnames=names, **options)
+
+    def call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        args, kwargs = signer.with_static_sizes(args, kwargs)
+        return jitted(*args, **kwargs)
+
+    return call
+
+
+class Inlined:
+    """A function inside ``jit``, ``vmap`` and the like, where it is a part of what is around it.
+
+    It sees what it would see under a ``jax.jit`` there. A change of an argument is refused, as in
+    buckets.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str, signer: Signer) -> None:
+        self._fn, self._name, self._signer = fn, name, signer
+        self._eager: set[Statics] = set()  # of calls that compute sizes
+
+    @functools.cached_property
+    def _nested(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+        refusing = refusing_mutations(self._fn, self._signer.parameters.names(0))
+        return nested(refusing, self._signer, inline=True)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function; without ``jit`` if it computes sizes and is only differentiated.
+
+        Raises:
+            SelectionError: It computes a size inside of another transformation.
+        """
+        statics = self._signer.parameters.split(args, kwargs)[2]
+        if not (only_differentiated() and statics in self._eager):
+            try:
+                return self._nested(args, kwargs)
+            except OF_TRACERS as error:
+                trial, quietly = Noticing(), contextlib.suppress(Exception)
+                with quietly, forgetful_jax(), selecting_jax(), trial.active():
+                    self._nested(args, kwargs)
+                if not trial.noticed:
+                    raise
+                if not only_differentiated():
+                    what = f"{self._name}: it computes a size inside jax.jit, vmap or scan"
+                    remedy = "call the bucketed function outside of these"
+                    raise SelectionError(what, remedy) from error
+            self._eager.add(statics)
+        args, kwargs = self._signer.with_static_sizes(args, kwargs)
+        args, kwargs = self._signer.changed(_as_array, args, kwargs)
+        return self._fn(*args, **kwargs)
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Static) else jnp.asarray(leaf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, Subject, exact_types, symbolic_types
-from bucketjit.errors import MaskingError, SpecError
+from bucketjit.errors import ExportError, MaskingError, SpecError
 
 
 class Lowered(Stage):
@@ -183,16 +183,24 @@ class Traced(Stage):
         return jax.tree_util.tree_map(shaped, self.out_info)
 
     @boundary
-    def lower(self, bucket: Mapping[str, int] | None = None) -> Lowered:
+    def lower(
+        self,
+        bucket: Mapping[str, int] | None = None,
+        *,
+        lowering_platforms: Sequence[str] | None = None,
+        _private_parameters: object = None,
+    ) -> Lowered:
         """Lower the program for a bucket.
 
         Args:
             bucket: Padded size of some variables in the place of those that the strategies choose.
+            lowering_platforms: Not an option: use `BucketedExec.export_dynamic`.
 
         Returns:
             The module.
 
         Raises:
+            ExportError: ``jax.export.export`` asks for a module, or platforms are given.
             SpecError: ``bucket`` names no variable, has a size below that of the call, or is one
                 that the guards do not allow.
             FallbackError: The call cannot be masked, and ``fallback`` is to raise.
@@ -206,6 +214,11 @@ class Traced(Stage):
             >>> dict(traced.lower().bucket), dict(traced.lower({"n": 24}).bucket)
             ({'n': 8}, {'n': 24})
         """
+        if lowering_platforms is not None or _private_parameters is not None:
+            raise ExportError(
+                f"{self.fun_name}: a bucketed function is lowered for this platform, and not by "
+                "jax.export.export(fn)(*args); write fn.export_dynamic(*args, platforms=[...])"
+            )
         subject = self._subject
         return lower(subject if bucket is None else subject.in_bucket(bucket))
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax import arrays
 from bucketjit._jax.arrays import explicit_sharding, is_on_several_devices, on_one_device
 from bucketjit._raised import first_line
@@ -101,6 +102,11 @@ def leaf_type(
 
 
 def _type_of_struct(value: jax.ShapeDtypeStruct, path: str) -> tuple[LeafType, tuple[int, ...]]:
+    if any(map(is_symbolic, value.shape)):
+        raise ArgumentError(
+            f"{path}: expected the sizes of a call, got the symbolic shape {value.shape}; "
+            "dynamic_axes opens axes, and export_dynamic exports the function for all sizes"
+        )
     if not can_be(value.shape, value.dtype):
         raise ArgumentError(f"no array of {value.dtype} can have the shape {value.shape}")
     mesh = getattr(explicit_sharding(value), "mesh", None)

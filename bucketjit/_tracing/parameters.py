@@ -1,12 +1,14 @@
-"""The parameters of the user's function, and its static arguments."""
+"""The parameters of the user's function, its static arguments, and static leaves of others."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from bucketjit._jax.debug_info import like_without
@@ -218,3 +220,30 @@ class Statics:
 
 
 NO_STATICS = Statics({}, {})
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class Static:
+    """A pytree without leaves, which holds a static value.
+
+    As in `jax.jit`, values of different types differ: ``1``, ``1.0``, ``True``.
+
+    Attributes:
+        value: The value.
+    """
+
+    value: Any
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Static) or type(self.value) is not type(other.value):
+            return False
+        return self.value is other.value or bool(self.value == other.value)
+
+
+def without_static(leaf: Any) -> Any:
+    """A leaf, or the static value that is in its place."""
+    return leaf.value if isinstance(leaf, Static) else leaf

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._arrays.padding import copied
 from bucketjit._config import Config
 from bucketjit._ir.dynamic_axes import (
     Anonymous,
@@ -19,6 +18,7 @@ from bucketjit._ir.dynamic_axes import (
     names_in,
     opens,
 )
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
@@ -29,7 +29,7 @@ from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit._tracing.made_for import MadeFor
 from bucketjit._tracing.mismatches import Key, why_new
 from bucketjit._tracing.mutations import refusing_mutations
-from bucketjit._tracing.parameters import Parameters
+from bucketjit._tracing.parameters import Parameters, Static
 from bucketjit._tracing.shards import on_shards
 from bucketjit._tracing.signature import Signature
 from bucketjit.errors import ArgumentError, SpecError
@@ -151,19 +151,40 @@ class Signer:
     def sizes_among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
         """The places and names of the Python ints that ``dynamic_axes`` says are sizes."""
         given: tuple[tuple[int | str, Any], ...] = (*enumerate(args), *kwargs.items())
-        ints = {at for at, x in given if isinstance(x, int | np.integer) and type(x) is not bool}
+        ints = {at for at, x in given if _is_number(x)}
         opened = self.arguments_with_open_axes(len(args), list(kwargs)) if ints else None
         return frozenset(ints & {*opened[0], *opened[1]} if opened else ())
 
-    def with_copies(
+    def changed(
+        self, change: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with each leaf changed of those that are not static."""
+
+        def of(name: int | str, value: Any) -> Any:
+            if self.is_static(name):
+                return value
+            return jax.tree.map(change, value, is_leaf=lambda x: isinstance(x, Static))
+
+        return tuple(of(i, x) for i, x in enumerate(args)), {
+            k: of(k, kwargs[k]) for k in sorted(kwargs)
+        }
+
+    def with_static_sizes(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with copies of the NumPy arrays in those that are not static."""
+        """The arguments of a call; the numbers that ``dynamic_axes`` calls sizes are `Static`."""
+        positional, keywords, _ = self.parameters.split(args, kwargs)
+        leaves = jax.tree_util.tree_leaves((positional, keywords))
+        if self._config.dynamic_axes is None or not any(map(_is_number, leaves)):
+            return args, dict(kwargs)
+        named = self._named(positional, keywords)
+        specs = iter(self._leaf_specs(len(positional), *named))
 
-        def own(name: int | str, value: Any) -> Any:
-            return value if self.is_static(name) else jax.tree_util.tree_map(copied, value)
+        def held(leaf: Any) -> Any:
+            is_size = _is_expression(next(specs)) and _is_number(leaf)
+            return Static(leaf if is_symbolic(leaf) else int(leaf)) if is_size else leaf
 
-        return tuple(own(i, x) for i, x in enumerate(args)), {k: own(k, kwargs[k]) for k in kwargs}
+        return self.changed(held, args, kwargs)
 
     def _named(
         self, positional: Sequence[Any], keywords: Mapping[str, Any]
@@ -183,8 +204,7 @@ class Signer:
         self._check_strategies(specs)
         final = []
         for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
-            is_text = isinstance(spec, str) and spec.strip("() ") != ""  # "()" declares a scalar
-            if is_text and isinstance(value, int | np.integer):
+            if _is_expression(spec) and isinstance(value, int | np.integer):
                 # An expression for a scalar declares it a size; a bool is an int to Python.
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
@@ -267,6 +287,17 @@ class Signer:
                 f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
                 f"variable; the variables are {names}"
             )
+
+
+def _is_expression(spec: object) -> bool:
+    """Whether an entry of a number says that it is a size; ``"()"`` declares a scalar."""
+    return isinstance(spec, str) and spec.strip("() ") != ""
+
+
+def _is_number(value: object) -> bool:
+    """Whether a leaf is a number that ``dynamic_axes`` may call a size."""
+    is_int = isinstance(value, int | np.integer) and type(value) is not bool
+    return is_int or is_symbolic(value)
 
 
 def _with_paths(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from bucketjit._api.bound import BoundMethod
 from bucketjit._api.executor import BucketedExec
+from bucketjit._api.options import configured, global_name, options_of
 from bucketjit._stages.explain import asked
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
 
@@ -38,6 +38,7 @@ class Wrapped(Generic[P, R]):
     Args:
         fn: The function of the user.
         executor: Runs it on plain arguments.
+        out: The form of its results.
 
     Attributes:
         executor: The executor. It takes arguments and returns results as this package hands them
@@ -45,10 +46,23 @@ class Wrapped(Generic[P, R]):
     """
 
     _plain: Any  # the method that makes the arguments of the bucketed function
+    _of_arrays: Any  # makes the function of these arguments of the user's
 
-    def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], executor: BucketedExec[..., Any], out: str = "jax"
+    ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.executor: BucketedExec[..., Any] = executor
+        self._out = out
+
+    def __reduce__(self) -> Any:
+        parts = self.__wrapped__, self._out, *options_of(self.executor._config)
+        return global_name(self) or (self._unpickled, parts)
+
+    @classmethod
+    def _unpickled(cls, fn: Callable[..., Any], out: str, *options: Any) -> Self:
+        config = configured(cls._of_arrays(fn), *options)
+        return cls(fn, BucketedExec._of(config), out)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
@@ -97,9 +111,7 @@ class Wrapped(Generic[P, R]):
 
     def _around(self, executor: BucketedExec[..., Any]) -> Self:
         """The same wrapper around another bucketed function of the same function."""
-        new = copy.copy(self)
-        new.executor = executor
-        return new
+        return type(self)(self.__wrapped__, executor, self._out)
 
     def stats(self) -> Stats:
         """A snapshot of what the bucketed function has done; see `BucketedExec.stats`."""

@@ -19,7 +19,6 @@ bucketed function sees arrays alone; and so it does with results::
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -33,6 +32,8 @@ from bucketjit._api.options import Options
 from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra
 from bucketjit._ir.expressions import is_symbolic
+from bucketjit._jax.tracers import literal_of
+from bucketjit._tracing.parameters import Static
 from bucketjit.errors import ArgumentError, SpecError
 from bucketjit.integrations._wrapped import P, R, Wrapped
 
@@ -42,25 +43,6 @@ Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 # The first position that is donated; None for none.
 _DONATED = {"all": 0, "all-except-first": 1, "warn": 0, "warn-except-first": 1, "none": None}
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Static:
-    """A pytree without leaves, which holds a static value.
-
-    As in `jax.jit`, values of different types differ: ``1``, ``1.0``, ``True``.
-    """
-
-    value: Any
-
-    def __hash__(self) -> int:
-        return hash(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
-            return False
-        return self.value is other.value or bool(self.value == other.value)
 
 
 class _Known(tuple[Any, ...]):
@@ -106,13 +88,13 @@ def _is_array(value: object) -> bool:
 
 
 def _filtered(tree: Any, name: str) -> Any:
-    """An argument in which each leaf that is no array is a `_Static`."""
+    """An argument in which each leaf that is no array is a `Static`."""
 
     def filtered(leaf: Any) -> Any:
         if _is_array(leaf):
             return leaf
         hash(leaf)  # a value that can change must not be remembered
-        return _Static(leaf)
+        return Static(leaf)
 
     try:
         return jax.tree.map(filtered, tree)
@@ -123,7 +105,7 @@ def _filtered(tree: Any, name: str) -> Any:
 
 
 def _filtered_result(result: Any, is_symbolic_trace: bool) -> Any:
-    """A result in which each leaf that is no array is a `_Static`, or a `_Number`.
+    """A result in which each leaf that is no array is a `Static`, or a `_Number`.
 
     Whether a number is one depends on its type alone, and not on whether it was computed from a
     size: so all traces of a function have results of the same tree.
@@ -138,7 +120,7 @@ def _filtered_result(result: Any, is_symbolic_trace: bool) -> Any:
             return _Number(leaf, _Known((leaf,)))
         if type(leaf) is int and abs(leaf) < 2**31:
             return _Number(leaf, _Known((leaf,) if is_symbolic_trace else ()))
-        return _Static(leaf)
+        return Static(leaf)
 
     return jax.tree.map(filtered, result)
 
@@ -155,22 +137,23 @@ def _refuse_unhashable(leaf: Any, path: str) -> None:
 
 
 def _is_held(value: object) -> bool:
-    return isinstance(value, _Static | _Number)
+    return isinstance(value, Static | _Number)
 
 
 def _restored(tree: Any) -> Any:
     """The tree that was filtered, as a copy."""
 
     def restored(leaf: Any) -> Any:
-        if isinstance(leaf, _Static):
+        if isinstance(leaf, Static):
             return leaf.value
         if not isinstance(leaf, _Number):
             return leaf
         if leaf.known:
             return leaf.known[0]
+        literal = literal_of(leaf.number)  # inside of another transformation
         try:
-            return int(leaf.number)
-        except jax.errors.ConcretizationTypeError:  # inside of another transformation
+            return int(leaf.number if literal is None else literal.val)
+        except jax.errors.ConcretizationTypeError:
             return leaf.number
 
     return jax.tree.map(restored, tree, is_leaf=_is_held)
@@ -199,6 +182,8 @@ class FilteredExec(Wrapped[P, R]):
     Attributes:
         executor: The executor that runs the function on the arrays of the modules.
     """
+
+    _of_arrays = staticmethod(_of_arrays)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.

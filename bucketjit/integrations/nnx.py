@@ -30,7 +30,6 @@ import jax
 import numpy as np
 
 from bucketjit._api.decorator import jit as bucketed
-from bucketjit._api.executor import BucketedExec
 from bucketjit._api.options import Options
 from bucketjit._arrays.padding import without_padding
 from bucketjit._extras import Extra
@@ -156,9 +155,7 @@ class ModuleExec(Wrapped[P, R]):
         executor: The executor that runs the function on the arrays of the modules.
     """
 
-    def __init__(self, fn: Callable[..., Any], executor: BucketedExec[..., Any], out: str) -> None:
-        super().__init__(fn, executor)
-        self._out = out
+    _of_arrays = staticmethod(_of_arrays)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function, and write back what it changes in its arguments.

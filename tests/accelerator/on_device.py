@@ -13,7 +13,6 @@ import numpy as np
 
 from bucketjit._arrays import padded, padding
 from bucketjit._arrays.device import on_device
-from bucketjit._compile.executable import Executable
 from examples.compile_counter import CompileCounter
 
 
@@ -44,7 +43,6 @@ def as_on_an_accelerator() -> Iterator[None]:
             for place, name, value in (
                 (padding, "_in_host_memory", lambda sharding: False),
                 (padded, "sizes_beside", _sizes_on_device),
-                (Executable, "on_accelerator", True),
             ):
                 stack.enter_context(mock.patch.object(place, name, value))
         yield

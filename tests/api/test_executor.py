@@ -1087,13 +1087,6 @@ def test_bounds_may_be_ints_of_numpy() -> None:
         fn.with_maxsize(np.int64(0))
 
 
-def test_an_executor_is_not_pickled_and_says_so() -> None:
-    fn = BucketedExec(jnp.sum).with_pow2()
-    with pytest.raises(TypeError, match=r"<BucketedExec sum, .*cannot be pickled"):
-        pickle.dumps(fn)
-    assert copy.deepcopy(fn)(np.ones(3, np.float32)) == 3
-
-
 def test_snapshots_can_be_copied_pickled_and_hashed() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ramp(3))

@@ -12,7 +12,6 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit._arrays import device, padding
-from bucketjit._compile.executable import Executable
 
 DTYPES = ["float32", "bfloat16", "float16", "int8", "uint16", "bool", "complex64"]
 SHAPES: list[tuple[tuple[int, ...], tuple[int, ...]]] = [
@@ -116,10 +115,23 @@ def test_an_executor_on_an_accelerator(out: str, monkeypatch: pytest.MonkeyPatch
                 assert a.sharding == e.sharding
 
 
+def test_what_fits_its_bucket_passes_the_guard_of_transfers() -> None:
+    fn = lambda x, y: (x * 2).sum() + y  # noqa: E731
+    executor = BucketedExec(fn, dynamic_axes=("n", None), out="padded").with_buckets([4, 8])
+    again = BucketedExec(fn, dynamic_axes=("n", None)).with_buckets([4, 8])
+    for size in (4, 8, 4):
+        x, y = jax.device_put((contents((size,), "float32"), np.float32(1)))
+        with jax.transfer_guard("disallow"):
+            results = executor(x, y), jax.jit(fn)(x, y), again(x, y)
+        np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+        np.testing.assert_allclose(results[2], results[1], rtol=1e-6)
+    with pytest.raises(jax.errors.JaxRuntimeError), jax.transfer_guard("disallow"):
+        again(x, 1.0)  # as under `jax.jit`
+
+
 def test_no_implicit_transfer_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guard of JAX counts what goes to a device, on CPU too."""
     monkeypatch.setattr(padding, "_in_host_memory", lambda sharding: False)
-    monkeypatch.setattr(Executable, "on_accelerator", True)
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
     first, other = (jax.device_put(contents((n, 4), "float32")) for n in (5, 7))
     executor(first)

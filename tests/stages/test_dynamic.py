@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit.errors import ExportError
+from bucketjit.errors import ArgumentError, ExportError
 from tests.stages.modules import in_another_process
 
 Args = Sequence[tuple[Any, ...]]
@@ -281,6 +281,14 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
     executor = BucketedExec(jnp.cumsum, dynamic_axes="n")
     with pytest.raises(ExportError, match=message):
         executor.export_dynamic(normal(5), **options)
+
+
+def test_jax_export_of_an_executor_names_the_method() -> None:
+    executor = BucketedExec(lambda x: (x * x).sum(), dynamic_axes="n").with_pow2()
+    symbolic = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b"), np.float32)
+    for like, error in ((normal(3), ExportError), (symbolic, ArgumentError)):
+        with pytest.raises(error, match="export_dynamic"):
+            jax.export.export(executor)(like)  # type: ignore[arg-type]
 
 
 def test_an_axis_without_elements() -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache, Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._jax.arrays import on_default_device
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import Clock, Handler, Where
 from bucketjit._runtime.fast_path.dispatch import (
@@ -152,7 +151,6 @@ class RememberedCalls:
 
     def add_new_sizes(self, given: CallArguments, new: NewSizes, served: ServedCall) -> Handler:
         """Make the handler of a call that `at_new_sizes` has found."""
-        served = served._replace(sizes=on_default_device(served.sizes))
         with self._lock:
             return self._remember(new.table, given, new.slot, served, new.leaves, new.hosts)
 
@@ -165,15 +163,14 @@ class RememberedCalls:
     ) -> None:
         """Let the next call like this one, which was masked, skip the slow path; see `add`.
 
-        Its sizes are put on the device once. A call whose size constants are large is not
-        remembered: each logical size would keep them there. Calls of the sizes from here to
+        Its sizes are on the device. A call whose size constants are large is not remembered: each
+        logical size would keep them there. Calls of the sizes from here to
         ``same_up_to`` have the same bucket, so the first one of them is served likewise.
         """
         if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
             return
         opened = call.signature.open_leaves(call.tokens)
-        on_device = served._replace(sizes=on_default_device(served.sizes))
-        self.add(call, given, opened, on_device, same_up_to)
+        self.add(call, given, opened, served, same_up_to)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:
