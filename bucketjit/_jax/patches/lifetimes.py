@@ -24,15 +24,13 @@ from bucketjit._jax.transformations import hold_weakly
 _core = names.module("core")
 _partial_eval = names.module("interpreters.partial_eval")
 _pjit = names.module("pjit")
-_util = names.module("util")
-_FlatTree = names.module("tree_util").FlatTree
 
 _here = threading.local()
 
 
 @contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """A context that drops what this thread traced with symbolic sizes, and looks for NaNs again."""
+    """A context that drops what this thread traces with symbolic sizes, and keeps NaN checks."""
     outer = getattr(_here, "copies", None)
     _here.copies = {}
     try:
@@ -52,9 +50,10 @@ def _copied(original: Any, copy: Callable[[Any], Any], *values: object) -> Any:
     return copies[original]
 
 
-def _is_open(value: object) -> bool:
+def _is_open(value: Any) -> bool:
     """Whether a value, or one in it, is a symbolic size or of a symbolic shape."""
-    if isinstance(value, tuple | _FlatTree):
+    value = getattr(value, "vals", value)  # of a tree
+    if isinstance(value, tuple):
         return any(map(_is_open, value))
     shape = getattr(value, "shape", ())
     return is_symbolic_dim(value) or (isinstance(shape, tuple) and any(map(is_symbolic_dim, shape)))
@@ -69,15 +68,8 @@ class _SamePrimitive:
     """Another object that is the same primitive to the cache of types, which holds it weakly."""
 
     def __init__(self, primitive: Any) -> None:
+        hold_weakly(_SamePrimitive)
         self.abstract_eval = primitive.abstract_eval
-
-
-hold_weakly(_SamePrimitive)
-
-
-def _empty(cache: Any) -> Any:
-    """A cache of the same function."""
-    return _util.cache()(cache.__wrapped__)
 
 
 @patch(_partial_eval, "finalize")
@@ -121,8 +113,7 @@ class _Traces:
         self._cache = cache
 
     def __call__(self, key: Any, *args: Any, **kwargs: Any) -> Any:
-        key = _copied(key, self._copy, *args, *kwargs.values())
-        return self._cache(key, *args, **kwargs)
+        return self._cache(_copied(key, self._copy, *args, *kwargs.values()), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -137,38 +128,25 @@ class _Types(_Traces):
     _copy = _SamePrimitive
 
 
-class _Small(_Traces):
-    """A cache of other things has a copy, with the results of one trace.
+class _Unused(_Traces):
+    """A cache of what takes microseconds to compute is left out by the threads that trace.
 
     Since 0.4. Until JAX's caches hold symbolic sizes weakly.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _copied(self._cache, _empty, *args)(*args, **kwargs)
-
-
-class _Shardings(_Traces):
-    """A cache that knows static arguments, such as sizes, is left out: it saves next to nothing.
-
-    Since 0.4. Until JAX's caches hold symbolic sizes weakly.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        used = getattr(_here, "copies", None) is None
-        return (self._cache if used else self._cache.__wrapped__)(*args, **kwargs)
+        is_used = getattr(_here, "copies", None) is None
+        return (self._cache if is_used else self._cache.__wrapped__)(*args, **kwargs)
 
 
 CACHES = (
     inner_functions,
     Patch(_partial_eval, "trace_to_jaxpr", _Traces),
-    Patch(names.module("ad_checkpoint"), "_trace_to_jaxpr", _Traces),
     Patch(_partial_eval, "_cached_abstract_eval", _Types),
-    Patch(_pjit, "_process_in_axis_resources", _Shardings),
-    Patch(_pjit, "_check_and_canonicalize_out_shardings", _Shardings),
-    Patch(_pjit, "create_meta_ty", _Small),
-    Patch(_core, "current_jaxpr_eqn_context", _Small),
-    Patch(_core, "get_sharding", _Small),
-    Patch(_core, "update_aval_with_sharding", _Small),
-    Patch(names.module("lax.lax"), "_broadcast_shapes_cached", _Small),
-    Patch(names.module("sharding_impls"), "canonicalize_sharding", _Small, everywhere=True),
+    Patch(_pjit, "_process_in_axis_resources", _Unused),
+    Patch(_pjit, "_check_and_canonicalize_out_shardings", _Unused),
+    Patch(_core, "current_jaxpr_eqn_context", _Unused),
+    Patch(_core, "get_sharding", _Unused),
+    Patch(names.module("lax.lax"), "_broadcast_shapes_cached", _Unused),
+    Patch(names.module("sharding_impls"), "canonicalize_sharding", _Unused, everywhere=True),
 )
