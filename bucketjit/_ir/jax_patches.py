@@ -7,8 +7,8 @@ so other threads call them, too. For plain sizes they do what the originals do.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
@@ -20,8 +20,8 @@ from bucketjit._ir.shard_reductions import (
 )
 from bucketjit._jax.patches.callbacks import DEBUG_CALLBACKS
 from bucketjit._jax.patches.convolution import SYMBOLIC_INDICES
-from bucketjit._jax.patches.finalizers import weak_finalizers
 from bucketjit._jax.patches.indexing import INDICES
+from bucketjit._jax.patches.lifetimes import CACHES, leaving_nothing, weak_finalizers
 from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
@@ -43,8 +43,11 @@ class Replacing:
         patches: The patches.
     """
 
-    def __init__(self, *patches: Patch) -> None:
+    def __init__(
+        self, *patches: Patch, context: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         self.patches = patches
+        self._context = context
         self._lock = threading.Lock()
         self._active = 0  # how many contexts are open, in all threads
         self._originals: list[tuple[Any, Any, Any]] = []  # in order of installation
@@ -56,7 +59,8 @@ class Replacing:
                 self._install()
             self._active += 1
         try:
-            yield
+            with self._context():
+                yield
         finally:
             with self._lock:
                 self._active -= 1
@@ -117,5 +121,5 @@ uneven_shards = Replacing(
 )
 """While active, collectives know uneven shards; see `bucketjit._ir.shard_reductions`."""
 
-forgetful_jax = Replacing(weak_finalizers)
-"""While active, traces that fail can be freed."""
+forgetful_jax = Replacing(weak_finalizers, *CACHES, context=leaving_nothing)
+"""While active, traces that fail can be freed, and none leaves anything behind in JAX."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
 import jax
@@ -16,6 +16,7 @@ from jax.extend.core import nonempty_axis_env_DO_NOT_USE
 from bucketjit._jax import names
 from bucketjit._jax.arrays import device_name
 
+_api = names.module("api")
 _config = names.module("config")
 _core = names.module("core")
 _mesh = names.module("mesh")
@@ -45,7 +46,7 @@ class ThreadConfig:
 
     def run(self, work: Callable[..., _T], *args: object) -> _T:
         """Call ``work`` in this thread, under the configuration of the thread that made this."""
-        with ExitStack() as before:
+        with same_nan_checks(), ExitStack() as before:
             for config, value in self._local:
                 if (now := config.get_local()) is not value:
                     before.callback(set_local, config, now)
@@ -116,3 +117,18 @@ def without_leak_checks() -> AbstractContextManager[Any]:
 def looks_for_nans() -> bool:
     """Whether JAX looks for NaNs or infinities in results (the public flags have no types)."""
     return bool(_flags.jax_debug_nans or _flags.jax_debug_infs)
+
+
+@contextmanager
+def same_nan_checks() -> Iterator[None]:
+    """A context after which results of this thread are looked through for NaNs as before it.
+
+    The end of ``jax.debug_nans(False)``, which JAX enters as it lowers a program, leaves the thread
+    without the check that the configuration asks for (``api._post_hook_state``, since 0.6).
+    """
+    check = _api._post_hook_state
+    before = check.get_local()
+    try:
+        yield
+    finally:
+        check.set_local(before)

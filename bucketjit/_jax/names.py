@@ -27,6 +27,27 @@ REMEDY_OF_VERSIONS = "upgrade bucketjit or pin jax"
 # Modules below ``jax._src`` with the names of each; ``a|b`` for names that are in one or the other,
 # by the version of JAX. An attribute of a name follows it after a dot.
 USES = (
+    # What traces with symbolic sizes leave behind in JAX: contexts and shardings.
+    # Since 0.8. Until JAX's caches hold symbolic sizes weakly.
+    ("core", "current_jaxpr_eqn_context get_sharding"),
+    # What traces with symbolic sizes leave behind in JAX: traces and types.
+    # Since 0.8. Until JAX's caches hold symbolic sizes weakly.
+    ("interpreters.partial_eval", "_cached_abstract_eval trace_to_jaxpr"),
+    # What traces with symbolic sizes leave behind in JAX: shapes.
+    # Since 0.4. Until JAX's caches hold symbolic sizes weakly.
+    ("lax.lax", "_broadcast_shapes_cached"),
+    # What traces with symbolic sizes leave behind in JAX: calls.
+    # Since 0.4. Until JAX's caches hold symbolic sizes weakly.
+    ("pjit", "_check_and_canonicalize_out_shardings _infer_params"),
+    # What traces with symbolic sizes leave behind in JAX: their shardings.
+    # Since 0.4. Until JAX's caches hold symbolic sizes weakly.
+    ("pjit", "_process_in_axis_resources"),
+    # What traces with symbolic sizes leave behind in JAX: shardings.
+    # Since 0.4. Until JAX's caches hold symbolic sizes weakly.
+    ("sharding_impls", "canonicalize_sharding"),
+    # The check for NaNs of a thread.
+    # Since 0.6. Until `jax.debug_nans` leaves it as it was.
+    ("api", "_post_hook_state"),
     # Concrete arrays of a given type, sharding and commitment, weak types included.
     # Since 0.4. Until a public constructor takes a weak type.
     ("array", "ArrayImpl"),

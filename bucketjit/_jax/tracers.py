@@ -123,3 +123,8 @@ def unshared_traces() -> Iterator[Unshared]:
         unshared = Unshared(stack)
         unshared.renew()
         yield unshared
+
+
+def traces_are_unshared() -> bool:
+    """Whether `unshared_traces` is active."""
+    return _unshared.value is not None

@@ -37,6 +37,7 @@ from bucketjit._ir.guards import (
     pinned,
     without_implied,
 )
+from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
 from bucketjit._ir.program import (
     Leaf,
@@ -77,6 +78,7 @@ _OF_INTS = re.compile(r"size has no __r?(l|r)?(shift|and|or|xor|invert|abs|pos)_
 _INT = re.compile(r"Symbolic dimension '(.+?)' used in a context that requires a constant")
 
 
+@forgetful_jax()
 def trace(
     fn: Callable[..., Any],
     in_tree: PyTreeDef,

@@ -19,6 +19,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._ir.dynamic_axes import STATIC, Tokens, places_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.interface import Interface
+from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import decisions_inside
 from bucketjit._ir.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._raised import raised_anew
@@ -285,6 +286,7 @@ class TracedPrograms:
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 
+    @forgetful_jax()
     def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> Resolution:
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)

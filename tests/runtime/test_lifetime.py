@@ -268,3 +268,59 @@ def test_a_call_lets_go_of_its_arguments(name: str) -> None:
     executor.wait_for_compiles()
     gc.collect()
     assert not [ref for ref in given if ref() is not None]
+
+
+def objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())
+
+
+def spread(scale: float) -> Method:
+    """A function of functions of JAX that are jitted, which keep what they were traced to."""
+    return lambda x: jnp.std(jnp.where(x > 0, x, 0.0)) * scale * (2 if x.shape[0] > 4 else 1)
+
+
+def refused(x: Any) -> Any:
+    return spread(2.0)(x) + jnp.zeros(3).reshape(7)
+
+
+REPEATED: dict[str, Callable[[int], object]] = {
+    "called": lambda i: BucketedExec(spread(i)).with_pow2()(ramp(5)),
+    "traced": lambda i: BucketedExec(jax.grad(spread(i))).with_pow2().explain(ramp(5)),
+    "paired": lambda i: BucketedExec(
+        lambda x: jnp.roll(spread(i)(x), 1) / math.sqrt(x.shape[0])
+    ).explain(ramp(5)),
+    "computed sizes": lambda i: BucketedExec(lambda x: spread(i)(x[x > 1])).explain(ramp(5)),
+    "mapped": lambda i: BucketedExec(spread(i)).with_pow2().map([ramp(5), ramp(6)]),
+    "transformed": lambda i: jax.grad(BucketedExec(spread(i)).with_pow2())(ramp(5)),
+    "fails": lambda i: pytest.raises(TypeError, BucketedExec(refused).with_pow2(), ramp(5)),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_what_is_dropped_leaves_no_traces(name: str) -> None:
+    """A trace of `spread` is hundreds of objects."""
+    repeated = REPEATED[name]
+    for i in range(3):
+        repeated(i)
+    before = objects()
+    for i in range(3, 7):
+        repeated(i)
+    assert (objects() - before) / 4 < 50
+
+
+def test_a_function_that_was_called_outside_is_not_traced_again() -> None:
+    traced = []
+
+    @jax.jit
+    def helper(x: Any) -> Any:
+        traced.append(x.shape)
+        return x * 2
+
+    w = jnp.ones(4)
+    helper(w)
+    executor = BucketedExec(lambda x: helper(x) * helper(w).sum()).with_pow2()
+    np.testing.assert_allclose(executor(ramp(3)), ramp(3) * 16)
+    helper(w)
+    jax.jit(lambda w: helper(w))(w)
+    assert traced.count((4,)) == 1
