@@ -64,6 +64,10 @@ class Replacing:
                     while self._originals:  # the last first: two patches may share a name
                         _set(*self._originals.pop())
 
+    def misses(self, function: object) -> bool:
+        """Whether a function is an original, in a place where its patch does not replace it."""
+        return any(function is original for _, _, original in self._originals)
+
     def _install(self) -> None:
         wide = []
         for patch in self.patches:

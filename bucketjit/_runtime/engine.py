@@ -94,7 +94,7 @@ class Engine:
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock, self.requests)
-        self.refusals = Refusals()
+        self.refusals = Refusals(config.fallback is Fallback.ERROR)
         self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
         self.preparer: Preparer | None = None
@@ -177,12 +177,13 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
+        if masked.program.kept is not None:
+            self.note_fallback(masked.program.kept, counted=True)
         if self.preparer is not None:
             self.preparer.prepare(self, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
-        # After a failure the call goes on outside of the `except` block, so that no later error
-        # shows the failure as its context.
+        # After a failure the call goes on outside of the block: no later error shows the failure.
         refused: MaskingError | None = None
         try:
             entry, source, stands_in = self.provider.get(
@@ -199,7 +200,7 @@ class Engine:
             with self.lock:
                 learning.compiled(masked.bucket, entry.compile_seconds)
         served = self.served(masked.key, entry, call, out)
-        served.line.reason = masked.beyond
+        served.line.reason = masked.beyond or served.line.reason
         differ: SizesDiffer | None = None
         run = functools.partial(self.run, entry, call, served, out)
         if learning is not None and not is_compiled:
@@ -309,10 +310,9 @@ class Engine:
             self.refusals.note(request.key, refusal)
 
     def resolve(self, call: Call) -> Call:
-        """The sizes and the program of a call.
+        """The sizes and the program of a call, which is traced if no known program holds at them.
 
-        The function is traced if no known program holds at these sizes. What the signature learns
-        from the call is emitted as events.
+        What the signature learns from the call is emitted as events.
         """
         began = time.perf_counter()
         with self.lock:
@@ -383,6 +383,8 @@ class Engine:
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(call, out, given, refusal.reason)
+        elif call.presumed is not None:  # for the sizes of a run the function may raise its own
+            run_eagerly(call, out, None)
         is_eager = self.refusals.eager.is_eager(call.signature)
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result
