@@ -102,8 +102,7 @@ class Interface:
         counts: The computed sizes that its executables return after the results.
         presumed: Conditions that the computed sizes of a call must meet, checked after it ran.
         roomy: The variables whose arrays get room for the longer results that calls take again.
-        refusal: Why it is not masked though it could be: it serves one size, as others do.
-        kept: Why some of its variables have one size only, as in others; None if none has.
+        refusal: Why it is not masked: it serves one size, as programs of other sizes do.
     """
 
     in_shapes: tuple[Shape, ...]
@@ -121,7 +120,6 @@ class Interface:
     presumed: tuple[Guard, ...] = ()
     roomy: tuple[str, ...] = ()
     refusal: MaskingError | None = None
-    kept: MaskingError | None = None
 
     @property
     def constant_bytes(self) -> int:

@@ -27,7 +27,7 @@ from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import SEARCHES
 from bucketjit._jax.patches.selections import SELECTIONS
-from bucketjit._jax.patches.shapes import inferred_sizes, lengths
+from bucketjit._jax.patches.shapes import inferred_sizes, lengths, squeezes
 from bucketjit._jax.patches.shard_collectives import uneven_collectives
 from bucketjit._jax.patches.shuffles import SHUFFLES
 from bucketjit._jax.patches.size_decisions import BRIEF_DECISIONS
@@ -110,6 +110,7 @@ lenient_jax = Replacing(
     *SYMBOLIC_INDICES,
     lengths,
     inferred_sizes,
+    squeezes,
 )
 """While active, JAX traces more programs with symbolic sizes."""
 

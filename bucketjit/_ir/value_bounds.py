@@ -148,10 +148,6 @@ def _clamp(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     return _min(eqn, [_max(eqn, [x, least]), most])
 
 
-def _exp(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return Range(0, 1 if is_at_most(ins[0].high, 0) else None)
-
-
 def _div(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     if is_natural(ins[0]) and _is_share(*getattr(eqn, "operands", (None, None))):
         return Range(0, 1)
@@ -162,7 +158,7 @@ def _is_share(part: Any, whole: Any) -> bool:
     """Whether a value is divided by its own sum, as in a softmax."""
     spread = equation_of(whole)
     total = equation_of(spread.operands[0]) if spread and spread.operands else None
-    if spread is None or total is None or total.primitive.name != "reduce_sum":
+    if not spread or not total or total.primitive.name != "reduce_sum":
         return False
     kept = tuple(i for i in range(np.ndim(part)) if i not in total.params["axes"])
     return total.operands[0] is part and spread.params.get("broadcast_dimensions") == kept
@@ -341,7 +337,7 @@ _TABLE = dataflow.table(
         "tanh sin cos": _fit(lambda eqn, ins: Range(-1, 1)),
         # XLA rounds the error function up to 1.0000002.
         "erf atan asin": _fit(lambda eqn, ins: Range(-2, 2)),
-        "exp exp2": _fit(_exp),
+        "exp exp2": _fit(lambda eqn, ins: Range(0, 1 if is_at_most(ins[0].high, 0) else None)),
         "div": _fit(_div),
         "rem": _fit(_rem),
         "sign": _fit(lambda eqn, ins: Range(0 if is_natural(ins[0]) else -1, 1)),

@@ -18,7 +18,6 @@ from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
-from bucketjit._ir.program import TraceRefused
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.signature import Signature
 from bucketjit.errors import MaskingError, SelectionError
@@ -70,7 +69,7 @@ class EagerSignatures:
 
     def compiled(self, call: Call, compile: Callable[[], Any]) -> Any | None:
         """What compiles the exact shape of a call; None if the function runs without ``jit``."""
-        if isinstance(call.refusal, TraceRefused) and call.refusal.computes_sizes:
+        if getattr(call.refusal, "computes_sizes", False):
             self._found.add(call.signature)
         if call.signature in self._found:
             return None

@@ -31,16 +31,12 @@ class Refusals:
 
     Keys are those of executables: a program, and the padded sizes of its bucket.
 
-    Args:
-        is_strict: Whether no call may fall back.
-
     Attributes:
         eager: The signatures whose function runs without ``jit`` where it runs exact.
         version: Grows whenever a program is refused: decisions from before may not hold any more.
     """
 
-    def __init__(self, is_strict: bool) -> None:
-        self._is_strict = is_strict
+    def __init__(self) -> None:
         self.version = 0
         self.eager = EagerSignatures()
         # By the padded sizes of a bucket; None stands for all buckets.
@@ -59,8 +55,7 @@ class Refusals:
 
     def of_program(self, program: Interface) -> MaskingError | None:
         """Why a program cannot be masked in any bucket; None if it may be possible."""
-        refusal = program.refusal or (program.kept if self._is_strict else None)
-        return self._found.get(program, {}).get(None) or refusal
+        return self._found.get(program, {}).get(None) or program.refusal
 
     def of(self, key: tuple[Interface, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket; None if it may be possible."""

@@ -94,7 +94,7 @@ class Engine:
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
         self.memories_apart: weakref.WeakSet[RememberedCalls] = weakref.WeakSet()
         self.buckets = parts.buckets(config, self.lock, self.requests)
-        self.refusals = Refusals(config.fallback is Fallback.ERROR)
+        self.refusals = Refusals()
         self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
         self.preparer: Preparer | None = None
@@ -177,8 +177,6 @@ class Engine:
     ) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
-        if masked.program.kept is not None:
-            self.note_fallback(masked.program.kept, counted=True)
         if self.preparer is not None:
             self.preparer.prepare(self, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
@@ -200,7 +198,7 @@ class Engine:
             with self.lock:
                 learning.compiled(masked.bucket, entry.compile_seconds)
         served = self.served(masked.key, entry, call, out)
-        served.line.reason = masked.beyond or served.line.reason
+        served.line.reason = masked.beyond
         differ: SizesDiffer | None = None
         run = functools.partial(self.run, entry, call, served, out)
         if learning is not None and not is_compiled:

@@ -90,9 +90,8 @@ def counter_of(entry: Executable, call: Call) -> CallCounter:
     real, shapes = 0, call.shapes
     for leaf, _ in entry.pads:
         real += math.prod(shapes[leaf])
-    given = entry.sizes, real, entry.padded_elements
-    kept = None if call.program is None else call.program.kept
-    return CallCounter(logical, *given, reason=kept and kept.reason, key=call.shape_key)
+    total = entry.padded_elements
+    return CallCounter(logical, entry.sizes, real, total, key=call.shape_key)
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Explanation:
         program: How the program was made, in words.
         guards: Conditions that hold for the sizes of every call that the program serves.
         masked: The equations that are masked, in the order of the program.
-        reason: Why the call runs exact, or keeps some of its sizes, or an empty string.
+        reason: Why the call runs exact, or an empty string.
         remedy: What to do about that, or an empty string.
         computed: The sizes that the program computes, each with its bound and the line, and what
             is presumed of them. If a run computes others, the call runs again.
@@ -296,8 +296,6 @@ def explain(
         describe(program),
         tuple(map(str, program.guards)),
         masked,
-        reason="" if program.kept is None else program.kept.reason,
-        remedy="" if program.kept is None else program.kept.remedy,
         computed=program.computed_in_words(),
         why="" if learning is None else learning.why(decision.bucket),
         rules=bool(rules),

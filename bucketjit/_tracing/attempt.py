@@ -70,14 +70,12 @@ def traced(
         except TypeError as error:
             if not selecting_jax.misses(raising_function(error)):
                 raise
-            refusal = TraceRefused(
+            raise TraceRefused(
                 f"{raising_code(error)}: it computes a size, and the function was imported by name "
                 f"before bucketjit could replace it [{raising_line(error)}]",
                 "call it by its module, such as lax.slice",
                 error,
-            )
-    refusal.computes_sizes = True
-    raise refusal
+            ) from None
 
 
 class WrongBranch(Exception):

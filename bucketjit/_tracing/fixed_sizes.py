@@ -13,8 +13,7 @@ from typing import Any
 
 from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
-from bucketjit._ir.program import Leaf, Program, TraceRefused
-from bucketjit._tracing.axis_guesses import Shapes
+from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._tracing.concrete import at_other_sizes
 from bucketjit._tracing.held_output import keeping_output
 from bucketjit._tracing.resolution import Resolution
@@ -27,33 +26,31 @@ _REMEDY = (
 )
 
 
+Again = Callable[[Mapping[str, int]], Resolution]
+
+
 def told(
-    program: Program,
-    sizes: Mapping[str, int],
-    constraints: Sequence[str],
-    fn: Callable[..., Any],
-    leaves: Sequence[Leaf],
-    known: Sequence[Interface],
-    resolve: Callable[[Shapes], Resolution],
-) -> Program:
-    """A program that serves one size, with the reason if other sizes have programs likewise."""
-    fixed = fixed_by(program.guards, sizes) - fixed_by(map(parse_constraint, constraints), sizes)
-    # JAX computes otherwise along an axis of size 1, so concrete traces differ there.
-    if not fixed or program.computed or (program.pairing and all(sizes[v] == 1 for v in fixed)):
-        return program
-    # Of a function that was told of no other size is tried: a trace of each size is dear enough.
-    for factor, more in () if any(p.refusal or p.kept for p in known) else _OTHERS:
-        larger = {v: factor * n + more if v in fixed else n for v, n in sizes.items()}
+    call: Resolution, constraints: Sequence[str], fn: Any, known: Sequence[Interface], again: Again
+) -> Resolution:
+    """A call whose program serves one size, with the reason if other sizes have such programs.
+
+    ``again`` resolves the call at other sizes. It is not asked if a program that is known has such
+    a reason: a trace of each size is dear enough.
+    """
+    program, sizes = call.program, call.sizes
+    if not isinstance(program, Program) or program.computed or program.pairing:
+        return call
+    users = fixed_by(map(parse_constraint, constraints), sizes)
+    if not sizes.keys() - users or fixed_by(program.guards, sizes) < sizes.keys():
+        return call
+    for factor, more in () if any(p.refusal for p in known) else _OTHERS:
+        ordered = enumerate(sorted(sizes.items()), more)  # no two that are equal stay so
+        larger = {v: n if v in users else factor * n + i for i, (v, n) in ordered}
         with keeping_output():  # nobody is shown it
-            at_larger = functools.partial(resolve, [leaf.at(larger) for leaf in leaves])
-            other = at_other_sizes(at_larger)
-        if other and other.program and not fixed & fixed_by(other.program.guards, larger):
-            return program
-    about = reversed([guard for guard in program.guards if guard.variables & fixed])
-    line = next(filter(None, map(program.places.get, about)), "")
-    if program.pairing is not None and program.pairing.why:
-        line = f": {program.pairing.why}"
-    names = ", ".join(sorted(fixed))
+            other = at_other_sizes(functools.partial(again, larger))
+        if other and other.program and fixed_by(other.program.guards, larger) < sizes.keys():
+            return call
+    line = next(filter(None, map(program.places.get, reversed(program.guards))), "")
+    names = ", ".join(sorted(sizes))
     why = TraceRefused(f"each size of {names} has a program of its own{line}", _REMEDY)
-    kind = "refusal" if len(fixed) == len(sizes) else "kept"
-    return replace(program, **{kind: why.placed(fn)})
+    return replace(call, program=replace(program, refusal=why.placed(fn)))

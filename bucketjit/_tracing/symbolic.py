@@ -124,7 +124,7 @@ def _traced(
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
-        if isinstance(failure, TraceRefused) and failure.computes_sizes:
+        if isinstance(failure, TraceRefused) and failure.cause is not None:
             all_sizes.are_computed = True
             raise failure
         if failure is not None:

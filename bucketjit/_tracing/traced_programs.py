@@ -11,7 +11,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -282,11 +281,9 @@ class TracedPrograms:
             return self._instead(tokens, shapes, presumed)
         with holding_output() as held:
             call = self._attempt(tokens, shapes, presumed)
-            if isinstance(call.program, Program):
-                known, leaves = self.at(tokens, shapes).programs(), self._leaves(tokens, shapes)
-                again = partial(self._attempt, tokens, presumed=NO_SIZES)
-                given = call.sizes, self._constraints(tokens), self.fn, leaves, known, again
-                call = replace(call, program=told(call.program, *given))
+            leaves, known = self._leaves(tokens, shapes), self.at(tokens, shapes).programs()
+            again = lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES)  # noqa: E731
+            call = told(call, self._constraints(tokens), self.fn, known, again)
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 

@@ -302,8 +302,6 @@ class Kinds:
                     if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
                         raise FallbackError(why.reason, why.remedy)
                     return Alone(why)
-                if program.kept is not None:
-                    engine.note_fallback(program.kept, counted=True)
                 return self.batched(call, program, bucket)
             case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
                 raise FallbackError(why.reason, why.remedy)
