@@ -13,7 +13,7 @@ import ast
 import itertools
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bucketjit._ir.expressions import evaluate_text, parsed, split_at_commas, variables_of
@@ -26,6 +26,7 @@ _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? s
 _SLICE = re.compile(r"[Ss]lice size at index \d+ in gather op .*? \[0, (.+?) \+ 1\), got (.+?)\.")
 _BENDS = re.compile(r"\w\(|\^")  # an expression that is not linear
 _MOST_LOOKED_AT = 1 << 14
+_LOOKED_AT = 1 << 8  # sizes on each side of one, and multiples of it
 _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 
 
@@ -240,6 +241,18 @@ def pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
     ``jax.export`` refuses constraints such as ``b - 1 == 0``.
     """
     return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
+
+
+def fixed_by(guards: Iterable[Guard], sizes: Mapping[str, int]) -> set[str]:
+    """The variables to which guards leave the size that they have in ``sizes``, and no other."""
+    limits, fixed = [g for g in guards if g.op != "!="], set[str]()
+    for v, n in [*sizes.items()] * len(sizes):  # what fixes one may fix another
+        about = [g for g in limits if v in g.variables <= {v, *fixed}]
+        beside = itertools.chain(*((n + i, n - i, n * i) for i in range(1, _LOOKED_AT)))
+        sizes_beside = (m for m in beside if m > 0 and m != n)
+        if about and not any(all(g.holds({**sizes, v: m}) for g in about) for m in sizes_beside):
+            fixed.add(v)
+    return fixed
 
 
 def without_implied(guards: Sequence[Guard]) -> list[Guard]:

@@ -102,6 +102,7 @@ class Interface:
         counts: The computed sizes that its executables return after the results.
         presumed: Conditions that the computed sizes of a call must meet, checked after it ran.
         roomy: The variables whose arrays get room for the longer results that calls take again.
+        refusal: Why it is not masked: it serves one size, as programs of other sizes do.
     """
 
     in_shapes: tuple[Shape, ...]
@@ -118,6 +119,7 @@ class Interface:
     counts: tuple[str, ...] = ()
     presumed: tuple[Guard, ...] = ()
     roomy: tuple[str, ...] = ()
+    refusal: MaskingError | None = None
 
     @property
     def constant_bytes(self) -> int:

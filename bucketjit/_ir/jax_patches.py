@@ -27,7 +27,7 @@ from bucketjit._jax.patches.reductions import open_reductions
 from bucketjit._jax.patches.scan import associative_scans, open_scans
 from bucketjit._jax.patches.searchsorted import SEARCHES
 from bucketjit._jax.patches.selections import SELECTIONS
-from bucketjit._jax.patches.shapes import inferred_sizes, lengths
+from bucketjit._jax.patches.shapes import inferred_sizes, lengths, squeezes
 from bucketjit._jax.patches.shard_collectives import uneven_collectives
 from bucketjit._jax.patches.shuffles import SHUFFLES
 from bucketjit._jax.patches.size_decisions import BRIEF_DECISIONS
@@ -67,6 +67,10 @@ class Replacing:
                 if self._active == 0:
                     while self._originals:  # the last first: two patches may share a name
                         _set(*self._originals.pop())
+
+    def misses(self, function: object) -> bool:
+        """Whether a function is an original, in a place where its patch does not replace it."""
+        return any(function is original for _, _, original in self._originals)
 
     def _install(self) -> None:
         wide = []
@@ -110,6 +114,7 @@ lenient_jax = Replacing(
     *SYMBOLIC_INDICES,
     lengths,
     inferred_sizes,
+    squeezes,
 )
 """While active, JAX traces more programs with symbolic sizes."""
 

@@ -5,14 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import jax
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.expressions import Dim, Shape
+from bucketjit._ir.expressions import Dim, Shape, evaluate_text
+from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, product
 from bucketjit._jax.jaxprs import all_equations, shape_of
 from bucketjit._jax.primitives import name_of
@@ -43,6 +44,10 @@ class Leaf:
         """True if the leaf is a Python int that is a size itself."""
         return self.dtype is None
 
+    def at(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Its shape at some sizes."""
+        return tuple(d if isinstance(d, int) else evaluate_text(d, sizes) for d in self.shape)
+
     def struct(self, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
         """An abstract array of the leaf's type."""
         given = {"weak_type": self.weak_type, "sharding": self.sharding}
@@ -58,12 +63,14 @@ class Program(Interface):
         consts: Values of its constants, which nobody else can write to.
         may_hold_sizes: Whether some data in ``out_tree`` cannot be searched for sizes.
         computes_sizes: Whether the function computes sizes, even if they are all 0.
+        places: In brackets the line of user code that each guard comes from, if it is known.
     """
 
     jaxpr: Any
     consts: Sequence[Any]
     may_hold_sizes: bool = False
     computes_sizes: bool = False
+    places: Mapping[Guard, str] = field(default_factory=dict)
 
     @property
     def constant_bytes(self) -> int:

@@ -47,7 +47,7 @@ from bucketjit._ir.ranges import (
 from bucketjit._ir.sized import sized_p, unsized_p
 from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.primitives import called_jaxpr
-from bucketjit._jax.tracers import constant_of, literal_of
+from bucketjit._jax.tracers import constant_of, equation_of, literal_of
 from bucketjit._jax.user_code import is_code_of_jax
 
 
@@ -149,7 +149,19 @@ def _clamp(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
 
 
 def _div(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
+    if is_natural(ins[0]) and _is_share(*getattr(eqn, "operands", (None, None))):
+        return Range(0, 1)
     return quotient(ins[0], ins[1], _is_float(eqn))
+
+
+def _is_share(part: Any, whole: Any) -> bool:
+    """Whether a value is divided by its own sum, as in a softmax."""
+    spread = equation_of(whole)
+    total = equation_of(spread.operands[0]) if spread and spread.operands else None
+    if not spread or not total or total.primitive.name != "reduce_sum":
+        return False
+    kept = tuple(i for i in range(np.ndim(part)) if i not in total.params["axes"])
+    return total.operands[0] is part and spread.params.get("broadcast_dimensions") == kept
 
 
 def _rest(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -321,6 +333,11 @@ _TABLE = dataflow.table(
         "max": _fit(_max),
         "min": _fit(_min),
         "clamp": _fit(_clamp),
+        "logistic": _fit(lambda eqn, ins: Range(0, 1)),
+        "tanh sin cos": _fit(lambda eqn, ins: Range(-1, 1)),
+        # XLA rounds the error function up to 1.0000002.
+        "erf atan asin": _fit(lambda eqn, ins: Range(-2, 2)),
+        "exp exp2": _fit(lambda eqn, ins: Range(0, 1 if is_at_most(ins[0].high, 0) else None)),
         "div": _fit(_div),
         "rem": _fit(_rem),
         "sign": _fit(lambda eqn, ins: Range(0 if is_natural(ins[0]) else -1, 1)),

@@ -33,7 +33,7 @@ from bucketjit._jax.number_hooks import (
     whole_operation,
 )
 from bucketjit._jax.size_reports import Size, fail, is_positive, report_raised, watching
-from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, calling_line
+from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, text_line
 
 _hook_lock = threading.Lock()
 
@@ -221,8 +221,8 @@ def _text_of(
     @functools.wraps(plain)
     def text(self: object, *args: object, **kwargs: object) -> str:
         report = getattr(watching, "report_text", None)
-        if report is not None and caller_is_user() and tells_a_size(self):
-            report(calling_line())
+        if report is not None and tells_a_size(self) and (line := text_line()) is not None:
+            report(line)
         told: str = plain(self, *args, **kwargs)
         return told
 

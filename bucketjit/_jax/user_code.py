@@ -5,6 +5,7 @@ User code is code outside of JAX, NumPy and bucketjit.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import itertools
@@ -65,14 +66,21 @@ def raising_code(error: BaseException) -> str:
     step = raised_by_user(error)
     if step is None:
         return ""
-    code = step.tb_frame.f_code
-    places = itertools.islice(code.co_positions(), step.tb_lasti // 2, None)
-    line, last, start, end = next(places, (None,) * 4)
-    if line is None or line != last or start is None or end is None:
+    told = _source(step.tb_frame, step.tb_lasti)
+    return told if len(told) <= _LONGEST_CODE and "\n" not in told else ""
+
+
+def _source(frame: FrameType, at: int) -> str:
+    """The source of an instruction of a frame, an expression mostly; ``""`` if there is none."""
+    code = frame.f_code
+    first, last, start, end = next(
+        itertools.islice(code.co_positions(), at // 2, None), (None,) * 4
+    )
+    if first is None or last is None or start is None:
         return ""
-    text = linecache.getline(code.co_filename, line, step.tb_frame.f_globals)
-    told = text.encode()[start:end].decode(errors="ignore")
-    return told if len(told) <= _LONGEST_CODE else ""
+    lines = linecache.getlines(code.co_filename, frame.f_globals)[first - 1 : last]
+    *whole, ending = [line.encode() for line in lines] or [b""]
+    return b"".join([*whole, ending[:end]])[start:].decode(errors="ignore")
 
 
 def raising_text(error: BaseException) -> str:
@@ -135,8 +143,7 @@ _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_par
 
 # Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
-    f"bucketjit._jax.{name}"
-    for name in ("user_code", "size_reports", "size_hooks", "number_hooks", "patches.lifetimes")
+    f"bucketjit._jax.{name}" for name in ("user_code", "size_reports", "size_hooks", "number_hooks")
 )
 
 
@@ -170,14 +177,51 @@ def caller_decides() -> bool:
     return not (name == "jax" or name.startswith("jaxlib."))
 
 
+def text_line() -> str | None:
+    """The `calling_line` where user code makes a text; None if it does not decide by it.
+
+    JAX takes the text of a callable object for its debug information, in
+    ``api_util.fun_sourceinfo`` (since 0.4). One of Equinox shows its fields in it.
+    """
+    frame: FrameType | None = calling_frame() if caller_is_user() else None
+    while frame is not None and frame.f_code.co_name != "fun_sourceinfo":
+        frame = frame.f_back
+    return None if frame is not None or not caller_is_user() else calling_line()
+
+
+_Cached = type(functools.cache(len))
+
+
 def caller_caches() -> bool:
     """Whether the caller of a hook hashes sizes for a cache, which decides nothing.
 
-    einops does, and so does JAX: ``jit`` hashes static arguments if all others are concrete, as in
+    It calls a function of ``functools.cache``, as einops and Equinox do: a size that is not there
+    is computed anew. JAX does: ``jit`` hashes static arguments if all others are concrete, as in
     ``jax.random.normal(constant_key, x.shape)``.
     """
-    caches = "einops.", "jax.", "bucketjit._tracing.parameters"
-    return calling_frame().f_globals.get("__name__", "").startswith(caches)
+    frame = calling_frame()
+    if frame.f_globals.get("__name__", "").startswith(("jax.", "bucketjit._tracing.parameters")):
+        return True
+    called = _called(frame, frame.f_lasti)
+    while isinstance(called, functools.partial):
+        called = called.func
+    return isinstance(getattr(called, "__func__", called), _Cached)
+
+
+def raising_function(error: BaseException) -> Any:
+    """What the innermost user code in an error's traceback has called; None if it is not known."""
+    step = raised_by_user(error)
+    return None if step is None else _called(step.tb_frame, step.tb_lasti)
+
+
+def _called(frame: FrameType, at: int) -> Any:
+    """What an instruction of a frame calls, if the source has a name for it; else None."""
+    try:
+        call = ast.parse(f"({_source(frame, at)})", mode="eval").body
+        name, *attributes = ast.unparse(cast(ast.Call, call).func).split(".")
+        return functools.reduce(getattr, attributes, {**frame.f_globals, **frame.f_locals}[name])
+    except (SyntaxError, AttributeError, KeyError):
+        return None
 
 
 def caller_is_user() -> bool:

@@ -55,7 +55,7 @@ class Refusals:
 
     def of_program(self, program: Interface) -> MaskingError | None:
         """Why a program cannot be masked in any bucket; None if it may be possible."""
-        return self._found.get(program, {}).get(None)
+        return self._found.get(program, {}).get(None) or program.refusal
 
     def of(self, key: tuple[Interface, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket; None if it may be possible."""

@@ -181,8 +181,7 @@ class Engine:
             self.preparer.prepare(self, call, masked.key)
         # The provider may return a stand-in: a larger bucket than `masked.bucket`. So padding and
         # counting use what `entry` says, and a stand-in is not remembered (see the end).
-        # After a failure the call goes on outside of the `except` block, so that no later error
-        # shows the failure as its context.
+        # After a failure the call goes on outside of the block: no later error shows the failure.
         refused: MaskingError | None = None
         try:
             entry, source, stands_in = self.provider.get(
@@ -307,10 +306,9 @@ class Engine:
             self.refusals.note(request.key, refusal)
 
     def resolve(self, call: Call) -> Call:
-        """The sizes and the program of a call.
+        """The sizes and the program of a call, which is traced if no known program holds at them.
 
-        The function is traced if no known program holds at these sizes. What the signature learns
-        from the call is emitted as events.
+        What the signature learns from the call is emitted as events.
         """
         began = time.perf_counter()
         with self.lock:
@@ -381,6 +379,8 @@ class Engine:
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(call, out, given, refusal.reason)
+        elif call.presumed is not None:  # for the sizes of a run the function may raise its own
+            run_eagerly(call, out, None)
         is_eager = self.refusals.eager.is_eager(call.signature)
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result

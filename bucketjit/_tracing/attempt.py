@@ -21,10 +21,11 @@ from bucketjit._ir.expressions import evaluate, is_symbolic
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._ir.open_sizes import Noticing
-from bucketjit._ir.program import Leaf
+from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.debug_info import as_user_code, traced_anew
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.transformations import current_trace
+from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
 from bucketjit._tracing.computed_sizes import PresumedSizes, counts_of
 from bucketjit._tracing.held_output import begin_trace
 
@@ -64,7 +65,17 @@ def traced(
         # A trace that fails is freed. Selections come last: they make the sizes of other patches.
         for context in (forgetful_jax(), *contexts, selecting_jax(), traced_anew()):
             stack.enter_context(context)
-        return jax.make_jaxpr(flat)(*itertools.compress(inputs, is_traced))
+        try:
+            return jax.make_jaxpr(flat)(*itertools.compress(inputs, is_traced))
+        except TypeError as error:
+            if not selecting_jax.misses(raising_function(error)):
+                raise
+            raise TraceRefused(
+                f"{raising_code(error)}: it computes a size, and the function was imported by name "
+                f"before bucketjit could replace it [{raising_line(error)}]",
+                "call it by its module, such as lax.slice",
+                error,
+            ) from None
 
 
 class WrongBranch(Exception):
@@ -80,6 +91,7 @@ class Attempt:
         inputs: The abstract arrays, and expressions for leaves that are sizes.
         assumed: Guards ``!=`` for comparisons that JAX answered with False, by both sides.
         keys: Guards ``==`` for sizes that user code hashed, by the size.
+        line: Where user code compared or hashed the size of the first of `equalities`.
         raised: Errors that sizes raised; user code may have caught them.
         texts: Lines where user code made a text of a size.
         out_tree: Tree of the outputs; None before the function has returned.
@@ -96,6 +108,7 @@ class Attempt:
             self.inputs = [leaf_struct(leaf, self.scope) for leaf in leaves]
         self.assumed: dict[tuple[str, str], Guard] = {}
         self.keys: dict[str, Guard] = {}
+        self.line = ""
         self.raised: list[Exception] = []
         self.texts: list[str] = []
         self.out_tree: Any = None
@@ -129,10 +142,12 @@ class Attempt:
         self.assumed.setdefault((guard.left, guard.right), guard)
         if not guard.holds(self.sizes):
             # The trace is useless, and may never end: a recursion that stops at ``n == 1``.
+            self.line = calling_line()
             raise WrongBranch(f"{left} is taken to be different from {right}")
 
     def used_as_key(self, size: object) -> None:
         """Note that user code hashed a size, so that a dict look-up depends on its value."""
+        self.line = self.line or calling_line()
         self.keys.setdefault(str(size), Guard(str(size), "==", str(evaluate(size, self.sizes))))
 
     def equalities(self) -> list[Guard]:

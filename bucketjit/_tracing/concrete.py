@@ -14,7 +14,7 @@ import cachetools
 import jax
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.expressions import evaluate_text, variables_of
+from bucketjit._ir.expressions import variables_of
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
@@ -105,7 +105,7 @@ class Tracer:
 
     @staticmethod
     def _input(leaf: Leaf, sizes: Sizes) -> Any:
-        shape = tuple(d if isinstance(d, int) else evaluate_text(d, sizes) for d in leaf.shape)
+        shape = leaf.at(sizes)
         return shape[0] if leaf.is_size else leaf.struct(shape)
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
-from bucketjit._ir.guards import parse_constraint
+from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import TraceRefused
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
@@ -222,7 +222,7 @@ class Signature(TracedPrograms):
             call = call or self.attempt(tokens, shapes)
             if call.program is None:
                 refusal = refusal or call.refusal
-            elif any(g.pins for g in call.program.guards):
+            elif fixed_by(call.program.guards, call.sizes):
                 # The program serves one size only of some axis, so another guess may be better.
                 pinned = pinned or (tokens, call)
             elif call.sizes or pinned is None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -106,9 +107,11 @@ def _traced(
     """See `trace`."""
     sizes, guards, remaining = all_sizes.known, list[Guard](), MAX_RETRACES
     decided_at = ""  # the line of the last decision, for messages
+    places: dict[Guard, str] = {}
     handled = sys.exception()  # what the caller of this function is handling, if anything
     while remaining:
         remaining -= 1
+        places |= {guard: decided_at for guard in guards if guard not in places}
         try:
             attempt = Attempt(leaves, [*constraints, *map(str, guards)], all_sizes)
         except (ValueError, NotImplementedError) as error:
@@ -120,6 +123,9 @@ def _traced(
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
+        if isinstance(failure, TraceRefused) and failure.cause is not None:
+            all_sizes.are_computed = True
+            raise failure
         if failure is not None:
             decided_at = _in_brackets(raising_line(failure))
         # User code may catch the error of a size, and return or raise an unrelated one. The error
@@ -128,6 +134,7 @@ def _traced(
             closed, failure = None, attempt.raised[0]
         # Equalities come before the failure: a wrong answer to one may have led to it.
         if equal := attempt.equalities():
+            decided_at = _in_brackets(attempt.line)
             guards.append(all_sizes.pinned(equal[0], attempt.sizing) or equal[0])
             if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
@@ -135,7 +142,8 @@ def _traced(
         if closed is not None:
             guard = _guard_inside(closed, sizes, guards)
             if guard is None or guard in guards:
-                return _program(closed, attempt, in_tree, leaves, constraints, guards)
+                program = _program(closed, attempt, in_tree, leaves, constraints, guards)
+                return replace(program, places=places)
             guards.append(guard)
             continue
         assert failure is not None

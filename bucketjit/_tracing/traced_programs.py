@@ -17,7 +17,7 @@ from typing import Any
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC, Tokens, places_of
-from bucketjit._ir.guards import Guard, parse_constraint
+from bucketjit._ir.guards import Guard, fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import decisions_inside
@@ -26,6 +26,7 @@ from bucketjit._raised import raised_anew
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.concrete import Tracer
+from bucketjit._tracing.fixed_sizes import told
 from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.pairing import pair
@@ -59,10 +60,9 @@ _ASKED_SYMBOLICALLY = (
 def may_try(refused: Collection[tuple[int, ...]], sizes: tuple[int, ...]) -> bool:
     """Whether a trace is tried at these sizes, where it was refused at others.
 
-    Many functions cannot be traced at small sizes only, and some at large ones only. So after
-    `_MAX_REFUSALS` refusals a trace is tried only if some size is larger or smaller than in all of
-    them, and after `_MAX_BEYOND` only if it is more than the double or less than the half. That
-    makes at most ``_MAX_BEYOND + 62`` traces for each variable.
+    Many functions cannot be traced at small sizes only, some at large ones only. So after a few
+    refusals only a size larger or smaller than all of them is tried, or one of more than the double
+    or less than the half: at most ``_MAX_BEYOND + 62`` traces for each variable.
     """
     if len(refused) < _MAX_REFUSALS:
         return sizes not in refused
@@ -128,9 +128,8 @@ class KnownPrograms:
 class TracedPrograms:
     """Traces a function, and holds the programs of one signature.
 
-    A program is held from its trace on. When one of its executables is evicted from the cache, the
-    reference is dropped (`release`). The program then lives as long as the keys of its other
-    executables, which refer to it.
+    A program is held from its trace on, until one of its executables is evicted from the cache
+    (`release`). Then it lives as long as the keys of its other executables, which refer to it.
 
     Attributes:
         fn: The function, with its static arguments bound.
@@ -283,6 +282,9 @@ class TracedPrograms:
             return self._instead(tokens, shapes, presumed)
         with holding_output() as held:
             call = self._attempt(tokens, shapes, presumed)
+            leaves, known = self._leaves(tokens, shapes), self.at(tokens, shapes).programs()
+            again = lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES)  # noqa: E731
+            call = told(call, self._constraints(tokens), self.fn, known, again)
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 
@@ -316,8 +318,8 @@ class TracedPrograms:
             nested = self._tree_at(tokens, shapes, sizes, presumed)
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
-        is_pinned = any(g.pins for g in program.guards)
-        if is_pinned and not program.computed:  # it serves one size; concrete traces may do more
+        is_fixed = fixed_by(program.guards, sizes) and not program.computed
+        if is_fixed:  # it serves one size; concrete traces may do more
             call = self._pair(tokens, shapes, sizes)
             # A concrete trace does not hold what a primitive of another library decides.
             if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):
@@ -337,8 +339,7 @@ class TracedPrograms:
     ) -> Any:
         """The tree of the results at the sizes of a call; None if it cannot be traced there.
 
-        Where the function computes sizes, these alone are symbolic. They are of another scope than
-        those of every other trace, so no expression in two trees is equal.
+        Where the function computes sizes, these alone are symbolic, in a scope of their own.
         """
         with contextlib.suppress(TraceRefused):
             return self._tracer(tokens, shapes).at(sizes).out_tree
@@ -386,8 +387,7 @@ class TracedPrograms:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
                 remedy = f"{refusal.remedy}; {second.remedy}"
-                # `COMPUTE` is the general remedy, which adds nothing to the first one. That traces
-                # of a loop differ by size is no further reason.
+                # The general remedy adds nothing. That traces of a loop differ is no other reason.
                 if second.remedy == COMPUTE:
                     remedy = refusal.remedy
                     reason = refusal.reason if remedy == LOOP else reason

@@ -378,6 +378,45 @@ def test_inside_of_jit_the_error_says_what_to_do(name: str) -> None:
         assert any("call the bucketed function outside" in note for note in raised.value.__notes__)
 
 
+@pytest.mark.parametrize("fallback", ["exact", "error"])
+def test_the_error_of_the_function_itself_is_raised(fallback: str) -> None:
+    executor = bucketjit.jit(lambda x: x[x > 0].max(), buckets="pow2", fallback=fallback)
+    for size in (3, 4):
+        with pytest.raises(ValueError, match="zero-size array to reduction operation max"):
+            executor(-np.ones(size, np.float32))
+        assert executor(np.arange(size, dtype=np.float32)) == size - 1
+
+
+# As imported inside of a function, where no module has the name.
+IMPORTED: dict[str, Callable[..., Any]] = {
+    "slice": (lambda slice: lambda x: slice(x, (0,), (jnp.sum(x > 0),)).sum())(jax.lax.slice),
+    "repeat": (lambda repeat: lambda x: repeat(x, (x > 0).astype(int)).sum())(jnp.repeat),
+    "arange": (lambda arange: lambda x: arange(jnp.sum(x > 0)).sum())(jnp.arange),
+}
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_a_function_imported_by_name_runs_without_jit(name: str) -> None:
+    fn, x = IMPORTED[name], np.array([3, 1, -2], np.float32)
+    executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+    with pytest.warns(FallbackWarning, match=r"imported by name .* \[\S+test_computed_sizes.py"):
+        assert executor(x) == fn(jnp.asarray(x))
+    with pytest.raises(FallbackError, match="imported by name"):
+        BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()(x)
+
+
+def test_counts_of_bounded_functions_are_bounded() -> None:
+    def fn(x: Any) -> Any:
+        counts = jnp.stack([jax.nn.sigmoid(x) * 4, jax.nn.softmax(x) * 3, jnp.sin(x) + 1])
+        return jnp.repeat(x, counts.astype(int).sum(0)).sum()
+
+    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
+    for size in (5, 7):
+        x = np.linspace(-3, 3, size, dtype=np.float32)
+        np.testing.assert_allclose(executor(x), fn(jnp.asarray(x)), rtol=1e-5)
+    assert executor.cache_size() == 1
+
+
 def test_what_cannot_be_masked_runs_without_jit() -> None:
     def refused(x: Any) -> Any:
         y = x[x > 0]

@@ -34,6 +34,14 @@ def _lengths(builtin: Any) -> Any:
 lengths = Patch(names.module("numpy.lax_numpy"), "len", _lengths)
 
 
+@patch(names.module("numpy.lax_numpy"), "_squeeze")
+def squeezes(original: Any, array: Any, axis: Sequence[int] | None) -> Any:
+    """``jnp.squeeze(x)`` compares each size with 1. Since 0.8, until JAX decides by a guard."""
+    if axis is None:
+        axis = tuple(i for i, size in enumerate(array.shape) if size == 1)
+    return original(array, axis)
+
+
 @patch(names.module("core"), "divide_shape_sizes")
 def inferred_sizes(original: Any, before: Sequence[Any], after: Sequence[Any]) -> Any:
     """The size that JAX infers for -1 in a reshape to ``(2, -1)`` equals the user's ``n // 2``.

@@ -1,4 +1,4 @@
-"""Diffrax and Lineax: differential equations and linear solves."""
+"""Diffrax, Lineax and Optimistix: differential equations, linear solves, fits and roots."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.ecosystem.model import Model, floats, sorted_floats
+from tests.ecosystem.model import Model, floats, sorted_floats, uniform
 
 diffrax = pytest.importorskip("diffrax", reason="diffrax is not installed")
 eqx = pytest.importorskip("equinox", reason="equinox is not installed")
 lx = pytest.importorskip("lineax", reason="lineax is not installed")
+optx = pytest.importorskip("optimistix", reason="optimistix is not installed")
 
 
 def rate(t, y, w):
@@ -131,6 +132,38 @@ def iterative():
     return (solve,)
 
 
+def jacobian():
+    """Its structure is found by a cache that is keyed by shapes."""
+
+    def solve(x, y):
+        operator = lx.JacobianLinearOperator(
+            lambda v, _: 3.0 * v + x @ (x.T @ v), y, tags=lx.positive_semidefinite_tag
+        )
+        return lx.linear_solve(operator, y, lx.CG(1e-6, 1e-6)).value
+
+    return (solve,)
+
+
+def fit():
+    def solve(t, y):
+        def residuals(p, _):
+            return p[0] * jnp.exp(-p[1] * t) - y
+
+        solver = optx.LevenbergMarquardt(1e-5, 1e-5)
+        start = jnp.array([1.0, 0.5])
+        return optx.least_squares(residuals, solver, start, max_steps=64, throw=False).value
+
+    return (solve,)
+
+
+def roots():
+    def solve(y):
+        solver = optx.Newton(1e-5, 1e-5)
+        return optx.root_find(lambda x, _: x**3 + x - y, solver, y, throw=False).value
+
+    return (solve,)
+
+
 def batched():
     def solve(a, y):
         def one(m, v):
@@ -174,6 +207,15 @@ MODELS = [
     _system("lineax QR least squares", least_squares),
     _system("lineax Cholesky", definite),
     _system("lineax conjugate gradients", iterative),
+    _system("lineax conjugate gradients of a Jacobian", jacobian),
+    Model(
+        "optimistix Levenberg-Marquardt",
+        fit,
+        (sorted_floats("n"), uniform("n", 1.0, 2.0)),
+        SYSTEMS,
+        tolerance=1e-3,
+    ),
+    Model("optimistix Newton", roots, (floats("n"),), SYSTEMS, tolerance=1e-4),
     Model(
         "lineax, one small solve per row",
         batched,
