@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 #: Status codes of XLA for errors that the device or the moment causes, not the program.
 _STATUSES_OF_MACHINE = (
@@ -83,9 +85,33 @@ def raised_anew(error: BaseException | None) -> Iterator[None]:
         again = None
 
 
+def unless_it_fails(change: Callable[..., None]) -> Callable[..., None]:
+    """A function that changes how an error looks; where that fails, the error stays as it is.
+
+    It fails near the limit of recursion, and for classes that refuse notes.
+    """
+
+    @functools.wraps(change)
+    def changing(*args: Any) -> None:
+        try:
+            change(*args)
+        except Exception:
+            return
+
+    return changing
+
+
+def text_of(error: BaseException) -> str:
+    """The message of an error; empty if its class fails to make one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for use inside another one."""
-    return (str(error).strip().splitlines() or [""])[0]
+    return (text_of(error).strip().splitlines() or [""])[0]
 
 
 def in_one_line(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from bucketjit._jax import names
+from bucketjit._raised import unless_it_fails
 from bucketjit.errors import BucketJitError, MaskingError
 
 _util = names.module("traceback_util")
@@ -59,6 +60,7 @@ def boundary(function: F) -> F:
     return cast(F, shortening)
 
 
+@unless_it_fails
 def shortened(error: Exception) -> None:
     """Take the frames of bucketjit and JAX out of an error that is being handled.
 
@@ -86,7 +88,8 @@ def shortened(error: Exception) -> None:
         try:
             _raised_in_jax(error)
         except Exception as same:  # the error itself, with the note or the cause
-            assert same is error
+            if same is not error:
+                raise
     for told, all_steps in steps.values():
         told.with_traceback(_without_inner(all_steps))
         # An object that was raised in several traces has JAX's note of each.

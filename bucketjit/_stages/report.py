@@ -184,7 +184,7 @@ def _widths(rows: Sequence[Sequence[Sequence[str]]], room: int) -> list[int]:
     """The width of each column: that of its longest line, or less if there is no room for all."""
     columns = zip(*rows, strict=True)
     widths = [max(1, *(len(line) for cell in column for line in cell)) for column in columns]
-    most = max(widths)
+    most = max(widths, default=1)
     while most > 1 and sum(min(n, most) for n in widths) > room:
         most -= 1
     return [min(n, most) for n in widths]

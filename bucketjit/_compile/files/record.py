@@ -74,7 +74,7 @@ def unpack(data: bytes) -> tuple[Record, bytes]:
     if hashlib.sha256(body).digest() != told:
         raise Damaged("its digest does not match: it is cut short or was changed")
     text, _, packed = body.partition(b"\n")
-    record = Record(**json.loads(text))
+    record = _record(text)
     if not packed.startswith(_ZSTD):
         return record, zlib.decompress(packed)
     zstandard = _zstandard()
@@ -91,7 +91,23 @@ def head(file: BinaryIO) -> Record:
     if file.read(len(MAGIC)) != MAGIC:
         raise Damaged("it is no executable of this version of bucketjit")
     file.read(32)
-    return Record(**json.loads(file.readline()))
+    return _record(file.readline())
+
+
+def _record(text: bytes) -> Record:
+    """The record in a line of JSON, which holds anything where the file was altered."""
+    try:
+        record = Record(**json.loads(text))
+        texts = [record.call, record.program, record.name, *record.environment.values()]
+        numbers = [record.seconds, *record.sizes.values(), *record.kept]
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        raise Damaged("it has no record") from None
+    are_of_type = {str} >= {*map(type, texts)} and {int, float} >= {*map(type, numbers)}
+    if not are_of_type or type(record.exact) is not bool:
+        raise Damaged("its record has values of other types than bucketjit writes")
+    if not all(0 <= n < 1 << 63 for n in numbers):
+        raise Damaged("its record has a number that is no size and no time")
+    return record
 
 
 def _zstandard() -> Any:
