@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 #: Status codes of XLA for errors that the device or the moment causes, not the program.
 _STATUSES_OF_MACHINE = (
@@ -83,22 +81,6 @@ def raised_anew(error: BaseException | None) -> Iterator[None]:
         if again is not error:
             error.__traceback__ = frames
         again = None
-
-
-def unless_it_fails(change: Callable[..., None]) -> Callable[..., None]:
-    """A function that changes how an error looks; where that fails, the error stays as it is.
-
-    It fails near the limit of recursion, and for classes that refuse notes.
-    """
-
-    @functools.wraps(change)
-    def changing(*args: Any) -> None:
-        try:
-            change(*args)
-        except Exception:
-            return
-
-    return changing
 
 
 def text_of(error: BaseException) -> str:

@@ -9,6 +9,7 @@ leaves a function that users call: `shortened` in its ``except`` block, or `boun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sysconfig
@@ -18,7 +19,6 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
 
 from bucketjit._jax import names
-from bucketjit._raised import unless_it_fails
 from bucketjit.errors import BucketJitError, MaskingError
 
 _util = names.module("traceback_util")
@@ -54,15 +54,17 @@ def boundary(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            shortened(error)
+            with contextlib.suppress(Exception):  # as near the limit of recursion
+                shortened(error)
             raise
 
     return cast(F, shortening)
 
 
-@unless_it_fails
 def shortened(error: Exception) -> None:
     """Take the frames of bucketjit and JAX out of an error that is being handled.
+
+    Where that fails, as near the limit of recursion, the caller raises the error as it is.
 
     The frames go from the errors that caused it, too; of refusals only the last one is shown. Raise
     the error with a bare ``raise`` afterwards, which adds no frame. JAX's note on how to see all
@@ -85,11 +87,8 @@ def shortened(error: Exception) -> None:
         error.__cause__ = _cause_beside(error)
     steps = {id(told): (told, told.__traceback__) for told in _chain(error)}
     if not isinstance(error, BucketJitError) and not _is_noted(error):
-        try:
+        with contextlib.suppress(type(error)):  # the error itself, with the note or the cause
             _raised_in_jax(error)
-        except Exception as same:  # the error itself, with the note or the cause
-            if same is not error:
-                raise
     for told, all_steps in steps.values():
         told.with_traceback(_without_inner(all_steps))
         # An object that was raised in several traces has JAX's note of each.

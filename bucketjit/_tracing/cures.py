@@ -15,7 +15,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves, tree_leaves_with_path
 
 from bucketjit._ir.lists_of_numbers import cure_of_list, is_list_of_numbers
-from bucketjit._raised import text_of, unless_it_fails
+from bucketjit._raised import text_of
 from bucketjit.errors import BucketJitError
 
 _OTHERWISE = "pass other values as static arguments (static_argnums, static_argnames)"
@@ -104,7 +104,6 @@ _TRACED_AS_VALUE = (
 )
 
 
-@unless_it_fails
 def note_arguments(error: Exception, args: Mapping[str, object]) -> None:
     """Add a note to an error of a function, if one of its arguments explains it."""
     if isinstance(error, BucketJitError) or any(

@@ -6,6 +6,7 @@ does. Nothing here knows JAX.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import zlib
@@ -96,18 +97,14 @@ def head(file: BinaryIO) -> Record:
 
 def _record(text: bytes) -> Record:
     """The record in a line of JSON, which holds anything where the file was altered."""
-    try:
+    with contextlib.suppress(AttributeError, TypeError, ValueError, RecursionError):
         record = Record(**json.loads(text))
-        texts = [record.call, record.program, record.name, *record.environment.values()]
+        texts = {record.call, record.program, record.name, *record.environment.values()}
         numbers = [record.seconds, *record.sizes.values(), *record.kept]
-    except (AttributeError, TypeError, ValueError, RecursionError):
-        raise Damaged("it has no record") from None
-    are_of_type = {str} >= {*map(type, texts)} and {int, float} >= {*map(type, numbers)}
-    if not are_of_type or type(record.exact) is not bool:
-        raise Damaged("its record has values of other types than bucketjit writes")
-    if not all(0 <= n < 1 << 63 for n in numbers):
-        raise Damaged("its record has a number that is no size and no time")
-    return record
+        are_of_type = {*map(type, texts)} <= {str} and {*map(type, numbers)} <= {int, float}
+        if are_of_type and all(0 <= n < 1 << 63 for n in numbers) and type(record.exact) is bool:
+            return record
+    raise Damaged("its record is none that bucketjit writes")
 
 
 def _zstandard() -> Any:

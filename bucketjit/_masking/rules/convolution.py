@@ -225,26 +225,22 @@ def _check(ctx: RuleContext, axes: Sequence[_Axis]) -> None:
             ctx.refuse(f"the stride depends on a symbolic size ({axis.slide.stride})")
 
 
-def _in_groups(ctx: RuleContext, lhs: Array, rhs: Array) -> tuple[Any, Any]:
+def _in_groups(ctx: RuleContext, *operands: Array) -> list[Any]:
     """The operands with axes as long as their groups need, which may have more room than these."""
-    numbers = ctx.params["dimension_numbers"]
-    for name, axis in (
-        ("feature_group_count", numbers.lhs_spec[1]),
-        ("batch_group_count", numbers.lhs_spec[0]),
-    ):
+    numbers, fitted = ctx.params["dimension_numbers"], list[Any](operands)
+    for place, name in enumerate(("batch_group_count", "feature_group_count")):
         groups = ctx.symbolic_params[name]
-        sizes = ctx.in_shapes[0][axis], ctx.in_shapes[1][numbers.rhs_spec[0]]
-        each = [size // groups for size in sizes] if is_symbolic(groups) or groups > 1 else []
-        for size, part in zip(sizes, each, strict=False):
-            if is_symbolic(part) or size != groups * part:
+        for i, along in enumerate((numbers.lhs_spec[place], numbers.rhs_spec[0])):
+            size = ctx.in_shapes[i][along]
+            each = size // groups if is_symbolic(groups) or groups > 1 else None
+            if is_symbolic(each) or (each is not None and size != groups * each):
                 ctx.refuse(
                     f"{name}={groups} divides an axis of size {size} into groups of symbolic "
                     "size, so padding would lie between the groups"
                 )
-        if each:
-            lhs = crop(lhs, axis, each[0] * ctx.padded(groups))
-            rhs = crop(rhs, numbers.rhs_spec[0], each[1] * ctx.padded(groups))
-    return lhs, rhs
+            if each is not None:
+                fitted[i] = crop(fitted[i], along, each * ctx.padded(groups))
+    return fitted
 
 
 def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tuple[Any, ...]:
