@@ -57,7 +57,7 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
             title = _words(name)
             tables.append(Table(title.capitalize(), (title, "value"), _pairs(name, value), ()))
     for name, title in _LISTS.items():
-        records = stats.get(name)
+        records = [one for one in stats.get(name) or () if one]
         if records:
             plain = [{k: v for k, v in one.items() if k != _COMPUTED} for one in records]
             if name == "learnt":
@@ -184,7 +184,7 @@ def _widths(rows: Sequence[Sequence[Sequence[str]]], room: int) -> list[int]:
     """The width of each column: that of its longest line, or less if there is no room for all."""
     columns = zip(*rows, strict=True)
     widths = [max(1, *(len(line) for cell in column for line in cell)) for column in columns]
-    most = max(widths, default=1)
+    most = max(widths)
     while most > 1 and sum(min(n, most) for n in widths) > room:
         most -= 1
     return [min(n, most) for n in widths]
