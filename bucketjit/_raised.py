@@ -83,9 +83,17 @@ def raised_anew(error: BaseException | None) -> Iterator[None]:
         again = None
 
 
+def text_of(error: BaseException) -> str:
+    """The message of an error; empty if its class fails to make one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, for use inside another one."""
-    return (str(error).strip().splitlines() or [""])[0]
+    return (text_of(error).strip().splitlines() or [""])[0]
 
 
 def in_one_line(error: BaseException) -> str:

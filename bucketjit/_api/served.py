@@ -73,11 +73,12 @@ class Served(CallPath[P, R], Views):
                 positions along the open axes of its largest argument. By default 2048 to 8192, by
                 the sizes of the call.
             out: The form of results: that of the bucketed function, or ``"jax"``, ``"numpy"``,
-                ``"padded"``, or ``"stacked"`` for a `Ragged`.
+                ``"padded"``, or ``"stacked"`` for a `Ragged` of each array of the result.
             **kwargs: The keyword arguments, likewise.
 
         Returns:
-            A list of the results in the order of the examples, a `Ragged`, or one reduced result.
+            A list of the results in the order of the examples, one result in which each array is a
+            `Ragged`, or one reduced result.
 
         Raises:
             ArgumentError: An example is not like the others, or does not fit its declaration; the

@@ -148,7 +148,7 @@ def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> Loade
             out_tree=out_tree,
             guards=guards,
             lower=record.lower,
-            reshapes=tuple((shape_of(a), shape_of(b)) for a, b in record.reshapes),
+            reshapes={(shape_of(a), shape_of(b)): "" for a, b in record.reshapes},
             computed={
                 made.variable: Computed(str(made.bound[0]), made.line, made.is_checked)
                 for made in record.computed

@@ -94,7 +94,8 @@ class Interface:
         out_tree: Tree of the outputs; a flat tuple if the tree depends on the logical sizes.
         guards: Conditions that the logical sizes of a call must meet.
         lower: Smallest size of each variable, 1 unless a guard demands more.
-        reshapes: The two shapes of each reshape whose element counts are equal at some sizes only.
+        reshapes: The two shapes of each reshape whose element counts are equal at some sizes only,
+            with its line of code.
         unfitted: Additional variables, for sizes that no expression of the others fits.
         size_constant_shapes: Shape of each of `SizeConstants.values`.
         pairing: The concrete traces it was made from; None if it was traced symbolically.
@@ -111,7 +112,7 @@ class Interface:
     out_tree: Any
     guards: tuple[Guard, ...]
     lower: Mapping[str, int]
-    reshapes: tuple[tuple[Shape, Shape], ...] = ()
+    reshapes: Mapping[tuple[Shape, Shape], str] = field(default_factory=dict)
     unfitted: tuple[str, ...] = ()
     size_constant_shapes: tuple[Shape, ...] = ()
     pairing: ConcreteTraces | None = None
@@ -314,7 +315,7 @@ class Interface:
         JAX does not check a reshape of symbolic sizes: ``x.reshape(s // 2, 2)`` is traced for all
         ``s``, but the exact run raises if ``s`` is odd.
         """
-        for before, after in self.reshapes:
+        for (before, after), line in self.reshapes.items():
             if not sizes.keys() >= variables_in((*before, *after)):
                 continue
             a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
@@ -322,6 +323,7 @@ class Interface:
                 raise ShapeCheckError(
                     f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
                     f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
+                    + (f" [{line}]" if line else "")
                 )
 
 

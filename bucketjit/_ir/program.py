@@ -17,7 +17,7 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, product
 from bucketjit._jax.jaxprs import all_equations, shape_of
 from bucketjit._jax.primitives import name_of
-from bucketjit._jax.user_code import defining_line
+from bucketjit._jax.user_code import defining_line, source_line
 from bucketjit.errors import MaskingError
 
 
@@ -123,13 +123,13 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
         )
 
 
-def unchecked_reshapes(jaxpr: Jaxpr) -> list[tuple[Shape, Shape]]:
-    """The reshapes that fail at some sizes."""
-    found: list[tuple[Shape, Shape]] = []
+def unchecked_reshapes(jaxpr: Jaxpr) -> dict[tuple[Shape, Shape], str]:
+    """The reshapes that fail at some sizes, each with the first line of code that does it."""
+    found: dict[tuple[Shape, Shape], str] = {}
     for eqn in all_equations(jaxpr):
         if name_of(eqn) == "reshape":
             before: tuple[Dim, ...] = tuple(shape_of(eqn.invars[0]))
             after: tuple[Dim, ...] = tuple(shape_of(eqn.outvars[0]))
             if product(before) != product(after):
-                found.append((before, after))
+                found.setdefault((before, after), source_line(eqn))
     return found

@@ -9,6 +9,7 @@ leaves a function that users call: `shortened` in its ``except`` block, or `boun
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sysconfig
@@ -53,7 +54,8 @@ def boundary(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            shortened(error)
+            with contextlib.suppress(Exception):  # as near the limit of recursion
+                shortened(error)
             raise
 
     return cast(F, shortening)
@@ -61,6 +63,8 @@ def boundary(function: F) -> F:
 
 def shortened(error: Exception) -> None:
     """Take the frames of bucketjit and JAX out of an error that is being handled.
+
+    Where that fails, as near the limit of recursion, the caller raises the error as it is.
 
     The frames go from the errors that caused it, too; of refusals only the last one is shown. Raise
     the error with a bare ``raise`` afterwards, which adds no frame. JAX's note on how to see all
@@ -83,10 +87,8 @@ def shortened(error: Exception) -> None:
         error.__cause__ = _cause_beside(error)
     steps = {id(told): (told, told.__traceback__) for told in _chain(error)}
     if not isinstance(error, BucketJitError) and not _is_noted(error):
-        try:
+        with contextlib.suppress(type(error)):  # the error itself, with the note or the cause
             _raised_in_jax(error)
-        except Exception as same:  # the error itself, with the note or the cause
-            assert same is error
     for told, all_steps in steps.values():
         told.with_traceback(_without_inner(all_steps))
         # An object that was raised in several traces has JAX's note of each.

@@ -6,6 +6,7 @@ A bucketed function and a function that was loaded from a file have the same one
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from bucketjit._arrays.padded import Padded
@@ -89,9 +90,10 @@ class CallPath(Generic[P, R]):
             return self._serve_slowly(args, kwargs, failed)
         except Exception as error:
             failed = None  # its traceback may refer to this frame
-            shortened(error)
-            named = (self._engine.signer.name(i) for i in range(len(args)))
-            note_arguments(error, {**dict(zip(named, args, strict=False)), **kwargs})
+            with suppress(Exception):  # as near the limit of recursion, or of a class with no notes
+                shortened(error)
+                named = (self._engine.signer.name(i) for i in range(len(args)))
+                note_arguments(error, {**dict(zip(named, args, strict=False)), **kwargs})
             raise
 
     def _serve_slowly(

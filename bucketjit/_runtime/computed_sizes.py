@@ -18,6 +18,7 @@ from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
+from bucketjit._raised import text_of
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.signature import Signature
 from bucketjit.errors import MaskingError, SelectionError
@@ -89,7 +90,7 @@ def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
         if reason is None:
             raise
         told: Exception = error
-        if isinstance(error, OF_TRACERS) or "Tracer" in str(error):
+        if isinstance(error, OF_TRACERS) or "Tracer" in text_of(error):
             told = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
         told.add_note(f"bucketjit runs the function without jit, because: {reason}")
         if told is error:

@@ -57,7 +57,7 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
             title = _words(name)
             tables.append(Table(title.capitalize(), (title, "value"), _pairs(name, value), ()))
     for name, title in _LISTS.items():
-        records = stats.get(name)
+        records = [one for one in stats.get(name) or () if one]
         if records:
             plain = [{k: v for k, v in one.items() if k != _COMPUTED} for one in records]
             if name == "learnt":

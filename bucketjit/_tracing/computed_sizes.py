@@ -48,6 +48,7 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._raised import text_of
 from bucketjit.errors import MaskingError
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
@@ -64,7 +65,7 @@ def meeting_of_sizes(
     error: Exception, sizing: Noticing | Sizing | None, presumed: Mapping[str, int]
 ) -> TraceRefused | None:
     """The refusal of arrays of different computed sizes that meet, in an addition, say."""
-    text = str(error)
+    text = text_of(error)
     if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
         return None
     shapes = {f"({', '.join(shape)})" for shape in shapes_in(text)}
@@ -271,7 +272,7 @@ class PresumedSizes:
     def _guess_equal(self, failure: Exception, sizing: Noticing | Sizing) -> bool:
         """Presume values by which two shapes in the error are equal."""
         free = self._free(sizing) - self.guessed.keys()
-        shapes = shapes_in(str(failure)) if free else []
+        shapes = shapes_in(text_of(failure)) if free else []
         for one, other in itertools.permutations(shapes, 2):
             for left, right in zip(one, other, strict=False):
                 found = self._solved(left, right, free)
@@ -287,7 +288,7 @@ class PresumedSizes:
         self.first_failure = self.first_failure or (failure, sizing)
         free = self._free(sizing)
         decided = [guard for guard in guards if guard.variables & free]
-        if isinstance(failure, MaskingError) or _CONSTANT in str(failure):
+        if isinstance(failure, MaskingError) or _CONSTANT in text_of(failure):
             return False  # no size allows it
         self._failed.append(decided)
         if not decided or len(self._failed) > _MOST_GUESSES:

@@ -15,6 +15,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_leaves, tree_leaves_with_path
 
 from bucketjit._ir.lists_of_numbers import cure_of_list, is_list_of_numbers
+from bucketjit._raised import text_of
 from bucketjit.errors import BucketJitError
 
 _OTHERWISE = "pass other values as static arguments (static_argnums, static_argnames)"
@@ -111,7 +112,7 @@ def note_arguments(error: Exception, args: Mapping[str, object]) -> None:
         return
     note = None
     if isinstance(error, _TRACED_AS_VALUE):
-        note = _of_scalars(str(error), args)
+        note = _of_scalars(text_of(error), args)
     elif isinstance(error, TypeError | AttributeError):
         note = _of_lists(args)
     if note is not None:

@@ -7,13 +7,13 @@ function that changes an object in place changes the copy::
         model.w = model.w - 0.1 * gradient(model, x)   # of the copy
         return loss
 
-The caller's model stays as it is, and nothing is trained. So the arguments are taken apart once
-more after the function has returned, and what is not the object that was put in was changed.
+The caller's model stays as it is, and nothing is trained. So each object in the arguments, a node
+of their tree that is no plain container, is taken apart before the function runs and after it. If
+a part has other leaves than before, or the static data differs, the object was changed.
 
-What counts is the object that was changed: the innermost one around the change that is itself still
-the same. A change in a plain dict or list is lost without an error, as under ``jax.jit``. A change
-whose new value, or whose object, the function returns is not lost. Some classes make new leaves, or
-new static data, whenever they are taken apart, so what changes without the function is no change.
+A change in a plain dict or list is lost without an error, as under ``jax.jit``. A change whose new
+value, or whose object, the function returns is not lost. Objects that make new parts whenever they
+are taken apart are not judged.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from jax.tree_util import keystr, tree_flatten_with_path
 
@@ -47,15 +47,15 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
 
     @functools.wraps(fn, updated=())
     def traced(*args: Any, **kwargs: Any) -> Any:
-        arguments = args, kwargs
-        before = _nodes_of(arguments)
+        before = _unless_odd(_objects, (args, kwargs))
         depth = getattr(_thread, "depth", 0)
         _thread.depth = depth + 1
         try:
             results = fn(*args, **kwargs)
         finally:
             _thread.depth = depth
-        _refuse_lost(before, arguments, results, names)
+        if lost := _unless_odd(_lost, before, results):
+            raise _error(lost, before, names)
         return results
 
     if not hasattr(fn, "__name__"):
@@ -63,101 +63,91 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     return traced
 
 
-class _Held(NamedTuple):
-    """A node or a leaf of a tree: the object, and its class and static data; None for a leaf."""
-
-    value: Any
-    kind: Any
+def _unless_odd(look: Callable[..., Any], *args: Any) -> Any:
+    """What a look at objects finds; nothing if a class among them cannot be taken apart here."""
+    try:
+        return look(*args)
+    except Exception:
+        return ()
 
 
 _Path = tuple[Any, ...]
+_Node = tuple[_Path, Any, dict[_Path, Any], Any]  # what, its parts, its class and static data
 
-_NOTHING = _Held(None, None)
 
-
-def _nodes(value: Any, path: _Path = ()) -> dict[_Path, _Held]:
+def _nodes(value: Any, path: _Path = ()) -> Iterator[_Node]:
+    """The nodes of a tree, from the root to the leaves."""
     pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    kind: Any = cast(Any, tree).node_data()
-    found = {path: _Held(value, kind)}
-    for keys, child in pairs if kind is not None else ():
-        found |= _nodes(child, path + keys)
-    return found
+    parts, kind = {path + keys: part for keys, part in pairs}, cast(Any, tree).node_data()
+    if kind is not None:  # no leaf
+        yield path, value, parts, kind
+        for at, part in parts.items():
+            yield from _nodes(part, at)
 
 
-def _nodes_of(tree: Any) -> dict[_Path, _Held]:
-    """Every node of a tree by its path; none if a class in it cannot be taken apart here."""
-    try:
-        return _nodes(tree)
-    except Exception:
-        return {}
+def _objects(tree: Any) -> list[_Node]:
+    """The nodes that are no plain containers, and of the same parts when taken apart again."""
+    return [
+        node
+        for node in _nodes(tree)
+        if not (type(node[1]) in _PLAIN or hasattr(node[1], "_fields") or _changes(node))
+    ]
 
 
-def _is_plain(value: object) -> bool:
-    return type(value) in _PLAIN or (isinstance(value, tuple) and hasattr(value, "_fields"))
+def _changes(node: _Node) -> dict[_Path, Any]:
+    """The leaves of an object that differ now, by path; the object, if its static data does."""
+    path, value, old, kind = node
+    _, _, new, now = next(_nodes(value, path))
+    was, is_now = _leaves(old, new), _leaves(new, old)
+    changes = {p: is_now.get(p) for p in {**was, **is_now} if was.get(p) is not is_now.get(p)}
+    return changes if same_tree(kind, now) else {**changes, path: value}
 
 
-def _changes(
-    before: Mapping[_Path, _Held], after: Mapping[_Path, _Held]
-) -> dict[_Path, tuple[Any, Any]]:
-    """By path what differs: the object in which it was changed, and the new value."""
-    found = {}
-    for path in {**before, **after}:
-        was, now = before.get(path, _NOTHING), after.get(path, _NOTHING)
-        if _is_node(before, path) and _is_node(after, path):
-            same, now = _is_plain(now.value) or same_tree(was.kind, now.kind), _NOTHING
-        else:  # of a container that is new or gone, its leaves tell
-            of_one = path not in before or path not in after
-            same = was.value is now.value or (of_one and bool(was.kind or now.kind))
-        around = (path[:i] for i in range(len(path), -1, -1))
-        both = ((before[p].value, after[p].value) for p in around if p in before and p in after)
-        holder = next(old for old, value in both if old is value)
-        if not same and not _is_plain(holder):
-            found[path] = holder, now.value
-    return found
+def _leaves(parts: Mapping[_Path, Any], before: Mapping[_Path, Any]) -> dict[_Path, Any]:
+    """The leaves of the parts that are other objects than before, by path."""
+    others = ((at, part) for at, part in parts.items() if part is not before.get(at))
+    return {at + p: leaf for at, part in others for p, leaf in tree_flatten_with_path(part)[0]}
 
 
-def _refuse_lost(
-    before: Mapping[_Path, _Held], arguments: Any, results: Any, names: Sequence[str]
-) -> None:
-    """Raise an error that names the changes of objects among the arguments, if they are lost."""
-    after = _nodes_of(arguments)
-    changes = _changes(before, after) if before and after else {}
-    again, returned = (_nodes_of(x) if changes else {} for x in (arguments, results))
-    if not again or not returned:
-        return
-    kept = {id(node.value) for node in returned.values()} - {id(None)}
-    unstable = _changes(after, again)
-    lost = {
-        path: holder
-        for path, (holder, new) in changes.items()
-        if path not in unstable and not {id(holder), id(new)} & kept
+def _lost(before: Sequence[_Node], results: Any) -> dict[_Path, Any]:
+    """The changes of objects that the results do not hold, by path."""
+    changed = [(node[1], changes) for node in before if (changes := _changes(node))]
+    returned = [part for node in _nodes(results) for part in node[2].values()] if changed else []
+    kept = {id(results), *map(id, returned)} - {id(None)}
+    return {
+        path: new
+        for value, changes in changed
+        for path, new in changes.items()
+        if not {id(value), id(new)} & kept
     }
-    if not lost:
-        return
-    leaves = tuple(dict.fromkeys(_named(path, names) for path in lost))
-    # Of an object that is a node before and after, only what is no leaf can differ.
-    static = {_named(p, names) for p in lost if _is_node(before, p) and _is_node(after, p)}
-    told = [f"{leaf} (static data)" if leaf in static else leaf for leaf in leaves[:_MOST_NAMED]]
-    more = f" and {len(leaves) - _MOST_NAMED} more" if len(leaves) > _MOST_NAMED else ""
-    classes = [kind for holder in lost.values() for kind in type(holder).__mro__]
+
+
+def _error(lost: Mapping[_Path, Any], before: Sequence[_Node], names: Sequence[str]) -> Exception:
+    """The error that names what is lost, and says what to do about it."""
+    own = {id(node[1]) for node in before}
+    marks = {_named(path, names): " (static data)" * (id(x) in own) for path, x in lost.items()}
+    told = [leaf + mark for leaf, mark in marks.items()][:_MOST_NAMED]
+    more = f" and {len(marks) - _MOST_NAMED} more" if len(marks) > _MOST_NAMED else ""
+    around = [value for at, value, *_ in before if any(path[: len(at)] == at for path in lost)]
+    classes = {kind for value in around for kind in type(value).__mro__}
+    of_nnx = {kind.__name__ for kind in classes if kind.__module__.startswith("flax.nnx")}
     cure = (
-        "use bucketjit.integrations.nnx.jit in the place of bucketjit.jit: it writes the new state "
-        "back, as nnx.jit does"
-        if any(kind.__module__.startswith("flax.nnx") for kind in classes)
+        # nnx.merge takes the variables of a state as they are.
+        "return the new state, nnx.state(model); if it is of no use, make the model by "
+        "nnx.merge(graphdef, state, copy=True)"
+        if of_nnx & {"State", "FlatState"}
+        else "use bucketjit.integrations.nnx.jit in the place of bucketjit.jit: it writes the new "
+        "state back, as nnx.jit does"
+        if of_nnx
         else "return the new state, and assign it where the function is called "
         "(state = step(state, batch))"
     )
-    raise MutationError(
+    return MutationError(
         f"the function changes {', '.join(told)}{more} in place, and that would be "
         "lost: it is traced with copies of its arguments, so the caller's objects stay as they "
         f"are; {cure}",
-        leaves,
+        tuple(marks),
     )
-
-
-def _is_node(found: Mapping[_Path, _Held], path: _Path) -> bool:
-    """Whether there is a node of the tree at a path."""
-    return bool(found.get(path, _NOTHING).kind)
 
 
 def _named(path: tuple[Any, ...], names: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ from bucketjit._ir.guards import Guard, decide_even, parse_constraint
 from bucketjit._ir.interface import SizeConstants
 from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._jax.user_code import raising_line
-from bucketjit._raised import in_one_line, is_of_machine
+from bucketjit._raised import in_one_line, is_of_machine, text_of
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
 from bucketjit._tracing.held_output import flat, same_tree
 from bucketjit._tracing.merged_axes import keep_apart
@@ -115,7 +115,7 @@ def pair(
             if is_of_machine(error):
                 raise
             known = [parse_constraint(c) for c in held]
-            evens = [decide_even(str(error), s, known) for s in samples]
+            evens = [decide_even(text_of(error), s, known) for s in samples]
             if None in evens:
                 raise TraceRefused(
                     f"traces at several sizes do not make one program: {in_one_line(error)}",

@@ -57,7 +57,7 @@ from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import raising_code, raising_line, raising_text
-from bucketjit._raised import handled_before, is_of_machine
+from bucketjit._raised import first_line, handled_before, is_of_machine, text_of
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
     PresumedSizes,
@@ -192,11 +192,12 @@ def _guard_after(
     """The guard that decides a comparison of sizes which raised; None for any other failure."""
     if isinstance(failure, InconclusiveDimensionOperation):
         return decide(failure, sizes)
+    text = text_of(failure)
     return (
-        decide_slice(str(failure), sizes, guards)
-        or decide_min_max(str(failure), sizes, guards)
-        or decide_equal(str(failure), sizes, guards)
-        or decide_even(str(failure), sizes, guards)
+        decide_slice(text, sizes, guards)
+        or decide_min_max(text, sizes, guards)
+        or decide_equal(text, sizes, guards)
+        or decide_even(text, sizes, guards)
     )
 
 
@@ -238,13 +239,13 @@ def _refusal(
     """A refusal in words, with the line and the remedy that suit an error of tracing."""
     if met := meeting_of_sizes(error, sizing, presumed or {}):
         return met
-    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    message = first_line(error)
     code, text = raising_code(error), raising_text(error)
     line, remedy = _in_brackets(raising_line(error)), COMPUTE
     if isinstance(error, MaskingError):
         line = "" if error.names_a_line else line
         return TraceRefused(f"{error.reason}{line}", error.remedy, error)
-    as_int = _INT.search(str(error))
+    as_int = _INT.search(text_of(error))
     loops = code.startswith((*_LOOPS, *_ITERATE) if as_int else _LOOPS)
     if repeats_by_size(error) or loops or f"range({code})" in text:
         told = f"a Python loop or list is as long as an open axis: {text.rstrip(':')}{line}"
@@ -318,7 +319,7 @@ def _program(
         *(jaxpr, keep_apart(living, consts), attempt.out_tree),
         guards=all_guards,
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
-        reshapes=tuple(dict.fromkeys(unchecked_reshapes(jaxpr))),
+        reshapes=unchecked_reshapes(jaxpr),
         may_hold_sizes=in_data is None,
         computes_sizes=isinstance(attempt.sizing, Sizing),
         **more,

@@ -67,6 +67,21 @@ def test_one_file_hides_no_other_and_commands_no_terminal(directory, run, odd):
     assert all(c.isprintable() or c == "\n" for c in out)
 
 
+def test_a_record_of_other_numbers_or_types_is_damaged(directory, run):
+    latest = max(directory.glob("*.bjx"), key=lambda p: p.stat().st_mtime)
+    good, raw = record.unpack(latest.read_bytes())
+    wrong = [{"exact": 3}, {"name": 3}, {"sizes": [3]}, {"environment": None}]
+    for odd in (10**400, float("inf"), float("nan"), -1, "3", True, None):
+        wrong += [{"seconds": odd}, {"sizes": {"batch": odd}}, {"kept": [odd]}]
+    for number, field in enumerate(wrong):
+        forged = good._replace(call=f"{number:064}"[::-1], **field)
+        name = forged._replace(environment=good.environment).file_name
+        files.write(directory / name, record.pack(forged, raw))
+    code, out, error = run("list", directory)
+    assert code == 0 and not error and out.count("record") == len(wrong)
+    assert f"removed {len(wrong)} of {len(wrong) + 2} files" in run("prune", directory)[1]
+
+
 def test_list(directory, run):
     code, out, error = run("list", directory)
     assert (code, error) == (0, "") and run(directory) == (code, out, error)

@@ -78,6 +78,7 @@ def test_as_json(stats, monkeypatch, capsys):
 def test_a_field_of_another_version(stats, tmp_path, capsys):
     code, out, _ = report({**stats, "regions": {"a": {"seconds": 1.5}}}, tmp_path, capsys)
     assert code == 0 and "Regions" in out and '{"seconds": 1.5}' in out
+    assert report({**stats, "programs": [{}]}, tmp_path, capsys)[0] == 0
 
 
 @pytest.mark.parametrize("columns", [60, 30])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -262,3 +263,38 @@ def test_an_error_with_no_frame_to_hide_stays() -> None:
     before = [f.name for f in traceback.extract_tb(error.__traceback__)]
     shortened(error)
     assert [f.name for f in traceback.extract_tb(error.__traceback__)] == before
+
+
+class WithoutMessage(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no message")
+
+
+class WithoutNotes(Exception):
+    def __init__(self) -> None:
+        self.__notes__ = [["no text"]]
+
+
+@pytest.mark.parametrize("kind", [WithoutMessage, WithoutNotes])
+def test_an_error_that_cannot_be_described_is_raised_as_it_is(kind: Any) -> None:
+    def fail(x: Any) -> Any:
+        raise kind
+
+    with pytest.raises(kind):
+        bucketjit.jit(fail)(X)
+
+
+def test_near_the_limit_of_recursion_the_error_of_recursion_is_raised() -> None:
+    def down(levels: int, call: Callable[[], Any]) -> Any:
+        return down(levels - 1, call) if levels else call()
+
+    bucketjit.jit(jnp.sum)(X)  # what JAX makes at its first compile is there
+    executor, outcomes = bucketjit.jit(jnp.sum), set()
+    above = len(traceback.extract_stack())
+    for left in range(10, 70, 2):
+        try:
+            down(sys.getrecursionlimit() - above - left, lambda: executor(X))
+        except Exception as error:
+            outcomes.add(type(error))
+    assert RecursionError in outcomes and outcomes <= {RecursionError, SystemError}  # of jaxlib
+    assert executor(X) == 10 and not executor.stats().fallback_calls

@@ -192,27 +192,45 @@ def test_stacked_results() -> None:
 
     executor = BucketedExec(fn, dynamic_axes="n").with_pow2(min=4)
     examples = [np.arange(n, dtype=np.float32) for n in LENGTHS]
-    ragged = executor.map(examples, out="stacked")
-    assert isinstance(ragged, Ragged) and len(ragged) == 5
-    assert ragged.values["y"].shape == (5, 8) and ragged.values["pairs"].shape == (5, 8, 8)
-    assert ragged.lengths["y"].tolist() == LENGTHS
-    assert ragged.lengths["pairs"].tolist() == [[n, n] for n in LENGTHS]
-    assert ragged.lengths["n"].shape == (5, 0) and ragged.mask["n"].tolist() == [True] * 5
-    assert ragged.mask["y"].sum() == sum(LENGTHS)
-    assert ragged.mask["pairs"].sum() == sum(n * n for n in LENGTHS)
-    assert isinstance(ragged.values["y"], jax.Array)
+    stacked = executor.map(examples, out="stacked")
+    y, pairs, n = (stacked[name] for name in ("y", "pairs", "n"))
+    assert all(isinstance(one, Ragged) and len(one) == 5 for one in (y, pairs, n))
+    assert y.values.shape == (5, 8) and pairs.values.shape == (5, 8, 8)
+    assert y.lengths.tolist() == LENGTHS
+    assert pairs.lengths.tolist() == [[n, n] for n in LENGTHS]
+    assert n.lengths.shape == (5, 0) and n.mask.tolist() == [True] * 5
+    assert y.mask.sum() == sum(LENGTHS)
+    assert pairs.mask.sum() == sum(n * n for n in LENGTHS)
+    assert isinstance(y.values, jax.Array)
     plain = executor.map(examples)
-    for x, one, other, indexed in zip(examples, ragged.rows(), plain, ragged, strict=True):
-        for name in ("y", "pairs", "n"):
-            np.testing.assert_array_equal(one[name], other[name])
-            np.testing.assert_array_equal(indexed[name], other[name])
-        np.testing.assert_array_equal(one["y"], 2 * x)
-    assert len(ragged.to_list()) == 5 and ragged[-1]["y"].shape == (8,)
-    assert len(ragged[1:3]) == 2
+    for name, ragged in stacked.items():
+        for one, other, indexed in zip(ragged.rows(), plain, ragged, strict=True):
+            np.testing.assert_array_equal(one, other[name])
+            np.testing.assert_array_equal(indexed, other[name])
+    assert len(y.to_list()) == 5 and y[-1].shape == (8,)
+    assert len(y[1:3]) == 2
     with pytest.raises(IndexError):
-        ragged[5]
+        y[5]
     numpy = executor.map(examples, out="numpy")
     assert [row["n"] for row in numpy] == [float(x.sum()) for x in examples]
+
+
+class Pair(NamedTuple):
+    y: Any
+    total: Any
+
+
+@pytest.mark.parametrize("form", [lambda y, n: (y, n), lambda y, n: {"a": y, "b": n}, Pair])
+def test_each_stacked_result_is_a_list_of_examples(form: Any) -> None:
+    examples = [np.arange(n, dtype=np.float32) for n in LENGTHS]
+    first = BucketedExec(lambda x: form(x * 2, x.sum()), dynamic_axes="n").with_pow2()
+    stacked = first.map(examples, out="stacked")
+    assert isinstance(stacked, type(form(0, 0)))
+    second = BucketedExec(lambda y, n: y.sum() + n, dynamic_axes=("n", None)).with_pow2()
+    got = second.map(*jax.tree.leaves(stacked), in_axes=(0, 0))
+    assert [float(x) for x in got] == [3 * x.sum() for x in examples]
+    with pytest.raises(ArgumentError, match="of Ragged, each of which is such a list; pass each"):
+        bucketjit.jit(lambda pair: pair).map(stacked)
 
 
 def test_equal_lengths_are_ragged_too() -> None:
@@ -224,7 +242,7 @@ def test_equal_lengths_are_ragged_too() -> None:
 def test_wrong_ragged() -> None:
     with pytest.raises(ArgumentError, match="a length for each row"):
         Ragged(np.ones((2, 3)), np.array([1]))
-    with pytest.raises(ArgumentError, match="Ragged: values are"):
+    with pytest.raises(ArgumentError, match="Ragged: values are a dict; expected one array"):
         Ragged({"a": np.ones((2, 3))}, np.array([1, 2]))
 
 

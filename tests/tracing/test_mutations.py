@@ -227,3 +227,46 @@ def test_nnx_is_told_of_its_own_jit() -> None:
     net.train()
     split = bucketjit.jit(lambda net, x: (loss(net, x), nnx.state(net)))
     assert int(split(net, x)[1]["dropout"]["rngs"]["count"].get_value()) == 1
+
+
+def test_functional_nnx_is_told_what_works_for_it() -> None:
+    graphdef, state = nnx.split(Net())
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+
+    def shared(state: Any, x: Any) -> Any:
+        return loss(nnx.merge(graphdef, state), x)
+
+    def copied(state: Any, x: Any) -> Any:
+        return loss(nnx.merge(graphdef, state, copy=True), x)
+
+    def returned(state: Any, x: Any) -> Any:
+        model = nnx.merge(graphdef, state)
+        return loss(model, x), nnx.state(model)
+
+    with pytest.raises(
+        MutationError, match=r"return .*nnx\.state\(model\); .* copy=True"
+    ) as raised:
+        bucketjit.jit(shared)(state, x)
+    assert "state['norm']['mean'].value" in raised.value.leaves
+    want = jax.jit(shared)(state, x)
+    np.testing.assert_allclose(bucketjit.jit(copied)(state, x), want, rtol=1e-5)
+    value, new = bucketjit.jit(returned)(state, x)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    assert int(new["dropout"]["rngs"]["count"].get_value()) == 1
+
+
+def test_a_part_with_equal_leaves_is_no_change_and_one_with_odd_classes_is_judged() -> None:
+    def rebuilt(m: Model, x: Any) -> Any:
+        m.extras = dict(m.extras)
+        return x * 2
+
+    def changed(m: Model, x: Any) -> Any:
+        m.w = x.sum()
+        return x * 2
+
+    np.testing.assert_array_equal(bucketjit.jit(rebuilt)(model(), X), X * 2)
+    beside = model(0)
+    beside.extras["odd"] = Converting(np.float32(2))
+    with pytest.raises(MutationError) as raised:
+        bucketjit.jit(changed)(beside, X)
+    assert raised.value.leaves == ("m.w",)

@@ -6,6 +6,7 @@ does. Nothing here knows JAX.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import zlib
@@ -74,7 +75,7 @@ def unpack(data: bytes) -> tuple[Record, bytes]:
     if hashlib.sha256(body).digest() != told:
         raise Damaged("its digest does not match: it is cut short or was changed")
     text, _, packed = body.partition(b"\n")
-    record = Record(**json.loads(text))
+    record = _record(text)
     if not packed.startswith(_ZSTD):
         return record, zlib.decompress(packed)
     zstandard = _zstandard()
@@ -91,7 +92,19 @@ def head(file: BinaryIO) -> Record:
     if file.read(len(MAGIC)) != MAGIC:
         raise Damaged("it is no executable of this version of bucketjit")
     file.read(32)
-    return Record(**json.loads(file.readline()))
+    return _record(file.readline())
+
+
+def _record(text: bytes) -> Record:
+    """The record in a line of JSON, which holds anything where the file was altered."""
+    with contextlib.suppress(AttributeError, TypeError, ValueError, RecursionError):
+        record = Record(**json.loads(text))
+        texts = {record.call, record.program, record.name, *record.environment.values()}
+        numbers = [record.seconds, *record.sizes.values(), *record.kept]
+        are_of_type = {*map(type, texts)} <= {str} and {*map(type, numbers)} <= {int, float}
+        if are_of_type and all(0 <= n < 1 << 63 for n in numbers) and type(record.exact) is bool:
+            return record
+    raise Damaged("its record is none that bucketjit writes")
 
 
 def _zstandard() -> Any:

@@ -201,7 +201,7 @@ def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     _check(ctx, axes)
     if 0 in (*ctx.padded_shape(ctx.out_shapes[0]), *lhs.shape, *rhs.shape):
         return zeros(ctx, ctx.out_avals[0])
-    lhs, rhs = _fill(ctx, lhs, rhs, axes)
+    lhs, rhs = _in_groups(ctx, *_fill(ctx, lhs, rhs, axes))
     out = fit(ctx, _convolve(ctx, lhs, rhs, axes))
     loose = [a for a in axes if _overreaches(a.slide)]
     if not loose or not jnp.issubdtype(lhs.dtype, jnp.inexact):
@@ -223,24 +223,24 @@ def _check(ctx: RuleContext, axes: Sequence[_Axis]) -> None:
         axis.slide.check(ctx)
         if is_symbolic(axis.slide.stride):
             ctx.refuse(f"the stride depends on a symbolic size ({axis.slide.stride})")
-    numbers, params = ctx.params["dimension_numbers"], ctx.symbolic_params
-    batch, features = (ctx.in_shapes[0][i] for i in numbers.lhs_spec[:2])
-    outputs = ctx.in_shapes[1][numbers.rhs_spec[0]]
-    for name, grouped in (("feature_group_count", features), ("batch_group_count", batch)):
-        groups = params[name]
-        if is_symbolic(groups) or groups > 1:
-            for size in (grouped, outputs):
-                if not _splits(ctx, size, groups):
-                    ctx.refuse(
-                        f"{name}={groups} divides an axis of size {size} into groups of symbolic "
-                        "size, so padding would lie between the groups"
-                    )
 
 
-def _splits(ctx: RuleContext, size: Dim, groups: Dim) -> bool:
-    """True if ``size`` is ``groups`` times a static size, padded and logical."""
-    each = ctx.padded(size) // max(ctx.padded(groups), 1)
-    return bool(size == groups * each) and ctx.padded(size) == ctx.padded(groups) * each
+def _in_groups(ctx: RuleContext, *operands: Array) -> list[Any]:
+    """The operands with axes as long as their groups need, which may have more room than these."""
+    numbers, fitted = ctx.params["dimension_numbers"], list[Any](operands)
+    for place, name in enumerate(("batch_group_count", "feature_group_count")):
+        groups = ctx.symbolic_params[name]
+        for i, along in enumerate((numbers.lhs_spec[place], numbers.rhs_spec[0])):
+            size = ctx.in_shapes[i][along]
+            each = size // groups if is_symbolic(groups) or groups > 1 else None
+            if is_symbolic(each) or (each is not None and size != groups * each):
+                ctx.refuse(
+                    f"{name}={groups} divides an axis of size {size} into groups of symbolic "
+                    "size, so padding would lie between the groups"
+                )
+            if each is not None:
+                fitted[i] = crop(fitted[i], along, each * ctx.padded(groups))
+    return fitted
 
 
 def _fill(ctx: RuleContext, lhs: Array, rhs: Array, axes: Sequence[_Axis]) -> tuple[Any, ...]:

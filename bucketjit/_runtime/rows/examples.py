@@ -32,7 +32,7 @@ Values = tuple[Any, ...]  # the mapped arguments of one example, in the order of
 _MISSING = object()
 
 # What holds its examples, so that nobody writes to one before all are read.
-_KEEPS = (list, tuple, np.ndarray, jax.Array, Ragged)
+_KEEPS = (list, tuple, np.ndarray, jax.Array)
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,14 @@ def examples_of(
 ) -> Examples:
     """Find the mapped arguments of a call of `map`."""
     given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
+    words = {n: signer.name(n) if isinstance(n, int) else n for n in given}
+    for name, value in given.items():
+        is_tree = isinstance(value, list | tuple | Mapping) or not isinstance(value, Iterable)
+        if is_tree and any(isinstance(x, Ragged) for x in jax.tree_util.tree_leaves(value)):
+            raise ArgumentError(
+                f"{words[name]}: expected a list of examples, got {type(value).__name__} of Ragged,"
+                " each of which is such a list; pass each as an argument of its own"
+            )
     found = _mapped(signer, given, in_axes)
     mapped = tuple(name for name in given if name in found)
     if not mapped:
@@ -155,7 +163,6 @@ def examples_of(
             "map: no argument is a list of examples: none has open axes in dynamic_axes; say by "
             "in_axes which are, such as in_axes=(None, 0)"
         )
-    words = {n: signer.name(n) if isinstance(n, int) else n for n in given}
     unsaid = {
         name: len(value)
         for name, value in given.items()
@@ -271,6 +278,8 @@ def _is_record(value: object) -> bool:
 
 def _rows_of(values: Any, name: str) -> Any:
     """A mapped argument as a sequence or an iterator of what each example has of it."""
+    if isinstance(values, Ragged):
+        return values.to_list()
     if isinstance(values, jax.Array | np.ndarray):
         if values.ndim == 0:
             raise ArgumentError(

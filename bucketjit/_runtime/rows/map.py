@@ -37,7 +37,7 @@ class MapOptions:
 
     Attributes:
         out: The form of each result.
-        is_stacked: Whether the results are stacked to a `Ragged`.
+        is_stacked: Whether the results are stacked, each array to a `Ragged`.
         token_budget: The most padded tokens of a batch; None to choose it from the sizes.
         reduce: How results are reduced; None to return that of each example.
     """
@@ -91,7 +91,9 @@ def map_examples(
     results = call.results()
     if not options.is_stacked:
         return results
-    return stacked(results, call.open_axes, options.out is Out.JAX) if results else Ragged((), ())
+    if not results:  # of what tree nobody knows
+        return Ragged(np.zeros((0, 0), np.float32), np.zeros(0, np.int32))
+    return stacked(results, call.open_axes, options.out is Out.JAX)
 
 
 # --- sums and means ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,71 +13,69 @@ from bucketjit.errors import ArgumentError
 
 
 class Ragged(Sequence[Any]):
-    """The results of many examples, stacked: values padded to the longest row, and lengths.
+    """Arrays of many examples, stacked: values padded to the longest row, and lengths.
 
-    `BucketedExec.map` with ``out="stacked"`` returns one. It is a sequence of rows, so another
-    bucketed function's `map` takes it as a list of examples.
+    `BucketedExec.map` with ``out="stacked"`` returns one for each array that the function returns,
+    in the function's tree. It is a sequence of rows, so another bucketed function's `map` takes it
+    as a list of examples.
 
     Args:
-        values: A tree of arrays with the examples along axis 0. Rows that are shorter than the
-            array hold zeros after their end.
-        lengths: The same tree. Of an array with one ragged axis, the length of each row along it,
-            ``int32[examples]``. Of one with several, ``int32[examples, axes]``; of one without,
-            ``int32[examples, 0]``.
-        axes: The same tree with the ragged axes of each array, as a tuple. By default axis 1 of
-            an array whose lengths have rank 1, and the axes from 1 on of others.
+        values: An array with the examples along axis 0. Rows that are shorter than the array hold
+            zeros after their end.
+        lengths: With one ragged axis, the length of each row along it, ``int32[examples]``. With
+            several, ``int32[examples, axes]``; without one, ``int32[examples, 0]``.
+        axes: The ragged axes, as a tuple. By default axis 1 if lengths have rank 1, else the axes
+            from 1 on.
 
     Attributes:
         values: See above.
         lengths: See above.
 
     Raises:
-        ArgumentError: The trees differ, or an array has not a length for each of its rows.
+        ArgumentError: ``values`` is no array, or has not a length for each of its rows.
 
     Examples:
         >>> import jax.numpy as jnp, numpy as np
         >>> import bucketjit
-        >>> running = bucketjit.jit(jnp.cumsum, dynamic_axes="n", buckets="pow2")
-        >>> sums = running.map([np.ones(n, np.float32) for n in (1, 3)], out="stacked")
+        >>> both = lambda x: (jnp.cumsum(x), x.sum())
+        >>> running = bucketjit.jit(both, dynamic_axes="n", buckets="pow2")
+        >>> sums, total = running.map([np.ones(n, np.float32) for n in (1, 3)], out="stacked")
         >>> sums.values
         Array([[1., 0., 0.],
                [1., 2., 3.]], dtype=float32)
         >>> sums.lengths.tolist(), sums.mask.tolist()
         ([1, 3], [[True, False, False], [True, True, True]])
-        >>> [row.tolist() for row in sums.rows()]
-        [[1.0], [1.0, 2.0, 3.0]]
+        >>> [row.tolist() for row in sums.rows()], total.values.tolist()
+        ([[1.0], [1.0, 2.0, 3.0]], [1.0, 3.0])
     """
 
-    def __init__(self, values: Any, lengths: Any, axes: Any = None) -> None:
-        leaves: list[Any]
-        self._tree: Any
-        leaves, self._tree = jax.tree_util.tree_flatten(values)
-        own, of_lengths = jax.tree_util.tree_flatten(lengths)
-        if of_lengths != self._tree:
-            raise ArgumentError(f"Ragged: values are {self._tree}, and lengths are {of_lengths}")
-        chosen = [None] * len(own) if axes is None else self._tree.flatten_up_to(axes)
-        self._columns = list(map(_column, leaves, own, chosen))
+    def __init__(self, values: Any, lengths: Any, axes: Sequence[int] | None = None) -> None:
+        self._lengths, self._axes = _checked(values, lengths, axes)
         self.values, self.lengths = values, lengths
 
     def __len__(self) -> int:
-        return len(self._columns[0].lengths) if self._columns else 0
+        return len(self._lengths)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} rows")
-        return self._tree.unflatten([column.row(index) for column in self._columns])
+        return self._row(self.values, index)
+
+    def _row(self, values: Any, index: int) -> Any:
+        """A row without its padding."""
+        cuts = dict(zip(self._axes, map(int, self._lengths[index]), strict=True))
+        return values[index][tuple(slice(cuts.get(i)) for i in range(1, values.ndim))]
 
     def __repr__(self) -> str:
-        shapes = self._tree.unflatten([np.shape(column.value) for column in self._columns])
-        return f"Ragged({len(self)} rows in {shapes})"
+        return f"Ragged({len(self)} rows in {np.shape(self.values)})"
 
     def rows(self) -> Iterator[Any]:
         """The result of each example, without its padding.
 
         Returns:
-            An iterator over trees of arrays; NumPy views where the values are in host memory.
+            An iterator over arrays; NumPy views where the values are in host memory.
 
         Examples:
             >>> import numpy as np
@@ -86,12 +84,11 @@ class Ragged(Sequence[Any]):
             >>> [row.tolist() for row in ragged.rows()]
             [[1], [2, 3]]
         """
-        hosts = [column._replace(value=_on_host(column.value)) for column in self._columns]
-        every = range(len(self))
-        return (self._tree.unflatten([column.row(i) for column in hosts]) for i in every)
+        host = _on_host(self.values)
+        return (self._row(host, i) for i in range(len(self)))
 
     def to_list(self) -> list[Any]:
-        """The results as a list of trees of arrays, as `map` returns them without ``"stacked"``.
+        """The rows as a list of arrays, as `map` returns them without ``"stacked"``.
 
         Examples:
             >>> import numpy as np
@@ -103,9 +100,9 @@ class Ragged(Sequence[Any]):
 
     @property
     def mask(self) -> Any:
-        """Where values are not padding: booleans up to the last ragged axis of each array.
+        """Where values are not padding: booleans up to the last ragged axis.
 
-        They have size 1 along axes before it that are not ragged. An array without ragged axes has
+        They have size 1 along axes before it that are not ragged. Without ragged axes it is
         ``bool[examples]``, all True.
 
         Examples:
@@ -115,42 +112,23 @@ class Ragged(Sequence[Any]):
             array([[ True, False],
                    [ True,  True]])
         """
-        return self._tree.unflatten([column.mask() for column in self._columns])
-
-
-class _Column(NamedTuple):
-    """One array of a `Ragged`.
-
-    Attributes:
-        value: The array.
-        lengths: The length of each row along each ragged axis.
-        axes: The ragged axes.
-    """
-
-    value: Any
-    lengths: np.ndarray
-    axes: tuple[int, ...]
-
-    def row(self, index: int) -> Any:
-        """A row without its padding."""
-        cuts = dict(zip(self.axes, map(int, self.lengths[index]), strict=True))
-        return self.value[index][tuple(slice(cuts.get(i)) for i in range(1, self.value.ndim))]
-
-    def mask(self) -> np.ndarray:
-        """Where values are not padding; see `Ragged.mask`."""
-        shape, rank = np.shape(self.value), max(self.axes, default=0) + 1
-        full = (shape[0], *(shape[i] if i in self.axes else 1 for i in range(1, rank)))
+        shape, rank = np.shape(self.values), max(self._axes, default=0) + 1
+        full = (shape[0], *(shape[i] if i in self._axes else 1 for i in range(1, rank)))
         mask = np.ones(full, bool)
-        for axis, lengths in zip(self.axes, self.lengths.T, strict=True):
+        for axis, lengths in zip(self._axes, self._lengths.T, strict=True):
             own = [1] * rank
             own[0], own[axis] = shape[0], shape[axis]
             mask &= (np.arange(shape[axis]) < lengths[:, None]).reshape(own)
         return mask
 
 
-def _column(value: Any, lengths: Any, axes: Sequence[int] | None) -> _Column:
-    """One array, with lengths that are whole numbers within it."""
-    shape, n = np.shape(value), np.asarray(lengths)
+def _checked(
+    values: Any, lengths: Any, axes: Sequence[int] | None
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The lengths along each ragged axis, which are whole numbers within an array, and the axes."""
+    if not hasattr(values, "shape"):
+        raise ArgumentError(f"Ragged: values are a {type(values).__name__}; expected one array")
+    shape, n = np.shape(values), np.asarray(lengths)
     if not shape or not n.ndim or shape[0] != len(n):
         raise ArgumentError(
             f"Ragged: values of shape {shape} and lengths of shape {n.shape}; expected a length "
@@ -172,11 +150,11 @@ def _column(value: Any, lengths: Any, axes: Sequence[int] | None) -> _Column:
                 f"Ragged: row {wrong[0]} has length {column[wrong[0]]} along axis {axis}; expected "
                 f"0 to {shape[axis]}, the size of the values there"
             )
-    return _Column(value, columns, ragged)
+    return columns, ragged
 
 
-def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: bool) -> Ragged:
-    """Stack the results of examples."""
+def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: bool) -> Any:
+    """The tree of the results of examples, with a `Ragged` for each array."""
     first: Any
     leaves, first = jax.tree_util.tree_flatten(results[0])
     rows = [leaves]
@@ -188,17 +166,13 @@ def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: b
                 f"are {first}"
             )
         rows.append(leaves)
-    columns = [
-        _stack(column, None if opened is None else opened[place])
+    return first.unflatten(
+        _stack(column, None if opened is None else opened[place], to_jax)
         for place, column in enumerate(zip(*rows, strict=True))
-    ]
-    values = [on_default_device(c.value) if to_jax else c.value for c in columns]
-    lengths = [c.lengths[:, 0] if len(c.axes) == 1 else c.lengths for c in columns]
-    axes = [c.axes for c in columns]
-    return Ragged(*map(first.unflatten, (values, lengths, axes)))
+    )
 
 
-def _stack(column: Sequence[Any], opened: Set[int] | None) -> _Column:
+def _stack(column: Sequence[Any], opened: Set[int] | None, to_jax: bool) -> Ragged:
     """One array of the values of all examples."""
     hosts = list(map(_on_host, column))
     first = hosts[0]
@@ -220,7 +194,9 @@ def _stack(column: Sequence[Any], opened: Set[int] | None) -> _Column:
     for r, host in enumerate(hosts):
         inside: Any = (r, *map(slice, host.shape))
         values[inside] = host
-    return _Column(values, shapes[:, ragged], tuple(i + 1 for i in ragged))
+    lengths = shapes[:, ragged[0]] if len(ragged) == 1 else shapes[:, ragged]
+    axes = tuple(i + 1 for i in ragged)
+    return Ragged(on_default_device(values) if to_jax else values, lengths, axes)
 
 
 def _on_host(value: Any) -> Any:
