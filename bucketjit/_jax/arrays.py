@@ -85,7 +85,6 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
 
 
 _array = names.module("array")
-_thread_guard = names.module("config").guard_lib.thread_local_state
 _random = names.module("random.core")
 _xla_client = names.module("lib").xla_client
 _flags: Any = jax.config  # its flags are public, but have no types
@@ -192,12 +191,11 @@ def on_default_device(host: object, weak_type: bool = False) -> Any:
     """
     if not isinstance(host, np.ndarray):
         return jax.device_put(host)
-    guard = _thread_guard()
-    before, guard.explicit_device_put = guard.explicit_device_put, True
-    try:
-        return _default_placer(_flags.jax_default_device, host.shape, host.dtype, weak_type)(host)
-    finally:
-        guard.explicit_device_put = before
+    put = _default_placer(_flags.jax_default_device, host.shape, host.dtype, weak_type)
+    if _flags.jax_transfer_guard_host_to_device not in ("disallow", "log"):
+        return put(host)
+    with jax.transfer_guard_host_to_device("allow"):  # as of `device_put`, which is no accident
+        return put(host)
 
 
 @functools.lru_cache(maxsize=4096)

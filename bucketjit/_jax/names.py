@@ -54,9 +54,6 @@ USES = (
     # The configuration of a thread: its key, and what another thread has to set to have it, too.
     # Since 0.4.36. Until a public function hands the configuration of a thread over.
     ("config", "config_ext config_states trace_context"),
-    # A transfer that ``jax.transfer_guard`` takes for one by `jax.device_put`.
-    # Since 0.2.24. Until `jax.device_put` is as fast as ``batched_device_put``.
-    ("config", "guard_lib.thread_local_state"),
     # The mesh that a backward pass sets, unset again so that traces are found in JAX's caches.
     # Since 0.5. Until no version is served that distinguishes an empty mesh from none (0.12).
     ("config|mesh", "abstract_mesh_context_manager"),
