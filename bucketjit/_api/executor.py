@@ -115,8 +115,8 @@ class BucketedExec(Staging[P, R]):
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.
         static_argnames: Names of such arguments.
         donate_argnums: Positions of arguments whose buffers may be reused, as in ``jit``.
-            Of an argument with open axes the padded copy is donated, if an output can reuse it;
-            the argument itself is then deleted, as one that needs no padding is.
+            Of an argument that is padded the copy is donated. If a result takes its memory, the
+            argument is deleted, as one that needs no padding is; if none can, JAX warns.
         donate_argnames: Names of such arguments; they are donated if they are passed by position.
         fallback: What to do with calls that cannot be masked: ``"exact"`` runs them at their exact
             shape, ``"error"`` raises; see `Fallback`.

@@ -10,7 +10,7 @@ loop over those that are examples, so one executable serves every number of rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -130,15 +130,9 @@ class Rows(Transform):
         values = [call.size_constants.values]
         return batch_sizes([call.ordered], values, self.count, constants, poison)
 
-    def donated(
-        self,
-        call: Call,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
-    ) -> tuple[frozenset[int], frozenset[int]]:
+    def donated(self, call: Call, pads: Mapping[int, tuple[int, ...]]) -> Iterable[int]:
         """Nothing: the caller keeps its examples."""
-        return frozenset(), frozenset()
+        return ()
 
     def run(
         self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]

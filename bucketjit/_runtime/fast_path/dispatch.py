@@ -227,7 +227,7 @@ def make_handler(
     """The handler for calls like one that was just served."""
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
-    donated = entry.donated_leaves if entry is not None else frozenset()
+    reused = entry.reused_leaves if entry is not None else frozenset()
     pads, gives = [], []
     for argument in layout.opened:
         where, places = argument.where, argument.leaves
@@ -241,8 +241,8 @@ def make_handler(
                 wanted.append((own, padder(value, shape)))
         if wanted:
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
-        if donated and any(leaf in donated for _, leaf in places):
-            gives.append(where)
+        if given := [own for own, leaf in places if leaf in reused]:
+            gives.append((where, given))
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)
     is_checked = entry is not None and entry.is_checked_after_runs
