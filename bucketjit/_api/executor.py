@@ -28,11 +28,11 @@ from bucketjit._jax.transformations import only_differentiated
 from bucketjit._processes.together import call_of_shard, parts, refuse_on_shards, together
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import CallCounter, Counters
+from bucketjit._runtime.decisions import note_inlined
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
-from bucketjit._runtime.inlined import note_inlined
 from bucketjit._stages.explain import Explanation, asked, explain
 from bucketjit._stages.listed_buckets import ahead
 from bucketjit._tracing.signer import Signer

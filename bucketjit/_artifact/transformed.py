@@ -29,9 +29,8 @@ from bucketjit._config import Out
 from bucketjit._ir.expressions import evaluate
 from bucketjit._jax.arrays import key_impl, with_type
 from bucketjit._jax.transformations import eval_context, only_differentiated
-from bucketjit._runtime.decisions import Masked
+from bucketjit._runtime.decisions import Masked, note_inlined
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.inlined import note_inlined
 from bucketjit.errors import ArtifactError
 
 _INLINED = (

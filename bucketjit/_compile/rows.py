@@ -22,7 +22,6 @@ from bucketjit._arrays.padding import pad
 from bucketjit._compile.argument_types import abstract
 from bucketjit._compile.executable import Pads
 from bucketjit._compile.transform import Body, Transform
-from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
 from bucketjit._tracing.call import Call

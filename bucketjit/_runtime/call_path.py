@@ -25,6 +25,8 @@ R = TypeVar("R")
 
 _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
+_LATEST_THEN_ALIKE = (0, 1)  # the table that served last, then those of the tree of the arguments
+
 
 class CallPath(Generic[P, R]):
     """A callable whose calls an engine serves."""
@@ -61,30 +63,33 @@ class CallPath(Generic[P, R]):
             if _THREAD_TRACE.value not in _NO_TRACE:
                 return self._inside(args, kwargs)
             failed = None
-            for table in self._fast_path.tables:
-                try:
-                    handlers = table.by_key.get(table.key(args, kwargs), ())
-                except TypeError:  # a static argument that cannot be hashed
-                    break
-                is_first_choice = True
-                for handler in handlers:
+            tables = self._fast_path.latest
+            for _ in _LATEST_THEN_ALIKE:
+                for table in tables:
                     try:
-                        result = handler.serve(args, kwargs)
-                    except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
-                        continue
-                    except SizesDiffer:  # its results are dropped
-                        is_first_choice = False
-                        continue
-                    except Evicted:
+                        handlers = table.by_key.get(table.key(args, kwargs), ())
+                    except TypeError:  # a static argument that cannot be hashed
                         break
-                    except Exception as error:
-                        failed = error
-                        break
-                    if not is_first_choice:
-                        self._engine.memory.prefer(table, handler, args, kwargs)
-                    return result
+                    is_first_choice = True
+                    for handler in handlers:
+                        try:
+                            result = handler.serve(args, kwargs)
+                        except (SignatureChanged, NotPlaced):  # nothing has run: try the next one
+                            continue
+                        except SizesDiffer:  # its results are dropped
+                            is_first_choice = False
+                            continue
+                        except Evicted:
+                            break
+                        except Exception as error:
+                            failed = error
+                            break
+                        if not is_first_choice:
+                            self._engine.memory.prefer(table, handler, args, kwargs)
+                        return result
                 if failed is not None:
                     break
+                tables = self._fast_path.alike(args, kwargs)
             return self._serve_slowly(args, kwargs, failed)
         except Exception as error:
             failed = None  # its traceback may refer to this frame

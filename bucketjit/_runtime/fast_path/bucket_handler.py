@@ -87,12 +87,18 @@ class Clock:
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
     """A function that counts one call: a hit of the slot, and a call of the counter."""
-    use, count, now = slot.uses.add, line.calls.add, _now
+    use, count, now, also = slot.uses.add, line.calls.add, _now, line.also
+    history, taken = line.history, -1
 
     def counted() -> None:
+        nonlocal taken
+        if history.taken != taken:  # a snapshot was taken since the last call
+            taken = history.keep(slot, line)
         slot.last_used = now()
         use()
         count()
+        if also is not None:
+            also()
 
     return counted
 

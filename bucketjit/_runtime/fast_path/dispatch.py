@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jax.tree_util import tree_structure
+
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
@@ -41,7 +43,7 @@ from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
 
 _MEMO_LIMIT = 16384  # keys in a table; at that many all are dropped
 
-_MAX_ROUTES = 64  # tables of a fast path; a call is looked up in one after the other
+_MOST_TREES = 1024  # of arguments; at that many all tables are dropped
 
 _LOOKED_THROUGH = 32  # keys in a table when those without an executable are first dropped
 
@@ -162,19 +164,33 @@ class FastPath:
     """The dispatch tables of a bucketed function.
 
     Attributes:
-        tables: The tables, the latest one first.
+        latest: The table that served last, or was made last, in a tuple. It is empty if tables of
+            one layout differ in the tree of arguments that their keys do not read.
     """
 
-    __slots__ = ("tables",)
+    __slots__ = ("_by_tree", "_reads_trees", "latest")
 
     def __init__(self) -> None:
-        self.tables: tuple[DispatchTable, ...] = ()
+        self._by_tree: dict[Any, tuple[DispatchTable, ...]] = {}
+        self.clear()
+
+    @property
+    def tables(self) -> tuple[DispatchTable, ...]:
+        """All tables."""
+        return tuple(itertools.chain.from_iterable(list(self._by_tree.values())))
+
+    def alike(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DispatchTable, ...]:
+        """The tables of calls whose arguments have the same tree."""
+        tables = self._by_tree.get(tree_structure((args, kwargs)), ())
+        if tables and not self._reads_trees:
+            self.latest = tables[:1]
+        return tables
 
     def other_sizes(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[DispatchTable, OtherSizes, Leaves] | None:
         """What is known of a call but for its sizes, with its table and its leaves."""
-        for table in self.tables:
+        for table in self.alike(args, kwargs):
             if table.others and (kind := kind_of(table.layout, args, kwargs)) is not None:
                 try:
                     found = table.others.get(kind[0])
@@ -184,22 +200,27 @@ class FastPath:
                     return table, found, kind[1]
         return None
 
-    def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
-        """The table of a layout, and the handlers dropped for it.
-
-        A new table becomes the first one. If there are `_MAX_ROUTES` tables, the last is dropped.
-        """
-        for table in self.tables:
-            if table.layout == layout:
-                return table, []
-        new, known = DispatchTable(layout), self.tables
-        self.tables = (new, *known[: _MAX_ROUTES - 1])
-        return new, [handler for old in known[_MAX_ROUTES - 1 :] for handler in old.handlers()]
+    def of(
+        self, layout: Layout, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[DispatchTable, list[Handler]]:
+        """The table of a layout, for calls like this one, and the handlers dropped for it."""
+        gone = self.clear() if len(self._by_tree) >= _MOST_TREES else []
+        tree = tree_structure((args, kwargs))
+        tables = self._by_tree.get(tree, ())
+        table = next((known for known in tables if known.layout == layout), None)
+        if table is None:
+            self._reads_trees |= any(known.layout == layout for known in self.tables)
+            table = DispatchTable(layout)
+            self._by_tree[tree] = (table, *tables)
+        self.latest = () if self._reads_trees else (table,)
+        return table, gone
 
     def clear(self) -> list[Handler]:
         """Drop all tables, and return their handlers."""
-        tables, self.tables = self.tables, ()
-        return [handler for table in tables for handler in table.handlers()]
+        gone = [handler for table in self.tables for handler in table.handlers()]
+        self._by_tree, self._reads_trees = {}, False
+        self.latest: tuple[DispatchTable, ...] = ()
+        return gone
 
 
 class CallArguments(NamedTuple):
