@@ -134,7 +134,7 @@ class BucketedExec(Staging[P, R]):
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             For a call inside another ``jit``, the options of that ``jit`` hold.
         warn_after: How many executables calls compile before a `RecompileWarning` tells which axis
-            varied. By default 16 above the number of buckets; without any strategy two sizes; none
+            varied. By default 18 above the number of buckets; without any strategy two sizes; none
             where you chose one compile per size (`with_exact`). 0 for no warning.
         in_shardings: Not an option: calls keep the shardings of their arguments.
         out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.

@@ -25,8 +25,6 @@ R = TypeVar("R")
 
 _THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
 
-_LATEST_THEN_ALIKE = (0, 1)  # the table that served last, then those of the tree of the arguments
-
 
 class CallPath(Generic[P, R]):
     """A callable whose calls an engine serves."""
@@ -63,9 +61,9 @@ class CallPath(Generic[P, R]):
             if _THREAD_TRACE.value not in _NO_TRACE:
                 return self._inside(args, kwargs)
             failed = None
-            tables = self._fast_path.latest
-            for _ in _LATEST_THEN_ALIKE:
-                for table in tables:
+            path = self._fast_path
+            for is_by_tree in path.looks:
+                for table in path.alike(args, kwargs) if is_by_tree else path.latest:
                     try:
                         handlers = table.by_key.get(table.key(args, kwargs), ())
                     except TypeError:  # a static argument that cannot be hashed
@@ -89,7 +87,6 @@ class CallPath(Generic[P, R]):
                         return result
                 if failed is not None:
                     break
-                tables = self._fast_path.alike(args, kwargs)
             return self._serve_slowly(args, kwargs, failed)
         except Exception as error:
             failed = None  # its traceback may refer to this frame

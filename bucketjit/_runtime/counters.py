@@ -7,7 +7,6 @@ A warm call adds one to a `CallCounter` without a lock; sums are made when a sna
 from __future__ import annotations
 
 import copy
-import dataclasses
 import threading
 import time
 import weakref
@@ -94,9 +93,9 @@ class _Sizes:
     Sizes are rounded up to a multiple of ``step``, which doubles whenever there are too many.
     """
 
-    def __init__(self) -> None:
-        self.step = 1
-        self.counts: Counter[int] = Counter()
+    def __init__(self, step: int = 1, counts: Mapping[int, int] = {}) -> None:
+        self.step = step
+        self.counts: Counter[int] = Counter(counts)
 
     def add(self, size: int, calls: int) -> None:
         self.counts[-(-size // self.step) * self.step] += calls
@@ -124,11 +123,9 @@ class CallSums:
 
     def copied(self) -> CallSums:
         """A copy that counts on by itself."""
-        sizes = {variable: copy.copy(counted) for variable, counted in self.sizes.items()}
-        for counted in sizes.values():
-            counted.counts = counted.counts.copy()
-        copies = {f.name: copy.copy(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return CallSums(**{**copies, "sizes": sizes})
+        copies = {name: copy.copy(value) for name, value in vars(self).items()}
+        copies["sizes"] = {v: _Sizes(s.step, s.counts) for v, s in self.sizes.items()}
+        return CallSums(**copies)
 
     def add(self, batch: CountedBatch, calls: int = 1, reason: str | None = None) -> None:
         if not calls:
@@ -235,8 +232,8 @@ class Counters:
         with self._lock:
             self._name_reason(line)
             self._sums.add(line.like, reason=line.reason)
-        if line.reason is not None:
-            self._fallbacks.add()
+            if line.reason is not None:
+                self._fallbacks.add()
 
     def batch(self, batch: CountedBatch) -> None:
         """Count a batch of examples; it is one call."""
@@ -346,6 +343,7 @@ class Counters:
             every = slots(moment) if callable(slots) else slots
             return tuple(b for slot in every if (b := self._bucket(slot, moment)) is not None)
 
+        self.history.make_room()
         with self._lock:
             sums = self._own_sums
             parts |= {"counts": lambda moment: self._counts(sums, moment), "hits": hits}
@@ -355,7 +353,7 @@ class Counters:
             now |= {"fallback_calls": self._fallbacks.read(), "since": self._since}
             stats = object.__new__(Stats)
             vars(stats).update({k: v for k, v in now.items() if k not in computed}, _moment=moment)
-        self.history.add(moment)
+            self.history.add(moment)
         return stats
 
     def _counts(self, before: CallSums, moment: Moment) -> dict[str, Any]:

@@ -41,27 +41,31 @@ class History:
 
     Attributes:
         taken: How many there were. A counter that sees a new number calls `keep` before it counts.
+        held: References to them, the oldest first; some may be gone.
     """
 
     def __init__(self) -> None:
         self.taken = 0
-        self._moments: list[weakref.ref[Moment]] = []
+        self.held: list[weakref.ref[Moment]] = []
 
     def moments(self) -> list[Moment]:
         """The moments, the oldest first."""
-        return [moment for known in self._moments if (moment := known()) is not None]
+        return [moment for known in self.held if (moment := known()) is not None]
 
     def add(self, moment: Moment) -> None:
         """Add a moment."""
-        self._moments = [*map(weakref.ref, self.moments()), weakref.ref(moment)]
+        self.held = [*map(weakref.ref, self.moments()), weakref.ref(moment)]
         self.taken += 1
-        if len(self._moments) > _MOMENTS:
+
+    def make_room(self) -> None:
+        """Compute all of them if there are `_MOMENTS`; they need not be told of changes then."""
+        if len(self.moments()) >= _MOMENTS:
             self.settle()
 
     def keep(self, *counters: Any) -> int:
         """Keep what counters tell before they count on. Returns ``taken``."""
         taken = self.taken
-        for moment in self.moments():
+        for moment in self.moments() if self.held else ():
             for counter in counters:
                 moment.kept.setdefault(counter, counter.told())
         return taken
@@ -71,8 +75,8 @@ class History:
 
         Call it without a lock.
         """
-        for moment in self.moments():
+        for moment in self.moments() if self.held else ():
             for part in moment.parts.keys() - {but}:
                 moment.ask(part)
         if not but:
-            self._moments = []
+            self.held = []

@@ -9,10 +9,11 @@ import itertools
 import threading
 import time
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from bucketjit._compile.cache import CacheInfo
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, counted, emit, printable
@@ -55,16 +56,14 @@ class Recompiles:
     def clear(self) -> None:
         """Start counting again; a warning that was given may be given again."""
         with self._lock:
-            self._count = self._again = 0
-            self._is_told = False
-            self._since: tuple[float, int] | None = None  # the first calls: when, and how many
-            self._later: list[float] = []  # seconds of each compile since then
+            self._again, self._is_told = 0, False
+            self._first: CacheInfo | None = None  # after the first calls
+            self._later, self._since = list[float](), 0.0  # seconds of each compile after these
             self._bytes: dict[int, int] = {}  # of executables, those that were evicted included
-            self._buckets: set[tuple[int, ...]] = set()
-            # The values of each thing and their texts, at most `_KEPT`, as they came; by name and
-            # what the values are.
+            self._buckets: set[Any] = set()
+            self._sizes: Counter[int] = Counter()  # executables of each signature
+            # The values of each thing and their texts, at most `_KEPT`; by name and what they are.
             self._seen: dict[tuple[str, str], dict[Any, str]] = defaultdict(dict)
-            self._shapes: dict[int, set[Any]] = defaultdict(set)  # by signature
 
     def note(self, call: Call, entry: Executable) -> None:
         """Note a call that has compiled an executable, and warn if there are too many.
@@ -86,22 +85,18 @@ class Recompiles:
         warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
 
     def _add(self, call: Call, entry: Executable) -> None:
-        self._count += 1
-        shapes = self._shapes[hash(call.signature)]
-        if len(shapes) < _KEPT:
-            shapes.add(tuple(call.shapes))
-        every = (bucket_or_size(self._config, v, n) for v, n in call.sizes.items())
-        self._buckets.add(tuple(size for _, size in every))
-        padded = dict(entry.pads)
+        self._buckets.add(tuple(bucket_or_size(self._config, *size) for size in call.sizes.items()))
+        padded, signature = dict(entry.pads), call.signature
         rest = (shape for i, shape in enumerate(call.shapes) if i not in padded)
-        key = hash((call.signature, entry.exact, entry.rows is None, *entry.sizes.values(), *rest))
-        self._again += key in self._bytes
+        key = hash((signature, entry.exact, entry.rows is None, *entry.sizes.values(), *rest))
+        is_again = key in self._bytes
+        self._again += is_again
+        self._sizes[hash(signature)] += not is_again
         self._bytes[key] = 0 if self._config.max_bytes is None else entry.nbytes
-        calls = self._shared.cache.info()
-        if self._since is not None:
+        if self._first is not None:
             self._later.append(entry.compile_seconds)
-        elif calls.hits + calls.misses >= _FIRST_CALLS:
-            self._since = time.monotonic(), calls.hits + calls.misses
+        elif sum((info := self._shared.cache.info())[:2]) >= _FIRST_CALLS:
+            self._first, self._since = info, time.monotonic()
 
     def _things(self, call: Call) -> Iterator[tuple[str, str, object, str]]:
         """What may vary: its name, what its values are, the value of a call, and that as text."""
@@ -126,28 +121,27 @@ class Recompiles:
         """What there is to warn of, and what to do; None if there is nothing."""
         config, after = self._config, self._config.warn_after
         if after is None and config.has_no_strategy:
-            if max(map(len, self._shapes.values())) <= _SIZES_WITHOUT_A_WORD:
+            if max(self._sizes.values()) <= _SIZES_WITHOUT_A_WORD:
                 return None
             return f"compiles for each size: {self._varied()}. {_NO_STRATEGY}"
         if after is None and config.always_exact:  # as the user chose
             return None
         learnt = (s.buckets for s in (config.default, *config.per_dim.values()) if type(s) is Auto)
-        buckets = max(len(self._buckets), *learnt, 0)
-        most, compiled = _ABOVE_BUCKETS, f"has compiled {counted(self._count, 'executable')}"
-        again = min(self._again, self._shared.cache.evictions)
-        if again > (most if after is None else after):
+        most = _ABOVE_BUCKETS + max(len(self._buckets), *learnt, 0) if after is None else after
+        count, again = self._sizes.total() + self._again, self._shared.cache.evictions
+        compiled, again = f"has compiled {counted(count, 'executable')}", min(again, self._again)
+        if again > (_ABOVE_BUCKETS if after is None else after):
             needs = {"maxsize": len(self._bytes), "max_bytes": sum(self._bytes.values())}
             bounds = ((name, getattr(config, name), need) for name, need in needs.items())
             cures = (f"{n}={b:,} would have to be {max(b, m):,} or more" for n, b, m in bounds if b)
             why = f"{again} of them again, as the cache had evicted them: {' and '.join(cures)}"
             return f"{compiled}, {why}. Or choose fewer buckets."
-        if self._count > (most + buckets if after is None else after):
-            return f"{compiled}: {self._varied()}. {_CURE}"
-        if self._since is None or sum(self._later) < _LONG or len(self._later) < _SEVERAL:
-            return None
-        spent = time.monotonic() - self._since[0]
-        compiled += f", for {sum(self._later):.1f} of the {spent:.1f} s since call {self._since[1]}"
-        return None if 2 * sum(self._later) < spent else f"{compiled}: {self._varied()}. {_CURE}"
+        spent, late = time.monotonic() - self._since, sum(self._later)
+        is_slow = len(self._later) >= _SEVERAL and late >= max(_LONG, spent / 2)
+        if is_slow and self._first is not None:
+            first = self._first.hits + self._first.misses
+            compiled += f", which took {late:.1f} of the {spent:.1f} seconds since call {first}"
+        return f"{compiled}: {self._varied()}. {_CURE}" if is_slow or count > most else None
 
     def _varied(self) -> str:
         """What varied, that with most values first."""

@@ -282,11 +282,12 @@ class Stats:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name not in self.__dataclass_fields__ or "_moment" not in vars(self):
+            known = vars(self)
+            moment = known.get("_moment")
+            if moment is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            is_part = name in self._moment.parts
-            told = {name: self._moment.ask(name)} if is_part else self._moment.ask("counts")
-            vars(self).update(told)
+            told = {name: moment.ask(name)} if name in moment.parts else moment.ask("counts")
+            known.update(told)
             return told[name]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -103,9 +103,9 @@ class Views:
         """A snapshot of what this bucketed function has done; see `Stats`.
 
         Counting costs a call well under a microsecond. A snapshot computes what it is asked for,
-        and tells of the moment when it was taken. The
-        memory for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the
-        rest counted as ``"other"``; 4,096 sizes of each dimension variable.
+        and tells of the moment when it was taken; it keeps the bucketed function alive. The memory
+        for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the rest
+        counted as ``"other"``; 4,096 sizes of each dimension variable.
 
         Returns:
             The snapshot, which does not change any more.

@@ -88,7 +88,8 @@ class Clock:
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
     """A function that counts one call: a hit of the slot, and a call of the counter."""
     use, count, now, also = slot.uses.add, line.calls.add, _now, line.also
-    history, taken = line.history, -1
+    history = line.history
+    taken = -1 if history.held else history.taken
 
     def counted() -> None:
         nonlocal taken

@@ -164,11 +164,12 @@ class FastPath:
     """The dispatch tables of a bucketed function.
 
     Attributes:
-        latest: The table that served last, or was made last, in a tuple. It is empty if tables of
-            one layout differ in the tree of arguments that their keys do not read.
+        looks: How a call is looked up: in the latest table (False), then by its tree (True).
+        latest: The table that served last, or was made last, in a tuple. It is empty if the key of
+            a table does not tell its calls from those of another tree.
     """
 
-    __slots__ = ("_by_tree", "_reads_trees", "latest")
+    __slots__ = ("_by_tree", "_reads_trees", "latest", "looks")
 
     def __init__(self) -> None:
         self._by_tree: dict[Any, tuple[DispatchTable, ...]] = {}
@@ -190,7 +191,7 @@ class FastPath:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[DispatchTable, OtherSizes, Leaves] | None:
         """What is known of a call but for its sizes, with its table and its leaves."""
-        for table in self.alike(args, kwargs):
+        for table in self.alike(args, kwargs) if True in self.looks else self.latest:
             if table.others and (kind := kind_of(table.layout, args, kwargs)) is not None:
                 try:
                     found = table.others.get(kind[0])
@@ -209,10 +210,12 @@ class FastPath:
         tables = self._by_tree.get(tree, ())
         table = next((known for known in tables if known.layout == layout), None)
         if table is None:
-            self._reads_trees |= any(known.layout == layout for known in self.tables)
+            others = (t.layout for k, each in self._by_tree.items() if k != tree for t in each)
+            self._reads_trees |= not all(map(layout.differs_from, others))
             table = DispatchTable(layout)
             self._by_tree[tree] = (table, *tables)
         self.latest = () if self._reads_trees else (table,)
+        self.looks = (False, True)[: len(self.tables)]
         return table, gone
 
     def clear(self) -> list[Handler]:
@@ -220,6 +223,7 @@ class FastPath:
         gone = [handler for table in self.tables for handler in table.handlers()]
         self._by_tree, self._reads_trees = {}, False
         self.latest: tuple[DispatchTable, ...] = ()
+        self.looks = (False,)
         return gone
 
 
@@ -262,7 +266,7 @@ def make_handler(
                 wanted.append((own, padder(value, shape)))
         if wanted:
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
-        if given := [own for own, leaf in places if leaf in reused]:
+        if reused and (given := [own for own, leaf in places if leaf in reused]):
             gives.append((where, given))
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)
