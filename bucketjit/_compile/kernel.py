@@ -178,7 +178,7 @@ class Kernel(NamedTuple):
         shared = self.function.constants if isinstance(self.function, WithConstants) else ()
         front = len(jax.tree_util.tree_leaves((shared, self.sizes)))
         leaves, opened = self.transform.given(self.call), {i for i, _ in self.pads}
-        return opened.intersection(leaves[i - front] for i in reused_arguments(compiled))
+        return frozenset(leaves[i - front] for i in reused_arguments(compiled)) & opened
 
 
 @contextmanager

@@ -267,7 +267,8 @@ class Counters:
         """Add a call counter of the fast path."""
         with self._lock:
             self._name_reason(line)
-            line.history, line.also = self.history, line.reason and self._fallbacks.add
+            line.history = self.history
+            line.also = None if line.reason is None else self._fallbacks.add
             self._lines[id(line)] = line
 
     def close(self, line: CallCounter) -> None:

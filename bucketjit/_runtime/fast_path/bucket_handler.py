@@ -200,7 +200,9 @@ def afterwards(gives: Sequence[tuple[Where, Sequence[int]]]) -> After | None:
 
     def after(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for where, leaves in gives:
-            flat = jax.tree_util.tree_leaves(args[where] if type(where) is int else kwargs[where])
+            flat = jax.tree_util.tree_leaves(
+                args[where] if isinstance(where, int) else kwargs[where]
+            )
             give_away(map(flat.__getitem__, leaves))
 
     return after

@@ -173,6 +173,7 @@ class FastPath:
 
     def __init__(self) -> None:
         self._by_tree: dict[Any, tuple[DispatchTable, ...]] = {}
+        self.latest: tuple[DispatchTable, ...]
         self.clear()
 
     @property
@@ -222,7 +223,7 @@ class FastPath:
         """Drop all tables, and return their handlers."""
         gone = [handler for table in self.tables for handler in table.handlers()]
         self._by_tree, self._reads_trees = {}, False
-        self.latest: tuple[DispatchTable, ...] = ()
+        self.latest = ()
         self.looks = (False,)
         return gone
 
