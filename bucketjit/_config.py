@@ -220,7 +220,7 @@ def checked_count(warn_after: object) -> int | None:
     if warn_after is None or is_int_from(warn_after, 0):
         return None if warn_after is None else int(warn_after)  # type: ignore[call-overload]
     raise SpecError(
-        "warn_after must be a number of executables, 0 for no warning, or None for 16 above the "
+        "warn_after must be a number of executables, 0 for no warning, or None for 18 above the "
         f"number of buckets; got {warn_after!r}"
     )
 
@@ -261,7 +261,7 @@ class Config:
         overflow_per_dim: The same by variable, where it differs.
         persistence: Where executables are kept in files.
         compiler_options: Options of XLA.
-        warn_after: How many executables are compiled before a warning; None for 16 above the number
+        warn_after: How many executables are compiled before a warning; None for 18 above the number
             of buckets, 0 for no warning.
         agreed: How several processes agree on buckets; None if they do not.
         sharded: The shards that calls give the rows of; None if the function is not one of a shard.

@@ -288,11 +288,11 @@ class InlinedWarning(UserWarning):
 
 
 class RecompileWarning(UserWarning):
-    """A function compiles again and again; the message says which axis varied, and the cure.
+    """A function compiles again and again; the message says what varied, and the cure.
 
-    It is shown once per bucketed function: at the third size of a function without a strategy, at
-    the third length of a list of numbers, or once more executables than ``warn_after`` were
-    compiled.
+    It is shown once per bucketed function: at the third size of a function without a strategy; once
+    more executables than ``warn_after`` were compiled, or compiled again as the cache is too small;
+    or once compiling has taken seconds, and most of the time since the first calls.
 
     Examples:
         >>> import warnings, jax.numpy as jnp, numpy as np, bucketjit

@@ -102,8 +102,8 @@ class BucketedExec(Staging[P, R]):
         static_argnums: Positions of arguments that are compile-time constants, as in ``jit``.
         static_argnames: Names of such arguments.
         donate_argnums: Positions of arguments whose buffers may be reused, as in ``jit``.
-            Of an argument with open axes the padded copy is donated, if an output can reuse it;
-            the argument itself is then deleted, as one that needs no padding is.
+            Of an argument that is padded the copy is donated. If a result takes its memory, the
+            argument is deleted, as one that needs no padding is; if none can, JAX warns.
         donate_argnames: Names of such arguments; they are donated if they are passed by position.
         fallback: What to do with calls that cannot be masked: ``"exact"`` runs them at their exact
             shape, ``"error"`` raises; see `Fallback`.
@@ -121,7 +121,7 @@ class BucketedExec(Staging[P, R]):
         compiler_options: Options of XLA by name, as in ``jit``, for everything that is compiled.
             For a call inside another ``jit``, the options of that ``jit`` hold.
         warn_after: How many executables calls compile before a `RecompileWarning` tells which axis
-            varied. By default 16 above the number of buckets; without any strategy two sizes; none
+            varied. By default 18 above the number of buckets; without any strategy two sizes; none
             where you chose one compile per size (`with_exact`). 0 for no warning.
         in_shardings: Not an option: calls keep the shardings of their arguments.
         out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -150,30 +149,3 @@ class Expected:
         elif self._first != now:
             raise SignatureChanged
         return leaves
-
-
-def to_donate(
-    call: Call, pads: Mapping[int, tuple[int, ...]], made: Counter[Any]
-) -> tuple[frozenset[int], frozenset[int]]:
-    """Which arguments to donate, and which of their leaves have open axes.
-
-    JAX warns of a donated buffer that no output can reuse. An argument without open axes is donated
-    in any case: the user asked for it and gets that warning. An argument with open axes is donated
-    only if outputs of the same padded shapes and dtypes are left to reuse its padded copies.
-    """
-    args, _ = call.tree.unflatten(range(len(call.leaves)))
-    spare = Counter(made)
-    donated, donated_leaves = set(), set()
-    leaves_of = {i: jax.tree_util.tree_leaves(args[i]) for i in call.donate}
-    # Arguments without open axes come first: they are donated in any case, and use outputs up.
-    for i in sorted(call.donate, key=lambda i: any(leaf in pads for leaf in leaves_of[i])):
-        wanted = Counter(
-            (pads.get(leaf, call.shapes[leaf]), call.signature.types[leaf].dtype)
-            for leaf in leaves_of[i]
-        )
-        opened = [leaf for leaf in leaves_of[i] if leaf in pads]
-        if not opened or wanted <= spare:
-            spare -= wanted
-            donated.add(i)
-            donated_leaves.update(opened)
-    return frozenset(donated), frozenset(donated_leaves)

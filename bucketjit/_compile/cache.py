@@ -71,6 +71,10 @@ class Slot(Generic[V]):
         self.weight = weight
         self.pinned = False
 
+    def told(self) -> tuple[int, float]:
+        """Hits, and the time of the last use."""
+        return self.uses.read(), self.last_used
+
     def use(self) -> V | None:
         """Mark the entry as just used and return it."""
         self.last_used = time.monotonic()
@@ -132,6 +136,7 @@ class ExecutableCache(Generic[K, V]):
         max_bytes: The most that entries may weigh together, in bytes; None for no limit. A single
             entry that weighs more is kept alone.
         weigh: Returns the weight of an entry in bytes.
+        on_change: Called without the lock before anything changes that the looking methods tell.
         on_evict: Called as ``on_evict(key, entry, why)`` for every entry that leaves the cache. It
             runs without the lock, in the thread that made the entry leave, after the cache is
             consistent again. What it raises is raised to that thread's caller.
@@ -153,11 +158,13 @@ class ExecutableCache(Generic[K, V]):
         max_bytes: int | None = None,
         weigh: Callable[[V], int] | None = None,
         on_evict: Callable[[K, V, str], object] | None = None,
+        on_change: Callable[[], object] = lambda: None,
     ) -> None:
         self._maxsize = maxsize
         self._max_bytes = max_bytes
         self._weigh = weigh
         self._on_evict = on_evict
+        self._on_change = on_change
         self._lock = threading.Lock()
         # No `cachetools.LRUCache`, which learns of a use by a look-up. The warm path looks nothing
         # up: it marks the slot that it holds.
@@ -165,11 +172,12 @@ class ExecutableCache(Generic[K, V]):
         self._flights: dict[K, _Flight[V]] = {}
         self._gone: deque[Slot[V]] = deque()
         self._hits = 0  # of the slots that are no longer read
-        self._misses = 0
+        self.misses = 0
         self.evictions = 0
 
     def get(self, key: K) -> V | None:
         """Return a stored entry and mark it as just used."""
+        self._on_change()
         with self._lock:
             slot = self._slots.get(key)
             return None if slot is None else slot.use()
@@ -182,6 +190,7 @@ class ExecutableCache(Generic[K, V]):
         interrupt (``KeyboardInterrupt``, ``SystemExit``) is raised only in the thread that it hits;
         another thread that waits then compiles instead.
         """
+        self._on_change()
         own = flight = _Flight[V]()
         evicted: list[tuple[K, V, str]] = []
         try:
@@ -227,8 +236,9 @@ class ExecutableCache(Generic[K, V]):
 
     def _store(self, key: K, flight: _Flight[V], entry: V, evicted: list[tuple[K, V, str]]) -> None:
         """Store the entry of a flight, unless `clear` came meanwhile."""
+        self._on_change()
         with self._lock:
-            self._misses += 1
+            self.misses += 1
             slot = Slot(entry, 0 if self._weigh is None else self._weigh(entry))
             if self._flights.get(key) is flight:
                 self._make_room(slot.weight, evicted)
@@ -285,7 +295,7 @@ class ExecutableCache(Generic[K, V]):
             self._slots.clear()
             self._flights.clear()
             self._gone.clear()
-            self._hits = self._misses = self.evictions = 0
+            self._hits = self.misses = self.evictions = 0
         self._tell(left)
 
     def reset_counts(self) -> None:
@@ -293,10 +303,11 @@ class ExecutableCache(Generic[K, V]):
         with self._lock:
             for slot in (*self._gone, *self._slots.values()):
                 slot.uses.reset()
-            self._hits = self._misses = self.evictions = 0
+            self._hits = self.misses = self.evictions = 0
 
     def pin(self, key: K, pinned: bool = True) -> bool:
         """Protect an entry from eviction, or end the protection."""
+        self._on_change()
         slot = self.slot(key)
         if slot is not None:
             slot.pinned = pinned
@@ -326,8 +337,8 @@ class ExecutableCache(Generic[K, V]):
         """The number of entries stored."""
         return len(self._slots)
 
-    def info(self) -> CacheInfo:
+    def info(self, told: Callable[[Slot[V]], tuple[int, float]] = Slot.told) -> CacheInfo:
         """Hits, misses, maxsize and currsize, all read at one moment."""
         with self._lock:
-            hits = self._hits + sum(s.uses.read() for s in (*self._gone, *self._slots.values()))
-            return CacheInfo(hits, self._misses, self._maxsize, len(self._slots))
+            hits = self._hits + sum(told(s)[0] for s in (*self._gone, *self._slots.values()))
+            return CacheInfo(hits, self.misses, self._maxsize, len(self._slots))

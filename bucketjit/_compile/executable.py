@@ -51,7 +51,8 @@ class Executable:
         pads: Position among the leaves and padded shape of each argument with open axes.
         outs: The outputs with open axes.
         size_constant_shapes: Padded shape of each constant that depends on the logical sizes.
-        donated_leaves: Positions of the leaves with open axes whose padded copy is donated.
+        reused_leaves: Positions of the donated leaves with open axes whose memory, or that of the
+            padded copy, results take.
         constant_bytes: Bytes of the arrays that the program closes over.
         on_compile: Called after each compile but the first: like any jitted function, it compiles
             once more for arguments that are committed to a device where earlier ones were not.
@@ -82,7 +83,7 @@ class Executable:
     pads: Pads = ()
     outs: tuple[OpenOut, ...] = ()
     size_constant_shapes: tuple[tuple[int, ...], ...] = ()
-    donated_leaves: frozenset[int] = frozenset()
+    reused_leaves: frozenset[int] = frozenset()
     constant_bytes: int = 0
     on_compile: Callable[[Executable], None] | None = None
     loaded: bool = False

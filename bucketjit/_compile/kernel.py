@@ -29,7 +29,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic, shape_function
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
-from bucketjit._jax.compiler import compile_here, is_defect_of_xla
+from bucketjit._jax.compiler import compile_here, is_defect_of_xla, reused_arguments
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import Placement, loaded_function
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
         call: The call that needs it, without its arrays.
         sizes: The type of the sizes; None if the kernel is exact.
         at: The padded sizes; None if the kernel is exact.
-        pads, size_constant_shapes, donated_leaves: See `Executable`.
+        pads, size_constant_shapes: See `Executable`.
         transform: What the kernel takes.
         lowered: What it was lowered to; None if it is still to be lowered.
     """
@@ -68,7 +68,6 @@ class Kernel(NamedTuple):
     at: BucketSizes | None = None
     pads: Pads = ()
     size_constant_shapes: tuple[tuple[int, ...], ...] = ()
-    donated_leaves: frozenset[int] = frozenset()
     transform: Transform | None = None
     lowered: Any = None
 
@@ -160,7 +159,7 @@ class Kernel(NamedTuple):
             pads=self.pads,
             outs=outs,
             size_constant_shapes=self.size_constant_shapes,
-            donated_leaves=self.donated_leaves,
+            reused_leaves=self._reused_leaves(compiled),
             constant_bytes=0 if program is None else program.constant_bytes,
             loaded=loaded,
             origin=call,
@@ -171,6 +170,15 @@ class Kernel(NamedTuple):
         if not loaded:
             entry.expect(jax.tree_util.tree_leaves((self.args, self.kwargs)))
         return entry
+
+    def _reused_leaves(self, compiled: Any) -> frozenset[int]:
+        """The leaves with open axes whose memory, or that of their copies, results take."""
+        if self.transform is None or not self.donated:
+            return frozenset()
+        shared = self.function.constants if isinstance(self.function, WithConstants) else ()
+        front = len(jax.tree_util.tree_leaves((shared, self.sizes)))
+        leaves, opened = self.transform.given(self.call), {i for i, _ in self.pads}
+        return frozenset(leaves[i - front] for i in reused_arguments(compiled)) & opened
 
 
 @contextmanager
@@ -216,10 +224,9 @@ def kernel(
 
     at = program.sizes_in(bucket)
     shapes = tuple(map(at.padded_shape, program.size_constant_shapes))
-    donated, donated_leaves = frozenset[int](), frozenset[int]()
     # A run whose computed sizes are not as presumed is repeated, so it must not lose an argument.
-    if check is Check.OFF and not program.presumed:
-        donated, donated_leaves = transform.donated(call, opened, program, at)
+    keeps_all = check is not Check.OFF or program.presumed
+    donated = frozenset(() if keeps_all else transform.donated(call, opened))
     args, kwargs = transform.types(call, opened)
     name = getattr(call.signature.fn, "__name__", "masked").replace(" ", "_")
     return Kernel(
@@ -238,7 +245,6 @@ def kernel(
         at=at,
         pads=pads,
         size_constant_shapes=shapes,
-        donated_leaves=donated_leaves,
         transform=transform,
     )
 

@@ -10,7 +10,7 @@ loop over those that are examples, so one executable serves every number of rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from bucketjit._arrays.padding import pad
 from bucketjit._compile.argument_types import abstract
 from bucketjit._compile.executable import Pads
 from bucketjit._compile.transform import Body, Transform
-from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
 from bucketjit._tracing.call import Call
@@ -130,15 +129,9 @@ class Rows(Transform):
         values = [call.size_constants.values]
         return batch_sizes([call.ordered], values, self.count, constants, poison)
 
-    def donated(
-        self,
-        call: Call,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
-    ) -> tuple[frozenset[int], frozenset[int]]:
+    def donated(self, call: Call, pads: Mapping[int, tuple[int, ...]]) -> Iterable[int]:
         """Nothing: the caller keeps its examples."""
-        return frozenset(), frozenset()
+        return ()
 
     def run(
         self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 
-from bucketjit._compile.argument_types import abstract, device_of, to_donate
+from bucketjit._compile.argument_types import abstract, device_of
 from bucketjit._compile.executable import Pads, sizes_argument
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
@@ -72,24 +71,9 @@ class Transform:
         """The first argument, or its type; ``constants`` are the padded shapes of these."""
         return sizes_argument(call, constants, poison)
 
-    def donated(
-        self,
-        call: Call,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
-    ) -> tuple[frozenset[int], frozenset[int]]:
-        """The arguments that are donated, and their leaves whose padded copies are.
-
-        `to_donate` chooses them by what the results of the bucket can reuse.
-        """
-        if not call.donate:
-            return frozenset(), frozenset()
-        made = Counter(
-            (at.padded_shape(shape), dtype)
-            for shape, (dtype, _) in zip(program.out_shapes, program.out_types, strict=True)
-        )
-        return to_donate(call, pads, made)
+    def donated(self, call: Call, pads: Mapping[int, tuple[int, ...]]) -> Iterable[int]:
+        """The arguments that are donated, with the padded copies among their leaves."""
+        return call.donate
 
     def placed(self, leaves: Sequence[Any], program: Interface) -> Placement:
         """Where the kernel runs, and where its arguments and results are."""

@@ -7,7 +7,7 @@ what.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -129,6 +129,21 @@ def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
     for i, aval in zip(sorted(executable._kept_var_idx), executable.in_avals, strict=True):
         args[i] = argument(i, aval)
     jax.block_until_ready(executable.unsafe_call(*args))
+
+
+_ALIAS = re.compile(r"\}: \((\d+), \{(\d*)")  # {result}: (parameter, {its place in a tuple}, ...
+
+
+def reused_arguments(compiled: Any) -> Iterator[int]:
+    """Positions of the donated arguments whose memory results take, constants of JAX left out.
+
+    JAX offers donated arguments to XLA, which chooses; the first line of its text tells.
+    """
+    executable = getattr(compiled, "_executable", compiled)
+    kept = sorted(executable._kept_var_idx)
+    front = len(getattr(getattr(compiled, "_params", None), "const_args", ()))
+    for parameter, place in _ALIAS.findall((executable.as_text() or "").partition("\n")[0]):
+        yield kept[int(place or parameter)] - front
 
 
 _REFUSED_OPTION = re.compile(r"No such compile option: '([^']*)'|setting option ([^\s,]+)")

@@ -9,7 +9,7 @@ first axis, each shard's padded part after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -80,23 +80,13 @@ class AllShards(Transform):
         shards, variables = self._shards, len(call.variables)
         return jax.ShapeDtypeStruct((shards.count, variables), np.int32, sharding=shards.rows)
 
-    def donated(
-        self,
-        call: Call,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
-    ) -> tuple[frozenset[int], frozenset[int]]:
+    def donated(self, call: Call, pads: Mapping[int, tuple[int, ...]]) -> Iterable[int]:
         """The places, among the arrays, of donated ones without open axes.
 
         Of the others, the padded parts are made for the call and freed after it.
         """
-        if not call.donate:
-            return frozenset(), frozenset()
-        args, _ = call.tree.unflatten(range(len(call.leaves)))
-        given = {i for place in call.donate for i in jax.tree_util.tree_leaves(args[place])}
-        arrays = enumerate(array_leaves(call))
-        return frozenset(k for k, i in arrays if i in given and i not in pads), frozenset()
+        leaves = call.donated_leaves
+        return (k for k, i in enumerate(array_leaves(call)) if i in leaves and i not in pads)
 
     def details(self) -> Sequence[Any]:
         """The mesh: its axes and devices, and the axis of the shards."""

@@ -270,7 +270,7 @@ class Agreement:
             served = engine.served(masked.key, entry, call, out)
             result = engine.run(entry, call, served, out)
         if is_compiled:
-            engine.recompiles.note(call)
+            engine.recompiles.note(call, entry)
         return result
 
 

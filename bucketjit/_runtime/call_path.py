@@ -63,28 +63,30 @@ class CallPath(Generic[P, R]):
             if _THREAD_TRACE.value not in _NO_TRACE:
                 return self._inside(args, kwargs)
             failed = None
-            for table in self._fast_path.tables:
-                try:
-                    handlers = table.by_key.get(table.key(args, kwargs), ())
-                except TypeError:  # a static argument that cannot be hashed
-                    break
-                is_first_choice = True
-                for handler in handlers:
+            path = self._fast_path
+            for is_by_tree in path.looks:
+                for table in path.alike(args, kwargs) if is_by_tree else path.latest:
                     try:
-                        result = handler.serve(args, kwargs)
-                    except (SignatureChanged, NotPlaced):  # nothing has run: try the next handler
-                        continue
-                    except SizesDiffer:  # its results are dropped
-                        is_first_choice = False
-                        continue
-                    except Evicted:
+                        handlers = table.by_key.get(table.key(args, kwargs), ())
+                    except TypeError:  # a static argument that cannot be hashed
                         break
-                    except Exception as error:
-                        failed = error
-                        break
-                    if not is_first_choice:
-                        self._engine.memory.prefer(table, handler, args, kwargs)
-                    return result
+                    is_first_choice = True
+                    for handler in handlers:
+                        try:
+                            result = handler.serve(args, kwargs)
+                        except (SignatureChanged, NotPlaced):  # nothing has run: try the next one
+                            continue
+                        except SizesDiffer:  # its results are dropped
+                            is_first_choice = False
+                            continue
+                        except Evicted:
+                            break
+                        except Exception as error:
+                            failed = error
+                            break
+                        if not is_first_choice:
+                            self._engine.memory.prefer(table, handler, args, kwargs)
+                        return result
                 if failed is not None:
                     break
             return self._serve_slowly(args, kwargs, failed)

@@ -11,18 +11,17 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bucketjit._compile.cache import AtomicCount, Slot
 from bucketjit._ir.interface import Interface
+from bucketjit._runtime.moments import History, Moment
 from bucketjit._runtime.statistics import (
     SHAPES_KEPT,
     BucketStats,
     FrozenDict,
-    LearntBucket,
-    ProgramStats,
     Reasons,
     Stats,
     share,
@@ -60,9 +59,11 @@ class CallCounter:
         calls: The atomic count.
         like: What is counted of each call.
         reason: Why they run exact; None if they do not.
+        history: Asked before it counts on the fast path, see `History`.
+        also: Counts each such call, too, if it is a fallback.
     """
 
-    __slots__ = ("__weakref__", "calls", "like", "reason")
+    __slots__ = ("__weakref__", "also", "calls", "history", "like", "reason")
 
     def __init__(
         self,
@@ -75,9 +76,15 @@ class CallCounter:
         key: int | None = None,
     ) -> None:
         self.calls = AtomicCount()
+        self.history: History
+        self.also: Callable[[], object] | None
         own = {} if padded is None else {v: padded[v] for v in logical}
         self.like = CountedBatch(0, ((dict(logical), 1),), own, 1, real, total, (key,))
         self.reason = reason
+
+    def told(self) -> int:
+        """How many calls it has counted."""
+        return self.calls.read()
 
 
 class _Sizes:
@@ -86,9 +93,9 @@ class _Sizes:
     Sizes are rounded up to a multiple of ``step``, which doubles whenever there are too many.
     """
 
-    def __init__(self) -> None:
-        self.step = 1
-        self.counts: Counter[int] = Counter()
+    def __init__(self, step: int = 1, counts: Mapping[int, int] = {}) -> None:
+        self.step = step
+        self.counts: Counter[int] = Counter(counts)
 
     def add(self, size: int, calls: int) -> None:
         self.counts[-(-size // self.step) * self.step] += calls
@@ -113,6 +120,12 @@ class CallSums:
     padded: Counter[str] = field(default_factory=Counter)
     sizes: dict[str, _Sizes] = field(default_factory=dict)
     shapes: set[int] = field(default_factory=set)
+
+    def copied(self) -> CallSums:
+        """A copy that counts on by itself."""
+        copies = {name: copy.copy(value) for name, value in vars(self).items()}
+        copies["sizes"] = {v: _Sizes(s.step, s.counts) for v, s in self.sizes.items()}
+        return CallSums(**copies)
 
     def add(self, batch: CountedBatch, calls: int = 1, reason: str | None = None) -> None:
         if not calls:
@@ -167,14 +180,20 @@ class Counters:
     """The counters of a bucketed function, without those of its cache: hits, misses, evictions.
 
     Safe to use from several threads.
+
+    Attributes:
+        history: The moments of its snapshots.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self.history = History()
+        self._fallbacks = AtomicCount()
         self.clear()
 
     def clear(self) -> None:
         """Reset to zero, drop all call counters, and forget which reasons are known."""
+        self.history.settle()
         with self._lock:
             self._lines: dict[int, CallCounter] = {}
             self._retired: deque[CallCounter] = deque()
@@ -184,8 +203,10 @@ class Counters:
 
     def reset(self) -> None:
         """Reset to zero, and keep the call counters."""
+        self.history.settle()
         with self._lock:
-            self._sums = CallSums()
+            self._own_sums, self._sums_at = CallSums(), self.history.taken
+            self._fallbacks.reset()
             self._totals: dict[str, Any] = {
                 **dict.fromkeys(("compiles", "loads", "dropped_runs", "inlined_calls"), 0),
                 **dict.fromkeys(("compile_seconds", "load_seconds"), 0.0),
@@ -197,11 +218,22 @@ class Counters:
             # Both times are read once here, so snapshots of the same counters are equal.
             self._since, self._started = time.time(), time.monotonic()
 
+    @property
+    def _sums(self) -> CallSums:
+        """The sums, to be changed: those that a snapshot may still ask for are copied before."""
+        if self._sums_at != self.history.taken:
+            self._sums_at = self.history.taken
+            if self.history.moments():
+                self._own_sums = self._own_sums.copied()
+        return self._own_sums
+
     def call(self, line: CallCounter) -> None:
         """Count one call of the slow path."""
         with self._lock:
             self._name_reason(line)
             self._sums.add(line.like, reason=line.reason)
+            if line.reason is not None:
+                self._fallbacks.add()
 
     def batch(self, batch: CountedBatch) -> None:
         """Count a batch of examples; it is one call."""
@@ -219,7 +251,9 @@ class Counters:
         """Count a fallback, if its call did not. Returns whether the reason is new."""
         with self._lock:
             name = self._reasons.name(reason)
-            self._sums.reasons[name] += not counted
+            if not counted:
+                self._sums.reasons[name] += 1
+                self._fallbacks.add()
             return self._reasons.is_new("fallback", name)
 
     def inlined(self) -> bool:
@@ -233,6 +267,8 @@ class Counters:
         """Add a call counter of the fast path."""
         with self._lock:
             self._name_reason(line)
+            line.history = self.history
+            line.also = None if line.reason is None else self._fallbacks.add
             self._lines[id(line)] = line
 
     def close(self, line: CallCounter) -> None:
@@ -246,6 +282,7 @@ class Counters:
                 self._retired.append(line)
                 if len(self._retired) > _RETIRED:
                     last = self._retired.popleft()
+                    self.history.keep(last)
                     self._sums.add(last.like, last.calls.read(), last.reason)
 
     def _every_line(self) -> Iterable[CallCounter]:
@@ -269,6 +306,7 @@ class Counters:
 
     def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
         """Count rows that a run selected; see `bucketjit._compile.computed_results.Selected`."""
+        self.history.settle(but="counts")
         with self._lock:
             known = self._selected.setdefault(program, {})
             for variable, (selected, of) in rows.items():
@@ -279,58 +317,65 @@ class Counters:
         with self._lock:
             return copy.deepcopy(self._selected.get(program, {}))
 
-    def _bucket(self, slot: Slot[Any]) -> BucketStats | None:
+    def _bucket(self, slot: Slot[Any], moment: Moment) -> BucketStats | None:
         """The statistics of the executable in a slot; None if it has just left the cache."""
         entry = slot.entry
         if entry is None:
             return None
+        hits, last_used = moment.told(slot)
         return BucketStats(
             sizes=FrozenDict(entry.sizes),
-            hits=slot.uses.read(),
+            hits=hits,
             compile_seconds=entry.compile_seconds,
             exact=entry.exact,
-            last_used=self._since + (slot.last_used - self._started),
+            last_used=self._since + (last_used - self._started),
             nbytes=entry.nbytes,
             flops=entry.flops if entry.flops >= 0 else None,
             pinned=slot.pinned,
         )
 
-    def snapshot(
-        self,
-        hits: int,
-        misses: int,
-        evictions: int,
-        slots: Iterable[Slot[Any]],
-        programs: tuple[ProgramStats, ...] = (),
-        learnt: tuple[LearntBucket, ...] = (),
-    ) -> Stats:
-        """A snapshot of the counters."""
-        buckets = tuple(b for b in map(self._bucket, slots) if b is not None)
+    def snapshot(self, hits: Any, misses: int, evictions: int, slots: Any, **parts: Any) -> Stats:
+        """A snapshot of the counters.
+
+        All but ``misses`` and ``evictions`` may be functions of the `Moment`.
+        """
+
+        def buckets(moment: Moment) -> tuple[BucketStats, ...]:
+            every = slots(moment) if callable(slots) else slots
+            return tuple(b for slot in every if (b := self._bucket(slot, moment)) is not None)
+
+        self.history.make_room()
         with self._lock:
-            sums = copy.deepcopy(self._sums)
-            for line in self._every_line():
-                sums.add(line.like, line.calls.read(), line.reason)
-            totals = dict(self._totals)
-        return Stats(
-            **totals,
-            calls=sums.calls,
-            hits=hits,
-            misses=misses,
-            evictions=evictions,
-            fallback_calls=sums.reasons.total(),
-            fallback_reasons=FrozenDict(+sums.reasons),
-            padding_waste=share(sums.total - sums.real, sums.total),
-            buckets=buckets,
-            dimension_waste=FrozenDict(
+            sums = self._own_sums
+            parts |= {"counts": lambda moment: self._counts(sums, moment), "hits": hits}
+            computed = {name: part for name, part in parts.items() if callable(part)}
+            moment = Moment({**computed, "buckets": buckets})
+            now = {**parts, **self._totals, "misses": misses, "evictions": evictions}
+            now |= {"fallback_calls": self._fallbacks.read(), "since": self._since}
+            stats = object.__new__(Stats)
+            vars(stats).update({k: v for k, v in now.items() if k not in computed}, _moment=moment)
+            self.history.add(moment)
+        return stats
+
+    def _counts(self, before: CallSums, moment: Moment) -> dict[str, Any]:
+        """The fields that are sums over calls."""
+        with self._lock:
+            lines = {*self._every_line(), *moment.kept}
+        sums = before.copied()
+        for line in lines:
+            if isinstance(line, CallCounter):
+                sums.add(line.like, moment.told(line), line.reason)
+        return {
+            "calls": sums.calls,
+            "fallback_reasons": FrozenDict(+sums.reasons),
+            "padding_waste": share(sums.total - sums.real, sums.total),
+            "dimension_waste": FrozenDict(
                 {v: share(n - sums.logical[v], n) for v, n in sums.padded.items()}
             ),
-            programs=programs,
-            learnt=learnt,
-            size_counts=FrozenDict(
+            "size_counts": FrozenDict(
                 {v: FrozenDict(sorted(s.counts.items())) for v, s in sums.sizes.items()}
             ),
-            since=self._since,
-            rows=sums.rows,
-            rows_alone=FrozenDict(sums.alone),
-            shapes=len(sums.shapes),
-        )
+            "rows": sums.rows,
+            "rows_alone": FrozenDict(sums.alone),
+            "shapes": len(sums.shapes),
+        }

@@ -88,7 +88,7 @@ class Engine:
         self.shared.engines[self] = None
         self.cache, self.provider = self.shared.cache, self.shared.provider
         self.counters = self.shared.counters
-        self.recompiles = Recompiles(config, self.name, self.signer.name)
+        self.recompiles = Recompiles(config, self.name, self.signer.name, self.shared)
         self.requests = parts.requests(config, self.name, self.cache)
         self.lock = parts.lock()
         self.memory = RememberedCalls(self.cache, self.counters, self.lock)
@@ -96,6 +96,7 @@ class Engine:
         self.buckets = parts.buckets(config, self.lock, self.requests)
         self.refusals = Refusals()
         self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
+        self.explained: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
         self.preparer: Preparer | None = None
         self.together: Together | None = None
@@ -110,6 +111,7 @@ class Engine:
                 memory.clear()
             self.refusals.clear()
             self.takes_turns.clear()
+            self.explained.clear()
             self.recompiles.clear()
             self.buckets.clear()
 
@@ -121,8 +123,6 @@ class Engine:
     def emit(self, event: Event) -> None:
         """Log an event, and hand it to the listeners."""
         emit(event, self.config.listeners)
-
-    # --- a call ---
 
     def serve(self, call: Call, given: CallArguments | None = None, out: Out | None = None) -> Any:
         """Run a call."""
@@ -212,7 +212,7 @@ class Engine:
                 raise
             differ = other
         if is_compiled:
-            self.recompiles.note(call)
+            self.recompiles.note(call, entry)
         if differ is not None:
             return run_again(
                 *(differ, call),
@@ -297,12 +297,14 @@ class Engine:
 
     def looked_at(self, call: Call) -> Call:
         """The call with its sizes and its program; no axis of its signature stays open for it."""
+        self.counters.history.settle(but="counts")
         with self.lock, call.signature.restoring_axes():
             return call.resolved(call.signature.resolve(call.shapes))
 
     def refuse(self, request: CompileRequest, refusal: MaskingError) -> None:
         """Note that a compile request failed because its program cannot be masked."""
         if isinstance(request.key[0], Interface):
+            self.counters.history.settle(but="counts")
             self.refusals.note(request.key, refusal)
 
     def resolve(self, call: Call) -> Call:
@@ -310,6 +312,7 @@ class Engine:
 
         What the signature learns from the call is emitted as events.
         """
+        self.counters.history.settle(but="counts")
         began = time.perf_counter()
         with self.lock:
             call = call.resolved(call.signature.resolve(call.shapes))
@@ -362,13 +365,11 @@ class Engine:
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
-            self.recompiles.note(call, is_fallback=reason is not None)
+            self.recompiles.note(call, entry)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(call.signature.specs) if spec is not None]
             self.memory.add(call, given, opened, ServedCall(key, None, finish, line))
         return result
-
-    # --- falling back ---
 
     def _fall_back(
         self,

@@ -76,6 +76,7 @@ class SharedState:
             max_bytes=config.max_bytes,
             weigh=None if config.max_bytes is None else lambda entry: entry.nbytes,
             on_evict=evicted,
+            on_change=functools.partial(counters.history.settle, but="counts"),
         )
         self.provider = ExecutableProvider(
             self.cache, name, allowance, config.background, compiled, tell
@@ -83,10 +84,10 @@ class SharedState:
 
     def clear(self) -> None:
         """Drop every executable and engine, and reset the counters."""
+        self.counters.clear()
         self.provider.clear()
         self.cache.clear()
         self.engines.clear()
-        self.counters.clear()
 
 
 class Preparer(Protocol):

@@ -80,7 +80,7 @@ def run_padded(entry: Executable, sizes: Any, call: Call, finish: Change | None)
     """Pad the arguments of a call, run an executable, and cut its results."""
     args, kwargs = call.tree.unflatten(_padded(call.leaves, entry.pads))
     result = entry.run(sizes, args, kwargs)
-    give_away([call.leaves[i] for i in entry.donated_leaves])
+    give_away([call.leaves[i] for i in entry.reused_leaves])
     return result if finish is None else finish(result)
 
 

@@ -1,6 +1,7 @@
 """Frozen snapshots of the counters of a bucketed function: `Stats`, and what it is made of.
 
-`bucketjit._runtime.counters` counts and makes the snapshots.
+`bucketjit._runtime.counters` counts and makes the snapshots. What takes time is computed when it is
+asked for, and tells of the moment of the snapshot: see `bucketjit._runtime.moments`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from bucketjit._events import LONGEST_LABEL, counted, one_line
 
@@ -265,16 +266,32 @@ class Stats:
     buckets: tuple[BucketStats, ...]
     loads: int = 0
     load_seconds: float = 0.0
-    dimension_waste: Mapping[str, float] = FrozenDict[str, float]()
-    programs: tuple[ProgramStats, ...] = ()
-    size_counts: Mapping[str, Mapping[int, int]] = FrozenDict[str, Mapping[int, int]]()
+    dimension_waste: Mapping[str, float] = field(default_factory=FrozenDict[str, float])
+    programs: tuple[ProgramStats, ...] = field(default_factory=tuple)
+    size_counts: Mapping[str, Mapping[int, int]] = field(
+        default_factory=FrozenDict[str, Mapping[int, int]]
+    )
     since: float = 0.0
     dropped_runs: int = 0
-    rows: int = 0
-    rows_alone: Mapping[str, int] = FrozenDict[str, int]()
+    rows: int = field(default_factory=int)
+    rows_alone: Mapping[str, int] = field(default_factory=FrozenDict[str, int])
     inlined_calls: int = 0
-    shapes: int = 0
-    learnt: tuple[LearntBucket, ...] = ()
+    shapes: int = field(default_factory=int)
+    learnt: tuple[LearntBucket, ...] = field(default_factory=tuple)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            known = vars(self)
+            moment = known.get("_moment")
+            if moment is None or name not in self.__dataclass_fields__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            told = {name: moment.ask(name)} if name in moment.parts else moment.ask("counts")
+            known.update(told)
+            return told[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def summary(self) -> str:
@@ -293,7 +310,7 @@ class Stats:
             >>> double.stats().summary
             '4 shapes, 1 executable: 3 compiles, about ..., saved; padding 19 %'
         """
-        told = summary_of(vars(self))
+        told = summary_of(self.__getstate__())
         assert told is not None  # it has all the fields
         return told
 

@@ -283,8 +283,13 @@ def explain(
             masked = equations(program, decision.bucket)
         else:
             assert isinstance(program, Program)
-            with bound_axis(engine.config.sharded):
-                masked = masked_equations(program, decision.bucket, engine.requests.rules())
+            explained = engine.explained.setdefault(program, {})
+            bucket = tuple(decision.bucket.items())
+            if bucket not in explained:
+                with bound_axis(engine.config.sharded):
+                    rules_of = engine.requests.rules()
+                    explained[bucket] = masked_equations(program, decision.bucket, rules_of)
+            masked = explained[bucket]
     except MaskingError as error:
         return _explained_exact(engine, call, error, rules)
     return Explanation(

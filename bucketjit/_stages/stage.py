@@ -240,12 +240,10 @@ class Stage:
     def args_info(self) -> Any:
         """Tree of a ``jax.stages.ArgInfo`` for each argument leaf: its type; whether it is donated.
 
-        Of a donated argument with open axes the padded copy is donated, if a result can reuse it.
+        Of a donated argument that is padded the copy is donated.
         """
         args, kwargs = self.in_tree.unflatten(range(self.in_tree.num_leaves))
-        donated = {
-            i for place in self._subject.call.donate for i in jax.tree_util.tree_leaves(args[place])
-        }
+        donated = self._subject.call.donated_leaves
         infos = [jax.stages.ArgInfo(aval, i in donated) for i, aval in enumerate(self._types.ins)]
         return jax.tree_util.tree_map(infos.__getitem__, (args, kwargs))
 

@@ -12,6 +12,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import SelectedRows
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import alive
+from bucketjit._runtime.moments import Moment
 from bucketjit._runtime.statistics import (
     ComputedSizeStats,
     LearntBucket,
@@ -39,18 +40,23 @@ class Views:
     def stats(self) -> Stats:
         """A snapshot of what this bucketed function has done; see `Stats`.
 
-        Counting costs a call well under a microsecond; sums are made when a snapshot is taken. The
-        memory for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the
-        rest counted as ``"other"``; 4,096 sizes of each dimension variable.
+        Counting costs a call well under a microsecond. A snapshot computes what it is asked for,
+        and tells of the moment when it was taken; it keeps the bucketed function alive. The memory
+        for counters is bounded: 64 reasons of fallbacks, of 500 characters each, with the rest
+        counted as ``"other"``; 4,096 sizes of each dimension variable.
 
         Returns:
             The snapshot, which does not change any more.
         """
-        engine = self._engine
-        info = engine.cache.info()
-        slots = [slot for _, slot in engine.cache.slots()]
-        found = slots, _programs(engine), _learnt(engine)
-        return engine.counters.snapshot(info.hits, info.misses, engine.cache.evictions, *found)
+        engine, cache = self._engine, self._engine.cache
+        return engine.counters.snapshot(
+            lambda moment: cache.info(moment.told).hits,
+            cache.misses,
+            cache.evictions,
+            lambda moment: [slot for _, slot in cache.slots()],
+            programs=lambda moment: _programs(engine),
+            learnt=lambda moment: _learnt(engine, moment),
+        )
 
     def reset_stats(self) -> None:
         """Reset the counters to zero, those of `cache_info` included. Executables are kept.
@@ -64,8 +70,8 @@ class Views:
             >>> double.stats().calls, double.cache_size()
             (0, 1)
         """
-        self._engine.cache.reset_counts()
         self._engine.counters.reset()
+        self._engine.cache.reset_counts()
 
     def report(self) -> Report:
         """The counters as tables: ``print`` them, or show them in a notebook.
@@ -134,8 +140,12 @@ def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
     return tuple(found)
 
 
-def _learnt(engine: Engine) -> tuple[LearntBucket, ...]:
+def _learnt(engine: Engine, moment: Moment) -> tuple[LearntBucket, ...]:
     """The buckets that a bucketed function and its derivatives have learnt."""
+    for earlier in engine.counters.history.moments():  # what is learnt later adds to it
+        if earlier is moment:
+            break
+        earlier.ask("learnt")
     found = []
     for other in alive(engine.shared.engines):
         for signature in other.signer.signatures():
@@ -144,7 +154,7 @@ def _learnt(engine: Engine) -> tuple[LearntBucket, ...]:
                     learning = other.buckets.learning(program, of_rows=of_rows)
                     if learning is not None:
                         with other.lock:
-                            found += learning.learnt()
+                            found += learning.learnt(moment.told)
     return tuple(found)
 
 

@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import jax
+
 from bucketjit._tracing.parameters import Statics
 from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.signature import Signature
@@ -38,6 +40,12 @@ class Call(Resolution):
     def shape_key(self) -> int:
         """A hash of what `jax.jit` compiles for: shapes, types, static arguments."""
         return hash((self.signature, *self.shapes))
+
+    @property
+    def donated_leaves(self) -> set[int]:
+        """Positions of the leaves of donated arguments."""
+        args, _ = self.tree.unflatten(range(len(self.leaves)))
+        return {i for place in self.donate for i in jax.tree_util.tree_leaves(args[place])}
 
     def with_leaves(self, leaves: list[Any]) -> Call:
         """The same call with other leaves of the same shapes."""

@@ -19,8 +19,10 @@ bucketed function sees arrays alone; and so it does with results::
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Unpack, overload
 
@@ -184,6 +186,7 @@ class FilteredExec(Wrapped[P, R]):
     """
 
     _of_arrays = staticmethod(_of_arrays)
+    _is_quiet = False  # whether JAX's warning of donated arguments is dropped
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
@@ -201,7 +204,10 @@ class FilteredExec(Wrapped[P, R]):
             Exception: What a call of the bucketed function raises; see `BucketedExec`.
         """
         plain, named = self._plain(args, kwargs)
-        return _restored(self.executor(*plain, **named))
+        with warnings.catch_warnings() if self._is_quiet else contextlib.nullcontext():
+            if self._is_quiet:
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+            return _restored(self.executor(*plain, **named))
 
     def _plain(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -246,7 +252,9 @@ def filter_jit(
     Args:
         fn: The function, or a method of a module. Left out if the decorator has options.
         donate: Whose buffers may be reused, as in ``equinox.filter_jit``: those of all arguments,
-            of all but the first, or of none. It covers arguments passed by position.
+            of all but the first, or of none. It covers arguments passed by position. ``"warn"``
+            and ``"warn-except-first"`` are ``"all"`` and ``"all-except-first"`` with the warning
+            of JAX of buffers that no result can reuse.
         **options: Those of `bucketjit.jit`, without ``static_argnums`` and ``static_argnames``. An
             entry of ``dynamic_axes`` for a module is ``None``.
 
@@ -283,7 +291,9 @@ def filter_jit(
             if own.get("donate_argnums") is not None or own.get("donate_argnames") is not None:
                 raise SpecError("give donate, or donate_argnums and donate_argnames, not both")
             own["donate_argnums"] = tuple(range(first, _positional(fn)))
-        return FilteredExec(fn, bucketed(_of_arrays(fn), **own))
+        executor: FilteredExec[..., Any] = FilteredExec(fn, bucketed(_of_arrays(fn), **own))
+        executor._is_quiet = donate.startswith("all")
+        return executor
 
     return decorate if fn is None else decorate(fn)
 

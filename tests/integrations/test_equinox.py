@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -236,8 +237,12 @@ def test_donated_arguments() -> None:
             return jax.tree.map(lambda p: p + x.sum(), eqx.filter((a, b), eqx.is_array))
 
         a, b = eqx.nn.Linear(2, 2, key=key()), eqx.nn.Linear(2, 2, key=key(1))
-        move(a, b, np.ones(3, np.float32))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # no result can take the memory of x
+            move(a, b, np.ones(3, np.float32))
         assert (a.weight.is_deleted(), b.weight.is_deleted()) == (first, second)
+    with pytest.warns(UserWarning, match="donated buffers were not usable"):
+        filter_jit(donate="warn")(jnp.sum)(np.ones(3, np.float32))
 
 
 def test_gradients_of_it_run_in_buckets() -> None:

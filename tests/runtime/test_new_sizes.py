@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import BucketedExec, errors
 
 
@@ -150,3 +151,39 @@ def test_sizes_of_two_buckets_are_told_apart() -> None:
     assert fn.cache_size() == 4
     by_sizes = {b.sizes["n"]: b.hits for b in fn.stats().buckets}
     assert by_sizes == {16: 2, 4: 1, 32: 1, 64: 0}
+
+
+def _summed(*args: Any, **named: Any) -> Any:
+    return sum(jnp.sum(x) for x in jax.tree.leaves((args, named)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x, i: ((), {f"x{i}": x}),
+        lambda x, i: (({f"x{i}": x},), {}),
+        lambda x, i: ((x,) * (i + 1), {}),
+        lambda x, i: (tuple(x if i >> k & 1 else None for k in range(3)), {"x": x}),
+        lambda x, i: ((x, {f"w{i}": 1.0}), {}),  # in what has no open axis
+    ],
+)
+def test_other_structures_that_were_seen_cost_a_call_nothing(make: Any) -> None:
+    """A call reads the key of few tables and tries one handler, whatever was called before it."""
+    executor = bucketjit.jit(_summed, buckets="pow2")
+    calls = [make(np.ones(3, np.float32), i) for i in range(8)]
+    for args, named in calls * 2:
+        executor(*args, **named)
+    path, looks = executor._engine.memory.fast_path, []
+
+    def counted(what: str, run: Any) -> Any:
+        return lambda *given: looks.append(what) or run(*given)
+
+    for table in path.tables:
+        table.key = counted("key", table.key)
+        for handler in table.handlers():
+            handler.serve = counted("handler", handler.serve)
+    for args, named in calls:
+        looks.clear()
+        np.testing.assert_allclose(executor(*args, **named), _summed(*args, **named))
+        assert looks.count("handler") == 1 and looks.count("key") <= 2
+    assert executor.stats().compiles == len(executor.stats().buckets)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
+from bucketjit._runtime import recompiles
 from bucketjit.errors import RecompileWarning, SpecError
 from bucketjit.types import Event
 
@@ -134,3 +135,42 @@ def test_an_empty_axis_beside_a_filled_one_is_not_told_of(empty: int) -> None:
     ).with_pow2()
     (text,) = told(lambda: [both(ones(empty), ones(n)) for n in (1, 2, 4)])
     assert "size 0" not in text
+
+
+@pytest.mark.parametrize(
+    ("bounds", "cure"),
+    [
+        ({"maxsize": 2}, "maxsize=2 would have to be 4 or more"),
+        ({"maxsize": None, "max_bytes": 8}, "max_bytes=8 would have to be "),
+        ({"maxsize": 1, "max_bytes": 10**9}, "maxsize=1 would have to be 4 or more and max_bytes="),
+    ],
+)
+def test_a_cache_that_is_too_small_is_told_of(bounds: Any, cure: str) -> None:
+    executor = BucketedExec(total, dynamic_axes="n").with_pow2().with_maxsize(**bounds)
+    (text,) = told(lambda: [executor(ones(n)) for n in (1, 2, 3, 8) * 6])
+    assert cure in text and "19 of them again, as the cache had evicted them" in text
+    assert "dynamic_axes" not in text
+    large = BucketedExec(total, dynamic_axes="n").with_pow2().with_maxsize(4)
+    assert told(lambda: [large(ones(n)) for n in (1, 2, 3, 8) * 6]) == []
+
+
+def test_other_numbers_of_evictions_are_told_of() -> None:
+    executor = BucketedExec(total, dynamic_axes="n", warn_after=2).with_pow2().with_maxsize(1)
+    (text,) = told(lambda: [executor(ones(n)) for n in (2, 3) * 4])
+    assert text.startswith("total has compiled 3 executables: axis 0 of x varied")
+    executor = BucketedExec(total, dynamic_axes="n", warn_after=0).with_pow2().with_maxsize(1)
+    assert told(lambda: [executor(ones(n)) for n in (2, 3) * 12]) == []
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_seconds_of_compiling_are_told_of(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count once some calls were served; then few executables may take most of the time."""
+    monkeypatch.setattr(recompiles, "_LONG", 1e-3)
+    scaled = BucketedExec(lambda x, by: x.sum() * by, static_argnums=1).with_pow2()
+    for _ in range(first):
+        scaled(ones(4), 0)
+    found = told(lambda: [scaled(ones(4), by) for by in range(1, 6)])
+    if first:
+        assert "executables, which took" in found[0] and "seconds since call 4" in found[0]
+        assert "the static argument by had 5 values" in found[0]
+    assert len(found) == bool(first)

@@ -207,6 +207,51 @@ def test_padded_copies_are_donated(where: str) -> None:
             assert x.is_deleted() and w.is_deleted()
 
 
+def _square(n: int) -> Any:
+    return jnp.ones((n, 4), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"),
+    [
+        (lambda x: (x * 2).reshape(-1), 1),
+        (lambda x: x.astype(jnp.int32), 1),
+        (lambda x: x.T + 1, 1),
+        (lambda x: x.sum(), 1),
+        (lambda x: x[1:] * 2, 1),
+        (lambda x: x.astype(jnp.float16), 1),  # as many elements, but fewer bytes
+        (lambda x, y: (x + y, (x - y).reshape(-1)), 2),
+        (lambda x, y: (y + x).T, 2),
+        (lambda x, y: y + 1, 2),  # what is not read is left out
+        (lambda t: {"a": t["a"].T, "b": t["b"].sum()}, 0),
+    ],
+)
+def test_donated_memory_is_reused_as_by_jit(fn: Any, count: int) -> None:
+    """The same arguments are deleted, and JAX warns of the same ones, in the slow and fast path."""
+
+    def given(n: int) -> Any:
+        if count == 0:
+            return ({"a": _square(n), "b": _square(n)},)
+        return tuple(_square(n) for _ in range(count))
+
+    def told(call: Any, n: int) -> Any:
+        args = given(n)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            jax.block_until_ready(call(*args))
+        deleted = [x.is_deleted() for x in jax.tree.leaves(args)]
+        return deleted, [str(w.message).partition("\n")[0] for w in caught]
+
+    donated = tuple(range(max(count, 1)))
+    executor = BucketedExec(fn, donate_argnums=donated).with_pow2()
+    wanted, warned = told(jax.jit(fn, donate_argnums=donated), 8)
+    assert told(executor, 7) == (wanted, warned)
+    for n in (7, 8, 6, 8):
+        assert told(executor, n) == (wanted, [])
+    result, *_ = jax.tree.leaves(executor(*given(7)))
+    np.testing.assert_array_equal(result, jax.tree.leaves(jax.jit(fn)(*given(7)))[0])
+
+
 def test_host_arrays_can_be_donated() -> None:
     executor = BucketedExec(lambda x: x * 2, donate_argnums=0).with_pow2()
     for n in (3, 4, 3, 4):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import gc
 import json
+import pickle
 import threading
 import time
 import weakref
@@ -15,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import BucketedExec, Check, strategies
+from bucketjit._compile.cache import AtomicCount
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit.errors import FallbackWarning
 
@@ -176,6 +181,67 @@ def test_unknown_flops_are_null() -> None:
     stats = executor.stats()
     assert stats.buckets[0].flops is None
     assert json.loads(stats.to_json())["buckets"][0]["flops"] is None
+
+
+# --- of the moment, and only what is asked for -------------------------------------------------
+
+
+@pytest.mark.parametrize("buckets", ["pow2", "auto"])
+def test_a_snapshot_tells_of_the_moment_when_it_was_taken(buckets: str) -> None:
+    """Whatever comes before it is read: warm calls, new sizes, programs, resets."""
+
+    def both() -> Any:
+        """A snapshot that is read at once, and one that is read later."""
+        now, later = executor.stats(), executor.stats()
+        return dataclasses.asdict(now), later
+
+    executor = bucketjit.jit(lambda x: x[x > 0].sum() + x.sum(), buckets=buckets)
+    taken = [both()]
+    for x in (ones(3), ones(3), ones(5), ones(5), ones(3), ones(9), ones(3, 2)):
+        executor(x)
+        taken.append(both())
+    executor.map([ones(2), ones(3)])
+    taken.append(both())
+    executor.explain(ones(2, 2, 2))
+    executor.reset_stats()
+    executor(ones(3))
+    taken.append(both())
+    executor.cache_clear()
+    executor(ones(3))
+    for now, later in reversed(taken):
+        assert dataclasses.asdict(later) == now
+    assert [now["calls"] for now, _ in taken[:8]] == [*range(8)]
+    snapshot = executor.stats()
+    assert pickle.loads(pickle.dumps(snapshot)) == snapshot == copy.deepcopy(snapshot)
+
+
+def test_many_snapshots_that_nobody_reads_stay_right() -> None:
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    snapshots = []
+    for i in range(40):
+        executor(ones(i % 3 + 2))
+        snapshots.append(executor.stats())
+    assert [s.calls for s in snapshots] == [*range(1, 41)]
+    assert [s.hits + s.misses for s in snapshots] == [*range(1, 41)]
+
+
+def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of fallbacks takes one read, however many sizes were seen and are called."""
+    executor = BucketedExec(lambda x: (jnp.linalg.eigh(x)[1]).sum()).with_pow2()
+    with pytest.warns(FallbackWarning):
+        for _ in range(2):
+            for n in range(1, 9):
+                executor(np.eye(n, dtype=np.float32))
+    reads: list[Any] = []
+    read = AtomicCount.read
+    monkeypatch.setattr(AtomicCount, "read", lambda count: reads.append(count) or read(count))
+    told = []
+    for _ in range(5):
+        snapshot = executor.stats()
+        told.append(snapshot.fallback_calls)
+        executor(np.eye(3, dtype=np.float32))
+    assert told == [16, 17, 18, 19, 20] and len(reads) <= 5 + 2 * 5  # with two of the called size
+    assert sum(snapshot.fallback_reasons.values()) == 20
 
 
 # --- in bounded memory -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec
+from bucketjit._stages import explain
 from bucketjit.errors import ArgumentError, SpecError
 from tests.comparison import ramp, unrolled
 
@@ -48,6 +49,18 @@ def test_what_is_masked_and_where() -> None:
     executor(ramp(3, 8), ramp(5, 8))
     assert executor.explain(ramp(4, 8), ramp(6, 8)).compiled
     assert executor.cache_info().hits == 0
+
+
+def test_a_bucket_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    masked = explain.masked_equations
+    monkeypatch.setattr(explain, "masked_equations", lambda *args: seen.append(1) or masked(*args))
+    executor = BucketedExec(lambda x: jnp.cumsum(x[::-1]).max()).with_pow2()
+    told = [executor.explain(jax.ShapeDtypeStruct((n,), F32)) for n in (3, 4, 3, 5)]
+    assert len(seen) == 2 and told[0].masked == told[2].masked != ()
+    executor.cache_clear()
+    executor.explain(jax.ShapeDtypeStruct((3,), F32))
+    assert len(seen) == 3
 
 
 @jax.tree_util.register_static

@@ -1,6 +1,6 @@
 """Serves calls whose shapes were seen before, without signing their arguments again.
 
-A `FastPath` is a chain of dispatch tables, one for each layout of arguments. A `DispatchTable` maps
+A `FastPath` holds dispatch tables, one for each layout of arguments. A `DispatchTable` maps
 the shapes and types of the arguments with open axes to a `Handler`, which serves the call. A call
 that is not found takes the slow path (`bucketjit._runtime.engine`), which then remembers it here.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -87,12 +87,19 @@ class Clock:
 
 def counting(slot: Slot[Executable], line: CallCounter) -> Callable[[], None]:
     """A function that counts one call: a hit of the slot, and a call of the counter."""
-    use, count, now = slot.uses.add, line.calls.add, _now
+    use, count, now, also = slot.uses.add, line.calls.add, _now, line.also
+    history = line.history
+    taken = -1 if history.held else history.taken
 
     def counted() -> None:
+        nonlocal taken
+        if history.taken != taken:  # a snapshot was taken since the last call
+            taken = history.keep(slot, line)
         slot.last_used = now()
         use()
         count()
+        if also is not None:
+            also()
 
     return counted
 
@@ -186,22 +193,26 @@ def _check_hosts(hosts: Sequence[Where], args: Sequence[Any], kwargs: Mapping[st
                 raise SignatureChanged
 
 
-def afterwards(gives: Sequence[Where]) -> After | None:
-    """A function that is called with the arguments of a call when the executable has run."""
+def afterwards(gives: Sequence[tuple[Where, Sequence[int]]]) -> After | None:
+    """A function that gives away leaves of the arguments of a call when the executable has run."""
     if not gives:
         return None
 
     def after(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        give_away([args[w] if isinstance(w, int) else kwargs[w] for w in gives])
+        for where, leaves in gives:
+            flat = jax.tree_util.tree_leaves(
+                args[where] if isinstance(where, int) else kwargs[where]
+            )
+            give_away(map(flat.__getitem__, leaves))
 
     return after
 
 
-def give_away(values: Sequence[Any]) -> None:
+def give_away(leaves: Iterable[Any]) -> None:
     """Delete the arrays of donated arguments, as ``jax.jit`` does with unpadded ones."""
-    for value in jax.tree_util.tree_leaves(values):
-        if isinstance(value, jax.Array | Padded):
-            value.delete()
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array | Padded):
+            leaf.delete()
 
 
 def padded(

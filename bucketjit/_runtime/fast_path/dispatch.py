@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jax.tree_util import tree_structure
+
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import padder
 from bucketjit._arrays.results import Change
@@ -41,7 +43,7 @@ from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
 
 _MEMO_LIMIT = 16384  # keys in a table; at that many all are dropped
 
-_MAX_ROUTES = 64  # tables of a fast path; a call is looked up in one after the other
+_MOST_TREES = 1024  # of arguments; at that many all tables are dropped
 
 _LOOKED_THROUGH = 32  # keys in a table when those without an executable are first dropped
 
@@ -162,19 +164,35 @@ class FastPath:
     """The dispatch tables of a bucketed function.
 
     Attributes:
-        tables: The tables, the latest one first.
+        looks: How a call is looked up: in the latest table (False), then by its tree (True).
+        latest: The table that served last, or was made last, in a tuple. It is empty if the key of
+            a table does not tell its calls from those of another tree.
     """
 
-    __slots__ = ("tables",)
+    __slots__ = ("_by_tree", "_reads_trees", "latest", "looks")
 
     def __init__(self) -> None:
-        self.tables: tuple[DispatchTable, ...] = ()
+        self._by_tree: dict[Any, tuple[DispatchTable, ...]] = {}
+        self.latest: tuple[DispatchTable, ...]
+        self.clear()
+
+    @property
+    def tables(self) -> tuple[DispatchTable, ...]:
+        """All tables."""
+        return tuple(itertools.chain.from_iterable(list(self._by_tree.values())))
+
+    def alike(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DispatchTable, ...]:
+        """The tables of calls whose arguments have the same tree."""
+        tables = self._by_tree.get(tree_structure((args, kwargs)), ())
+        if tables and not self._reads_trees:
+            self.latest = tables[:1]
+        return tables
 
     def other_sizes(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[DispatchTable, OtherSizes, Leaves] | None:
         """What is known of a call but for its sizes, with its table and its leaves."""
-        for table in self.tables:
+        for table in self.alike(args, kwargs) if True in self.looks else self.latest:
             if table.others and (kind := kind_of(table.layout, args, kwargs)) is not None:
                 try:
                     found = table.others.get(kind[0])
@@ -184,22 +202,30 @@ class FastPath:
                     return table, found, kind[1]
         return None
 
-    def of(self, layout: Layout) -> tuple[DispatchTable, list[Handler]]:
-        """The table of a layout, and the handlers dropped for it.
-
-        A new table becomes the first one. If there are `_MAX_ROUTES` tables, the last is dropped.
-        """
-        for table in self.tables:
-            if table.layout == layout:
-                return table, []
-        new, known = DispatchTable(layout), self.tables
-        self.tables = (new, *known[: _MAX_ROUTES - 1])
-        return new, [handler for old in known[_MAX_ROUTES - 1 :] for handler in old.handlers()]
+    def of(
+        self, layout: Layout, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[DispatchTable, list[Handler]]:
+        """The table of a layout, for calls like this one, and the handlers dropped for it."""
+        gone = self.clear() if len(self._by_tree) >= _MOST_TREES else []
+        tree = tree_structure((args, kwargs))
+        tables = self._by_tree.get(tree, ())
+        table = next((known for known in tables if known.layout == layout), None)
+        if table is None:
+            others = (t.layout for k, each in self._by_tree.items() if k != tree for t in each)
+            self._reads_trees |= not all(map(layout.differs_from, others))
+            table = DispatchTable(layout)
+            self._by_tree[tree] = (table, *tables)
+        self.latest = () if self._reads_trees else (table,)
+        self.looks = (False, True)[: len(self.tables)]
+        return table, gone
 
     def clear(self) -> list[Handler]:
         """Drop all tables, and return their handlers."""
-        tables, self.tables = self.tables, ()
-        return [handler for table in tables for handler in table.handlers()]
+        gone = [handler for table in self.tables for handler in table.handlers()]
+        self._by_tree, self._reads_trees = {}, False
+        self.latest = ()
+        self.looks = (False,)
+        return gone
 
 
 class CallArguments(NamedTuple):
@@ -227,7 +253,7 @@ def make_handler(
     """The handler for calls like one that was just served."""
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
-    donated = entry.donated_leaves if entry is not None else frozenset()
+    reused = entry.reused_leaves if entry is not None else frozenset()
     pads, gives = [], []
     for argument in layout.opened:
         where, places = argument.where, argument.leaves
@@ -241,8 +267,8 @@ def make_handler(
                 wanted.append((own, padder(value, shape)))
         if wanted:
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
-        if donated and any(leaf in donated for _, leaf in places):
-            gives.append(where)
+        if reused and (given := [own for own, leaf in places if leaf in reused]):
+            gives.append((where, given))
     prepare = preparing(pads, hosts, layout.without_statics)
     counted = counting(slot, line)
     is_checked = entry is not None and entry.is_checked_after_runs

@@ -110,6 +110,12 @@ class Layout(NamedTuple):
     statics: tuple[Where, ...]
     opened: tuple[Opened, ...]
 
+    def differs_from(self, other: Layout) -> bool:
+        """Whether what is read of a call tells the two apart."""
+        trees = {argument.where: argument.tree for argument in self.opened}
+        is_like = (self.arity, self.names) == (other.arity, other.names)
+        return not is_like or any(trees.get(o.where, o.tree) != o.tree for o in other.opened)
+
     @property
     def without_statics(self) -> Prepare | None:
         """A function that leaves out the static arguments; None if there are none."""

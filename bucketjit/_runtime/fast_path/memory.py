@@ -104,7 +104,7 @@ class RememberedCalls:
             return
         hosts = host_arguments(arguments, opened)
         with self._lock:
-            table, gone = self.fast_path.of(layout)
+            table, gone = self.fast_path.of(layout, given.args, given.kwargs)
             self._forget(gone)
             leaves = {i: call.leaves[i] for i in opened}
             self._remember(table, given, slot, served, leaves, hosts)

@@ -365,8 +365,7 @@ def _owning(call: Call) -> Call:
     """The same call with copies of the arrays that it would donate, as all examples share them."""
     if not call.donate:
         return call
-    args, _ = call.tree.unflatten(range(len(call.leaves)))
-    donated = {i for position in call.donate for i in jax.tree_util.tree_leaves(args[position])}
+    donated = call.donated_leaves
     return call.with_leaves([fresh(x) if i in donated else x for i, x in enumerate(call.leaves)])
 
 

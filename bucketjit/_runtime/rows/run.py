@@ -164,6 +164,7 @@ class MapCall:
 
     def _count(self, window: Sequence[Row]) -> None:
         """Tell what learns buckets of the sizes of some examples."""
+        self.engine.counters.history.settle(but="counts")
         learning, rows = self.expect(window), Counter(row.kind for row in window)
         with self.engine.lock:
             for kind, own in learning.items():
@@ -186,6 +187,7 @@ class MapCall:
                 done.update(members)
                 learning = self._learning(window[members[0]].kind)
                 if learning is not None:
+                    self.engine.counters.history.settle(but="counts")
                     with self.engine.lock:
                         has_news = learning.look(self.engine.provider.allowance.affordable)
                 if has_news:
@@ -297,6 +299,7 @@ class MapCall:
     def _start(self, planned: Planned, size: int, rows: Sequence[Row], summed: bool) -> Wait:
         """Start a batch."""
         engine, kinds, way = self.engine, self.kinds, planned.way
+        engine.counters.history.settle(but="counts")
         found = self._executable(way, kinds.rows(size, summed, planned.in_turn), rows[0])
         if isinstance(found, Alone):
             return functools.partial(self._run_alone, rows, found.why)
@@ -372,7 +375,7 @@ class MapCall:
         own = [key for key, _ in engine.cache.items() if key[0] is way.program]
         if source == "compile" and sum(key[1][-len(bucket) :] == bucket for key in own) == 1:
             # The first executable of the bucket: others, for more rows, are no new sizes.
-            engine.recompiles.note(call)
+            engine.recompiles.note(call, entry)
         return entry, source == "compile"
 
     def _run_alone(self, rows: Sequence[Row], why: MaskingError | None) -> list[Any]:
