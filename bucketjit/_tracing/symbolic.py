@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -93,7 +92,8 @@ def trace(
     try:
         return _traced(fn, in_tree, leaves, all_sizes, constraints)
     except TraceRefused as refusal:
-        refusal.computes_sizes = all_sizes.are_computed
+        is_by_name = isinstance(refusal.cause, TraceRefused)
+        refusal.computes_sizes = all_sizes.are_computed or is_by_name
         raise
 
 
@@ -106,8 +106,7 @@ def _traced(
 ) -> Program:
     """See `trace`."""
     sizes, guards, remaining = all_sizes.known, list[Guard](), MAX_RETRACES
-    decided_at = ""  # the line of the last decision, for messages
-    places: dict[Guard, str] = {}
+    decided_at, places = "", dict[Guard, str]()  # the line of the last decision, and of each guard
     handled = sys.exception()  # what the caller of this function is handling, if anything
     while remaining:
         remaining -= 1
@@ -123,9 +122,6 @@ def _traced(
         if attempt.lacks_sizes:
             all_sizes.are_computed = True
             continue
-        if isinstance(failure, TraceRefused) and failure.cause is not None:
-            all_sizes.are_computed = True
-            raise failure
         if failure is not None:
             decided_at = _in_brackets(raising_line(failure))
         # User code may catch the error of a size, and return or raise an unrelated one. The error
@@ -142,8 +138,7 @@ def _traced(
         if closed is not None:
             guard = _guard_inside(closed, sizes, guards)
             if guard is None or guard in guards:
-                program = _program(closed, attempt, in_tree, leaves, constraints, guards)
-                return replace(program, places=places)
+                return _program(closed, attempt, in_tree, leaves, constraints, guards, places)
             guards.append(guard)
             continue
         assert failure is not None
@@ -291,6 +286,7 @@ def _program(
     leaves: Sequence[Leaf],
     constraints: Sequence[str],
     guards: Sequence[Guard],
+    places: Mapping[Guard, str],
 ) -> Program:
     """The program of an attempt that succeeded."""
     jaxpr, consts = open_jaxpr(closed)
@@ -322,6 +318,7 @@ def _program(
         reshapes=unchecked_reshapes(jaxpr),
         may_hold_sizes=in_data is None,
         computes_sizes=isinstance(attempt.sizing, Sizing),
+        places=places,
         **more,
     )
 

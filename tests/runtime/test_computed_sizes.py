@@ -407,8 +407,8 @@ def test_a_function_imported_by_name_runs_without_jit(name: str) -> None:
 
 def test_counts_of_bounded_functions_are_bounded() -> None:
     def fn(x: Any) -> Any:
-        counts = jnp.stack([jax.nn.sigmoid(x) * 4, jax.nn.softmax(x) * 3, jnp.sin(x) + 1])
-        return jnp.repeat(x, counts.astype(int).sum(0)).sum()
+        counts = jax.nn.sigmoid(x) * 4 + jax.nn.softmax(x) * 3 + jnp.sin(x) + 1
+        return jnp.repeat(x, counts.astype(int)).sum()
 
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
     for size in (5, 7):

@@ -36,7 +36,7 @@ lengths = Patch(names.module("numpy.lax_numpy"), "len", _lengths)
 
 @patch(names.module("numpy.lax_numpy"), "_squeeze")
 def squeezes(original: Any, array: Any, axis: Sequence[int] | None) -> Any:
-    """``jnp.squeeze(x)`` compares each size with 1. Since 0.8, until JAX decides by a guard."""
+    """``jnp.squeeze(x)`` compares sizes with 1. Since numpy.lax_numpy, 0.4. Until JAX does so."""
     if axis is None:
         axis = tuple(i for i, size in enumerate(array.shape) if size == 1)
     return original(array, axis)
