@@ -208,6 +208,7 @@ def test_stacked_results() -> None:
             np.testing.assert_array_equal(one, other[name])
             np.testing.assert_array_equal(indexed, other[name])
     assert len(y.to_list()) == 5 and y[-1].shape == (8,)
+    assert type(y[-1]) is np.ndarray  # JAX would compile for each length
     assert len(y[1:3]) == 2
     with pytest.raises(IndexError):
         y[5]

@@ -61,12 +61,9 @@ class Ragged(Sequence[Any]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} rows")
-        return self._row(self.values, index)
-
-    def _row(self, values: Any, index: int) -> Any:
-        """A row without its padding."""
         cuts = dict(zip(self._axes, map(int, self._lengths[index]), strict=True))
-        return values[index][tuple(slice(cuts.get(i)) for i in range(1, values.ndim))]
+        row = _on_host(self.values)[index]  # JAX would compile for each length
+        return row[tuple(slice(cuts.get(i + 1)) for i in range(row.ndim))]
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} rows in {np.shape(self.values)})"
@@ -75,7 +72,7 @@ class Ragged(Sequence[Any]):
         """The result of each example, without its padding.
 
         Returns:
-            An iterator over arrays; NumPy views where the values are in host memory.
+            An iterator over NumPy arrays: views, where the values are in host memory.
 
         Examples:
             >>> import numpy as np
@@ -84,8 +81,7 @@ class Ragged(Sequence[Any]):
             >>> [row.tolist() for row in ragged.rows()]
             [[1], [2, 3]]
         """
-        host = _on_host(self.values)
-        return (self._row(host, i) for i in range(len(self)))
+        return iter(self)
 
     def to_list(self) -> list[Any]:
         """The rows as a list of arrays, as `map` returns them without ``"stacked"``.
