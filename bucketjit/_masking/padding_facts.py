@@ -12,9 +12,10 @@ element of slice 0 is not finite either. Such padding can change no sum that has
 slice 0 among its terms: where it adds anything but 0, the sum is NaN or infinite without it, too.
 Slice 0 must be real: the axis has at least one real position.
 
-It may be NaN in place of infinity. So contractions take such padding as it is, and sums do not: a
-log-likelihood may well be -inf. Zeros that something not finite would change depend on `FINITE`,
-and those of a softmax, which is NaN as a whole or nowhere, on `OF_SOFTMAX`.
+It may be NaN in place of infinity. So contractions of a gradient take such padding as it is, and
+others and sums do not: a log-likelihood may well be -inf. Zeros that something not finite would
+change depend on `FINITE`, and those of a softmax, which is NaN as a whole or nowhere, on
+`OF_SOFTMAX`.
 
 A fact may depend on fills that are only planned; see `bucketjit._masking.padding_plan`.
 """
@@ -53,11 +54,8 @@ OF_SOFTMAX: Fills = frozenset((Condition("a softmax is not NaN as a whole"),))
 
 
 def is_of_gradient(zero: Fills | None) -> bool:
-    """Whether zeros are those of a planned fill, or were multiplied by what is not known.
-
-    A gradient begins with such a fill. Zeros of arguments are not of this kind.
-    """
-    return zero is not None and any(one.axis is None for one in zero - OF_SOFTMAX)
+    """Whether zeros are those of a planned fill, with which a gradient begins."""
+    return zero is not None and any(one.axis is None for one in zero - OF_SOFTMAX - FINITE)
 
 
 class Fact(NamedTuple):
@@ -75,6 +73,17 @@ class Fact(NamedTuple):
         """The fewest fills with which it repeats or is zero along an axis; None if neither."""
         return fewest(self.repeats.get(axis), self.zero.get(axis))
 
+    def zero_in_products(self, axes: Iterable[int]) -> Fills | None:
+        """The fills with which a contraction along these axes may take its zeros as they are.
+
+        Zeros that are so only if slice 0 is finite may make it NaN in place of infinity. That is
+        accepted in a gradient, of which an axis has the zeros of a planned fill.
+        """
+        zero = both(*map(self.zero.get, axes))
+        if zero is None or zero.isdisjoint(FINITE):
+            return zero
+        return zero | MADE if any(map(is_of_gradient, self.zero.values())) else None
+
     def joined(self, other: Fact) -> Fact:
         """What holds of two arrays."""
         pairs = ((self.repeats, other.repeats), (self.zero, other.zero))
@@ -86,8 +95,13 @@ class Fact(NamedTuple):
         return Fact(*({a + by: f for a, f in kind.items() if a + by >= 0} for kind in kinds))
 
     def includes(self, other: Fact) -> bool:
-        """Whether all that ``other`` says holds."""
-        return other.repeats.keys() <= self.repeats.keys() and other.zero.keys() <= self.zero.keys()
+        """Whether all that ``other`` says holds, on no other conditions."""
+        pairs = (self.repeats, other.repeats), (self.zero, other.zero)
+        return all(
+            axis in mine and MADE & fills <= mine[axis] <= fills
+            for mine, its in pairs
+            for axis, fills in its.items()
+        )
 
 
 NOTHING = Fact()
