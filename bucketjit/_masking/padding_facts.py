@@ -12,10 +12,10 @@ element of slice 0 is not finite either. Such padding can change no sum that has
 slice 0 among its terms: where it adds anything but 0, the sum is NaN or infinite without it, too.
 Slice 0 must be real: the axis has at least one real position.
 
-It may be NaN in place of infinity. So contractions of a gradient take such padding as it is, and
-others and sums do not: a log-likelihood may well be -inf. Zeros that something not finite would
-change depend on `FINITE`, and those of a softmax, which is NaN as a whole or nowhere, on
-`OF_SOFTMAX`.
+It may be NaN in place of infinity. So contractions take such padding as it is, and sums do not: a
+log-likelihood may well be -inf. Zeros that something not finite would change depend on `FINITE`,
+those that were divided on `DIVIDED` as well, and those of a softmax, which is NaN as a whole or
+nowhere, on `OF_SOFTMAX`.
 
 A fact may depend on fills that are only planned; see `bucketjit._masking.padding_plan`.
 """
@@ -51,11 +51,15 @@ class Condition(NamedTuple):
 FINITE: Fills = frozenset((Condition("slice 0 is finite"),))
 MADE: Fills = frozenset((Condition("a planned fill has made the zeros"),))
 OF_SOFTMAX: Fills = frozenset((Condition("a softmax is not NaN as a whole"),))
+DIVIDED: Fills = frozenset((Condition("no divisor is 0"),))
 
 
 def is_of_gradient(zero: Fills | None) -> bool:
-    """Whether zeros are those of a planned fill, with which a gradient begins."""
-    return zero is not None and any(one.axis is None for one in zero - OF_SOFTMAX - FINITE)
+    """Whether zeros are those of a planned fill, or were multiplied by what is not known.
+
+    A gradient begins with such a fill. Zeros of arguments are not of this kind.
+    """
+    return zero is not None and any(one.axis is None for one in zero - OF_SOFTMAX)
 
 
 class Fact(NamedTuple):
@@ -76,13 +80,13 @@ class Fact(NamedTuple):
     def zero_in_products(self, axes: Iterable[int]) -> Fills | None:
         """The fills with which a contraction along these axes may take its zeros as they are.
 
-        Zeros that are so only if slice 0 is finite may make it NaN in place of infinity. That is
-        accepted in a gradient, of which an axis has the zeros of a planned fill.
+        Divided by 0, finite numbers are infinite, and zeros NaN. That is accepted in a gradient
+        alone, of which an axis has the zeros of a planned fill.
         """
         zero = both(*map(self.zero.get, axes))
-        if zero is None or zero.isdisjoint(FINITE):
+        if zero is None or zero.isdisjoint(DIVIDED):
             return zero
-        return zero | MADE if any(map(is_of_gradient, self.zero.values())) else None
+        return zero if any(z - FINITE - DIVIDED - OF_SOFTMAX for z in self.zero.values()) else None
 
     def joined(self, other: Fact) -> Fact:
         """What holds of two arrays."""
@@ -354,8 +358,11 @@ def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 
 def _quotient(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    is_real = jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.floating)  # of integers, 0 / 0 is -1
-    return both(along.zero[0], along.repeats[1], FINITE) if is_real else None
+    divisor, dtype = eqn.invars[1], dtype_of(eqn.outvars[0])
+    if not jnp.issubdtype(dtype, jnp.floating):  # of integers, 0 / 0 is -1
+        return None
+    is_certain = is_literal(divisor) and np.all(np.abs(divisor.val) >= jnp.finfo(dtype).tiny)
+    return both(along.zero[0], along.repeats[1], CERTAIN if is_certain else FINITE | DIVIDED)
 
 
 def _choice(eqn: JaxprEqn, along: _Along) -> Fills | None:

@@ -235,7 +235,7 @@ class _Count(Analysis[_Guess]):
         fact, peak = fact_of_result(eqn, facts), _peak(eqn, ins)
         of_softmax = ins[0].peak - {-1} if name_of(eqn) == "exp" else frozenset()
         if name_of(eqn) == "div":
-            of_softmax = {a for a in fact.zero if facts[0].zero.get(a) == OF_SOFTMAX}
+            of_softmax = frozenset(a for a in fact.zero if facts[0].zero.get(a) == OF_SOFTMAX)
         fact = fact._replace(zero={**fact.zero, **dict.fromkeys(of_softmax, OF_SOFTMAX)})
         known = all(
             one.known(axis) is not None

@@ -201,7 +201,8 @@ def _inverse(d: Any, y: Any) -> Any:
 def _divided(x: Any, s: Any) -> Any:
     e = jnp.exp(x - x.max())
     p = e / jnp.where(s > 0, e.sum(), s)
-    return p @ x, p.sum(), p @ e, (p * x) @ x, (x / s) @ x, jax.lax.map(lambda s: (x / s) @ x, s[None])
+    rows = jax.lax.map(lambda s: (x / s) @ x, s[None])
+    return p @ x, p.sum(), p @ e, (p * x) @ x, (x / s) @ x, rows
 
 
 _ROWS = np.random.default_rng(3).normal(size=(5, 3)).astype(np.float32)
@@ -251,7 +252,7 @@ def overwritten(w: Any, x: Any) -> Any:
 
 
 def carried(w: Any, x: Any) -> Any:
-    """The exponentials of a softmax are carried, and their rows are overwritten in the next turn."""
+    """What a softmax exponentiates is carried, and its rows are overwritten in the next turn."""
     rows = jnp.arange(x.shape[0])
 
     def step(e: Any, r: Any) -> Any:
