@@ -11,8 +11,10 @@ from bucketjit._api.options import (
     DynamicAxes,
     OverflowName,
     Sizes,
+    StrategyName,
     checked_dim,
     overflow_policy,
+    strategy_of,
 )
 from bucketjit._api.served import Served
 from bucketjit._config import Overflow
@@ -27,7 +29,7 @@ class BucketBuilders(Served[P, R]):
 
     def with_strategy(
         self,
-        strategy: Strategy,
+        strategy: Strategy | StrategyName,
         dim: str | None = None,
         *,
         overflow: Overflow | OverflowName | None = None,
@@ -35,7 +37,7 @@ class BucketBuilders(Served[P, R]):
         """Round sizes up with a strategy of your own.
 
         Args:
-            strategy: Any object with ``bucket(n: int) -> int``.
+            strategy: Any object with ``bucket(n: int) -> int``, or a name that ``buckets=`` takes.
             dim: The dimension variable it is for; by default all without a strategy of their own.
             overflow: What happens to sizes beyond its largest bucket, see `with_overflow`; by
                 default the policy stays.
@@ -45,11 +47,12 @@ class BucketBuilders(Served[P, R]):
 
         Raises:
             StrategyContractError: ``strategy`` has no ``bucket`` method, or is a class.
-            SpecError: ``dim`` is no name, or there is no such overflow policy.
+            SpecError: ``dim`` is no name, or there is no such overflow policy or strategy.
         """
         if overflow is not None:
             return self.with_overflow(overflow, dim).with_strategy(strategy, dim)
-        strategy = checked_strategy("strategy", strategy)
+        is_name = isinstance(strategy, str) and not strategy.isdecimal()
+        strategy = (strategy_of if is_name else checked_strategy)("strategy", strategy)
         if dim is None:
             return self._with(default=strategy)
         per_dim = {**self._config.per_dim, checked_dim(dim): strategy}

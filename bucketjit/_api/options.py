@@ -40,7 +40,8 @@ DynamicAxes: TypeAlias = "str | int | None | Sequence[DynamicAxes] | Mapping[Any
 Sizes: TypeAlias = Sequence[int] | NDArray[np.integer[Any]]
 """Sizes in increasing order."""
 
-Buckets: TypeAlias = Literal["auto", "pow2", "exact"] | Sizes | Strategy
+StrategyName: TypeAlias = Literal["auto", "pow2", "exact"]
+Buckets: TypeAlias = StrategyName | Sizes | Strategy
 """The buckets of a dimension variable: a name, the sizes, or a strategy."""
 
 FallbackName: TypeAlias = Literal["exact", "error"]
@@ -111,11 +112,10 @@ def strategy_of(name: str, given: object) -> Strategy:
         if given not in _NAMED:
             close = difflib.get_close_matches(given.lower(), _NAMED, 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
-            raise SpecError(
-                f"{name}={given!r}: expected one of {sorted(_NAMED)}, a list of sizes, a "
-                "strategy such as bucketjit.strategies.Linear(32), or a dict of these by dimension"
-                f"{meant}"
-            )
+            others = " or a strategy such as bucketjit.strategies.Linear(32)"
+            if name != "strategy":
+                others = f", a list of sizes,{others}, or a dict of these by dimension"
+            raise SpecError(f"{name}={given!r}: expected one of {sorted(_NAMED)}{others}{meant}")
         return _NAMED[given]()
     if isinstance(given, type) or hasattr(given, "bucket"):
         return checked_strategy(name, given)

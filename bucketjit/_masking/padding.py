@@ -150,14 +150,18 @@ class Padding:
     def fact(self, value: Any, atom: Any) -> Fact:
         """What the padding of a value is known to repeat, and where it is zero."""
         shape = shape_of(atom)
-        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
-        fact = fact if of == str(shape) else NOTHING
+        fact = self._noted(value, shape)
         constant = self.constant_of(value, shape)
         if constant is not None and not constant.tobytes().strip(b"\0"):
             of_gradient = {a for a, fills in fact.zero.items() if is_of_gradient(fills)}
             zero = {a: MADE if a in of_gradient else CERTAIN for a in open_axes(shape)}
             fact = Fact(fact.repeats, zero)
         return fact
+
+    def _noted(self, value: object, shape: Shape) -> Fact:
+        """The fact that was noted for a value of this logical shape."""
+        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
+        return fact if of == str(shape) else NOTHING
 
     def facts(self, values: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:
         """What is known of some values, which stand for these of the program."""
@@ -179,8 +183,7 @@ class Padding:
         self, value: Any, shape: Shape, filled: Any, axes: Iterable[int], constant: Any
     ) -> None:
         """Note what is known of a value that was filled with a constant along some axes."""
-        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
-        fact = fact if of == str(shape) else NOTHING
+        fact = self._noted(value, shape)
         is_zero = not isinstance(constant, jax.Array) and not np.any(constant)
         along = set(axes).intersection(open_axes(shape))
         zero = {**fact.zero, **dict.fromkeys(along, CERTAIN)} if is_zero else {}
@@ -189,13 +192,12 @@ class Padding:
 
     def note_zeroed(self, value: Any, shape: Shape, axes: Iterable[int]) -> None:
         """Note that a planned fill has made zeros of the padding along some axes."""
-        _, _, fact = self._facts.get(id(value), (None, None, NOTHING))
+        fact = self._noted(value, shape)
         self.note_fact(value, shape, Fact(fact.repeats, {**fact.zero, **dict.fromkeys(axes, MADE)}))
 
     def note_repeating(self, value: Any, shape: Shape, filled: Any, axis: int) -> None:
         """Note what is known of a value that was filled with slice 0 along an axis."""
-        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
-        fact = fact if of == str(shape) else NOTHING
+        fact = self._noted(value, shape)
         zero = {a: fills for a, fills in fact.zero.items() if a != axis}
         self.note_fact(filled, shape, Fact({**fact.repeats, axis: CERTAIN}, zero))
 
@@ -344,10 +346,14 @@ class Padding:
                 return two
             return one if what == "reduced" and is_lowest(operands[1]) else None
         if name == "select_n":  # `logsumexp` takes 0 for a maximum that is infinite
+            # A sum must not become 0, as it is a divisor.
             known = [k for x in operands[1:] if (k := self._softmax.get(id(x))) is not None]
             others = [x for x in operands[1:] if id(x) not in self._softmax]
-            is_one = len(known) == 1 and known[0].what == "reduced"
-            return known[0] if is_one and all(map(is_finite, others)) else None
+            if len(known) != 1 or known[0].what != "reduced" or not all(map(is_finite, others)):
+                return None
+            of = self._softmax.get(id(known[0].of))
+            is_maximum = of is not None and of.what == "scores"
+            return known[0] if is_maximum or all(map(np.any, others)) else None
         if one is None:
             return None
         if name == "reduce_sum":

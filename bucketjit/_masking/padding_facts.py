@@ -14,7 +14,8 @@ Slice 0 must be real: the axis has at least one real position.
 
 It may be NaN in place of infinity. So contractions take such padding as it is, and sums do not: a
 log-likelihood may well be -inf. Zeros that something not finite would change depend on `FINITE`,
-and those of a softmax, which is NaN as a whole or nowhere, on `OF_SOFTMAX`.
+those that were divided on `DIVIDED` as well, and those of a softmax, which is NaN as a whole or
+nowhere, on `OF_SOFTMAX`.
 
 A fact may depend on fills that are only planned; see `bucketjit._masking.padding_plan`.
 """
@@ -50,6 +51,7 @@ class Condition(NamedTuple):
 FINITE: Fills = frozenset((Condition("slice 0 is finite"),))
 MADE: Fills = frozenset((Condition("a planned fill has made the zeros"),))
 OF_SOFTMAX: Fills = frozenset((Condition("a softmax is not NaN as a whole"),))
+DIVIDED: Fills = frozenset((Condition("no divisor is 0"),))
 
 
 def is_of_gradient(zero: Fills | None) -> bool:
@@ -75,6 +77,17 @@ class Fact(NamedTuple):
         """The fewest fills with which it repeats or is zero along an axis; None if neither."""
         return fewest(self.repeats.get(axis), self.zero.get(axis))
 
+    def zero_in_products(self, axes: Iterable[int]) -> Fills | None:
+        """The fills with which a contraction along these axes may take its zeros as they are.
+
+        Divided by 0, finite numbers are infinite, and zeros NaN. That is accepted in a gradient
+        alone, of which an axis has the zeros of a planned fill.
+        """
+        zero = both(*map(self.zero.get, axes))
+        if zero is None or zero.isdisjoint(DIVIDED):
+            return zero
+        return zero if any(z - FINITE - DIVIDED - OF_SOFTMAX for z in self.zero.values()) else None
+
     def joined(self, other: Fact) -> Fact:
         """What holds of two arrays."""
         pairs = ((self.repeats, other.repeats), (self.zero, other.zero))
@@ -86,8 +99,13 @@ class Fact(NamedTuple):
         return Fact(*({a + by: f for a, f in kind.items() if a + by >= 0} for kind in kinds))
 
     def includes(self, other: Fact) -> bool:
-        """Whether all that ``other`` says holds."""
-        return other.repeats.keys() <= self.repeats.keys() and other.zero.keys() <= self.zero.keys()
+        """Whether all that ``other`` says holds, on no other conditions."""
+        pairs = (self.repeats, other.repeats), (self.zero, other.zero)
+        return all(
+            axis in mine and MADE & fills <= mine[axis] <= fills
+            for mine, its in pairs
+            for axis, fills in its.items()
+        )
 
 
 NOTHING = Fact()
@@ -340,8 +358,11 @@ def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 
 def _quotient(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    is_real = jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.floating)  # of integers, 0 / 0 is -1
-    return both(along.zero[0], along.repeats[1], FINITE) if is_real else None
+    divisor, dtype = eqn.invars[1], dtype_of(eqn.outvars[0])
+    if not jnp.issubdtype(dtype, jnp.floating):  # of integers, 0 / 0 is -1
+        return None
+    is_certain = is_literal(divisor) and np.all(np.abs(divisor.val) >= jnp.finfo(dtype).tiny)
+    return both(along.zero[0], along.repeats[1], CERTAIN if is_certain else FINITE | DIVIDED)
 
 
 def _choice(eqn: JaxprEqn, along: _Along) -> Fills | None:

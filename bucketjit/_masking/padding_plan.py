@@ -35,6 +35,7 @@ from bucketjit._masking.padding_facts import (
     FINITE,
     MADE,
     NOTHING,
+    OF_SOFTMAX,
     Fact,
     Fills,
     both,
@@ -103,7 +104,7 @@ def _planned(jaxpr: Jaxpr) -> Plan:
         for fill in chosen:
             if fill.axis is not None:
                 repeated[fill.where] = repeated.get(fill.where, frozenset()) | {fill.axis}
-        zeroed = {f.where: asked.places[f.where] for f in chosen - FINITE if f.axis is None}
+        zeroed = {f.where: asked.places[f.where] for f in chosen if f.axis is None and f.where}
         plan = Plan(repeated, zeroed)
         cost = sum(fill.cost for fill in chosen)
         if chosen and cost < least and (cost := cost + _counted(jaxpr, plan)) < least:
@@ -171,7 +172,7 @@ def fills_of_product(
     """
     if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
         return True, True
-    zeros = [both(*(fact.zero.get(p[i]) for p in pairs)) for i, fact in enumerate(facts)]
+    zeros = [fact.zero_in_products(p[i] for p in pairs) for i, fact in enumerate(facts)]
     known = [all(fact.known(p[i]) is not None for p in pairs) for i, fact in enumerate(facts)]
     left, right = (zero is None for zero in zeros)
     if left != right:
@@ -232,8 +233,10 @@ class _Count(Analysis[_Guess]):
         facts = [guess.fact for guess in ins]
         self._count(eqn, facts)
         fact, peak = fact_of_result(eqn, facts), _peak(eqn, ins)
-        if name_of(eqn) == "exp":
-            fact = fact._replace(zero={**fact.zero, **dict.fromkeys(ins[0].peak - {-1}, CERTAIN)})
+        of_softmax = ins[0].peak - {-1} if name_of(eqn) == "exp" else frozenset()
+        if name_of(eqn) == "div":
+            of_softmax = frozenset(a for a in fact.zero if facts[0].zero.get(a) == OF_SOFTMAX)
+        fact = fact._replace(zero={**fact.zero, **dict.fromkeys(of_softmax, OF_SOFTMAX)})
         known = all(
             one.known(axis) is not None
             for one, atom in zip(facts, eqn.invars, strict=True)
@@ -327,7 +330,7 @@ class _Count(Analysis[_Guess]):
         elif pairs:
             one, other = (list(axes) for axes in zip(*pairs, strict=True))
             sides = (ins[0], one), (ins[1], other)
-            left, right = (both(*map(fact.zero.get, axes)) for fact, axes in sides)
+            left, right = (fact.zero_in_products(axes) for fact, axes in sides)
             known = [both(*map(fact.known, axes)) for fact, axes in sides]
             ways = [both(left, right)]
             for zeros, facing in ((left, known[1]), (right, known[0])):

@@ -104,6 +104,17 @@ def test_a_strategy_is_checked_when_it_is_given() -> None:
     sizes: Any = [8, 16]
     with pytest.raises(StrategyContractError, match=r"strategies.Boundaries\(\[16, 64\]\), or go"):
         BucketedExec(jnp.sum).with_strategy(sizes)
+    with pytest.raises(SpecError, match=r"^strategy='pow3': expected one of .* mean 'pow2'\?$"):
+        BucketedExec(jnp.sum).with_strategy("pow3")  # type: ignore[arg-type]
+
+
+def test_a_strategy_has_the_names_of_buckets() -> None:
+    row = np.ones((5, 3))
+    for name, bucket in {"pow2": 8, "exact": 5}.items():
+        named: Any = BucketedExec(jnp.sum, dynamic_axes="b, s").with_strategy(name, "b")
+        assert named.explain(row).bucket["b"] == bucket
+        assert named.with_strategy(name, overflow="extend").explain(row).bucket["b"] == bucket
+    assert "Auto" in repr(BucketedExec(jnp.sum).with_strategy("auto"))
 
 
 @pytest.mark.parametrize(

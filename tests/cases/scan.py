@@ -48,6 +48,25 @@ def _viterbi(x, step):
     return score.max(), path, last
 
 
+def _over_parts(x, y):
+    """Loops over parts that small buckets have nothing of."""
+
+    def nested(c, r):
+        inner, rows = lax.scan(lambda d, q: (d + q * c, d * r), r, x[1:])
+        return c + inner, rows
+
+    return (
+        [lax.scan(lambda c, r: (c + r, c), 0.0, part) for part in (x[1:], x[:-1], x[4:])],
+        lax.scan(_step, x[1:], y[1:, :1], reverse=True),
+        lax.scan(nested, 1.0, x),
+        lax.scan(nested, 1.0, x[: x.shape[0] // 2]),
+        lax.map(jnp.sin, y[2:]),
+        lax.scan(lambda c, r: (jnp.sin(c + r), None), jnp.ones(2), jnp.diff(y, axis=0))[0],
+        jax.vmap(lambda c, r: lax.scan(lambda c, r: (c * r, c), c, r[1:]), (0, 1))(y[0], y),
+        lax.associative_scan(jnp.add, x[1:], reverse=True),
+    )
+
+
 SCANS = [
     Case("scan_static_length", _scan(), ("s", "3, s"), ("scan",), grad=True),
     Case("scan_static_reverse", _scan(reverse=True, unroll=2), ("s", "4, s"), ("scan",), grad=True),
@@ -115,6 +134,19 @@ SCANS = [
         lambda x: lax.scan(lambda c, r: (c + r, r * 2), jnp.float32(1), x[1:]),
         ("s",),
         ("scan",),
+    ),
+    *(
+        Case(
+            f"scan_without_a_step_{size}",
+            _over_parts,
+            ("s", "s, 2"),
+            ("scan",),
+            {"s": size},
+            ({"s": size}, {"s": max(1, size - 1)}),
+            grad=True,
+            domains=MIXED,
+        )
+        for size in (1, 4)
     ),
     Case(
         "scan_keys",

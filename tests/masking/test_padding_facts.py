@@ -198,6 +198,13 @@ def _inverse(d: Any, y: Any) -> Any:
     return 1 / ((1 / d) @ y[:, 0]), y.T @ (1 / d), (y**2).T @ (1 / d), y.T @ (1 / d**2)
 
 
+def _divided(x: Any, s: Any) -> Any:
+    e = jnp.exp(x - x.max())
+    p = e / jnp.where(s > 0, e.sum(), s)
+    rows = jax.lax.map(lambda s: (x / s) @ x, s[None])
+    return p @ x, p.sum(), p @ e, (p * x) @ x, (x / s) @ x, rows
+
+
 _ROWS = np.random.default_rng(3).normal(size=(5, 3)).astype(np.float32)
 _P = np.array([[0.5, 0.5, 0], [0.3, 0.3, 0.4]], np.float32)
 _FROM_0 = np.arange(5, dtype=np.float32)
@@ -213,6 +220,7 @@ _FROM_0 = np.arange(5, dtype=np.float32)
         (_joined, ("n", "d"), (_ROWS[:, 0], _FROM_0)),
         (_permuted, (None, None, "n"), (np.array([2, 0, 1]), _ROWS[0], _ROWS[:, 1])),
         (_inverse, ("n", "n, _"), (_FROM_0, np.abs(_ROWS))),
+        (_divided, ("n", None), (_ROWS[:, 0] ** 2, np.float32(0))),
     ],
 )
 def test_what_is_infinite_in_the_first_row_stays_as_it_is(fn: Any, axes: Any, args: Any) -> None:
@@ -243,7 +251,18 @@ def overwritten(w: Any, x: Any) -> Any:
     return jax.nn.softmax(jnp.tanh(x) + x, 0).at[rows].set(0).sum(0) + w[0]
 
 
-@pytest.mark.parametrize("fn", [counted_by_zeros, picked, overwritten])
+def carried(w: Any, x: Any) -> Any:
+    """What a softmax exponentiates is carried, and its rows are overwritten in the next turn."""
+    rows = jnp.arange(x.shape[0])
+
+    def step(e: Any, r: Any) -> Any:
+        sums = e.at[rows].set(r).sum(0), e.at[rows].set(r).T @ jnp.ones_like(x)
+        return jnp.exp(x * r - (x * r).max(0)), sums
+
+    return jax.lax.scan(step, jnp.zeros_like(x), w[0])[1]
+
+
+@pytest.mark.parametrize("fn", [counted_by_zeros, picked, overwritten, carried])
 def test_zeros_that_are_none(fn: Callable[[Any, Any], Any]) -> None:
     executor = BucketedExec(fn, dynamic_axes=(None, "n, _")).with_pow2(min=8)
     exact, rng = jax.jit(fn), np.random.default_rng(4)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import BucketedExec, Fallback, strategies
 from bucketjit.errors import (
     CompileBudgetError,
@@ -380,3 +381,20 @@ def test_events_name_the_rows() -> None:
     executor.with_pow2(min=8).map(ones(3, 5, 8))
     compiled = [event for event in seen if event.kind == "compile"]
     assert [dict(event.sizes) for event in compiled] == [{"rows": 4, "n": 8}]
+
+
+def test_a_loop_has_no_step_in_a_small_bucket(tmp_path: Path) -> None:
+    def advantages(r: Any) -> Any:
+        both = (r[1:], r[:-1])
+        return jax.lax.scan(lambda g, z: (z[0] - z[1] + g / 2,) * 2, 0.0, both, reverse=True)
+
+    rows = [np.arange(1.0, n + 1, dtype=np.float32) for n in (1, 2, 3, 1, 4)]
+    want = list(map(jax.jit(advantages), rows))
+    fn = bucketjit.jit(advantages, dynamic_axes="n", buckets="pow2", fallback="error")
+    fn.save(tmp_path / "fn.bkt", rows[0], sizes={"n": [1, 4]})
+    loaded = bucketjit.load(tmp_path / "fn.bkt")
+    for got in (list(map(fn, rows)), list(map(loaded, rows)), fn.map(rows)):
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6)
+    # Those of the calls, and those of `map`, which has the rows of one bucket in one batch.
+    assert fn.stats().compiles == fn.cache_size() == 6

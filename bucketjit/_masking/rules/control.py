@@ -187,6 +187,9 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     init = tuple(map(strong, operands[num_consts:split]))
     xs = tuple(map(strong, operands[split:]))
     jaxpr = ctx.params["jaxpr"]
+    length = ctx.symbolic_params["length"]
+    if is_symbolic(length) and ctx.padded(length) == 0:  # no call in this bucket has a step
+        return [*init, *(zeros(ctx, aval) for aval in ctx.out_avals[num_carry:])]
     body, known = open_jaxpr(jaxpr)[0], ctx.padding
     of_rows = [fact.moved(-1) for fact in known.facts(operands[split:], ctx.eqn.invars[split:])]
     of_carry = facts_of_loop(ctx.eqn, known.facts(operands, ctx.eqn.invars), known.plan)
@@ -203,7 +206,6 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
         of_ys[:] = [fact.moved(1) for fact in found[num_carry:]]
         return outs[:num_carry], outs[num_carry:]
 
-    length = ctx.symbolic_params["length"]
     if is_symbolic(length):
         outs = _steps(ctx, step, init, xs, length)
     else:
@@ -230,11 +232,8 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
 
     A reversed scan starts at the logical end, since the real data is at the front.
     """
-    logical, size = ctx.logical(length), ctx.padded(length)
-    y_avals = ctx.out_avals[len(init) :]
-    ys = tuple(zeros(ctx, a) for a in y_avals)
-    if size == 0:
-        return [*init, *ys]
+    logical = ctx.logical(length)
+    ys = tuple(zeros(ctx, aval) for aval in ctx.out_avals[len(init) :])
     reverse = ctx.params["reverse"]
 
     def body(state: Any) -> Any:
