@@ -15,7 +15,7 @@ from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._tracing.concrete import at_other_sizes
-from bucketjit._tracing.held_output import keeping_output
+from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.resolution import Resolution
 
 _OTHERS = (3, 0), (2, 1)  # the sizes that a trace is tried at, each by a factor and a number
@@ -29,13 +29,17 @@ _REMEDY = (
 Again = Callable[[Mapping[str, int]], Resolution]
 
 
-def told(
-    call: Resolution, constraints: Sequence[str], fn: Any, known: Sequence[Interface], again: Again
+def refusing_one_size(
+    call: Resolution,
+    constraints: Sequence[str],
+    fn: Any,
+    programs: Sequence[Interface],
+    again: Again,
 ) -> Resolution:
     """A call whose program serves one size, with the reason if other sizes have such programs.
 
-    ``again`` resolves the call at other sizes. It is not asked if a program that is known has such
-    a reason: a trace of each size is dear enough.
+    ``again`` resolves the call at other sizes. It is not asked if one of the programs has such a
+    reason: a trace of each size is dear enough.
     """
     program, sizes = call.program, call.sizes
     if not isinstance(program, Program) or program.computed or program.pairing:
@@ -43,10 +47,11 @@ def told(
     users = fixed_by(map(parse_constraint, constraints), sizes)
     if not sizes.keys() - users or fixed_by(program.guards, sizes) < sizes.keys():
         return call
-    for factor, more in () if any(p.refusal for p in known) else _OTHERS:
+    for factor, more in () if any(p.refusal for p in programs) else _OTHERS:
         ordered = enumerate(sorted(sizes.items()), more)  # no two that are equal stay so
         larger = {v: n if v in users else factor * n + i for i, (v, n) in ordered}
-        with keeping_output():  # nobody is shown it
+        with holding_output() as output:
+            output.is_dropped = True
             other = at_other_sizes(functools.partial(again, larger))
         if other and other.program and fixed_by(other.program.guards, larger) < sizes.keys():
             return call

@@ -26,7 +26,7 @@ from bucketjit._raised import raised_anew
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.concrete import Tracer
-from bucketjit._tracing.fixed_sizes import told
+from bucketjit._tracing.fixed_sizes import refusing_one_size
 from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.pairing import pair
@@ -284,7 +284,7 @@ class TracedPrograms:
             call = self._attempt(tokens, shapes, presumed)
             leaves, known = self._leaves(tokens, shapes), self.at(tokens, shapes).programs()
             again = lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES)  # noqa: E731
-            call = told(call, self._constraints(tokens), self.fn, known, again)
+            call = refusing_one_size(call, self._constraints(tokens), self.fn, known, again)
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 
