@@ -29,7 +29,7 @@ REMEDY_OF_VERSIONS = "upgrade bucketjit or pin jax"
 USES = (
     # What traces with symbolic sizes leave behind in JAX: contexts and shardings.
     # Since 0.8. Until JAX's caches hold symbolic sizes weakly.
-    ("core", "current_jaxpr_eqn_context get_sharding"),
+    ("core", "current_jaxpr_eqn_context get_sharding update_aval_with_sharding"),
     # What traces with symbolic sizes leave behind in JAX: traces and types.
     # Since 0.8. Until JAX's caches hold symbolic sizes weakly.
     ("interpreters.partial_eval", "_cached_abstract_eval trace_to_jaxpr"),
@@ -41,7 +41,7 @@ USES = (
     ("pjit", "_check_and_canonicalize_out_shardings _infer_params"),
     # What traces with symbolic sizes leave behind in JAX: their shardings.
     # Since 0.4. Until JAX's caches hold symbolic sizes weakly.
-    ("pjit", "_process_in_axis_resources"),
+    ("pjit", "_process_in_axis_resources create_meta_ty"),
     # What traces with symbolic sizes leave behind in JAX: shardings.
     # Since 0.4. Until JAX's caches hold symbolic sizes weakly.
     ("sharding_impls", "canonicalize_sharding"),

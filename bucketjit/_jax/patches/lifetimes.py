@@ -145,6 +145,8 @@ CACHES = (
     Patch(_partial_eval, "_cached_abstract_eval", _Types),
     Patch(_pjit, "_process_in_axis_resources", _Unused),
     Patch(_pjit, "_check_and_canonicalize_out_shardings", _Unused),
+    Patch(_pjit, "create_meta_ty", _Unused),
+    Patch(_core, "update_aval_with_sharding", _Unused),
     Patch(_core, "current_jaxpr_eqn_context", _Unused),
     Patch(_core, "get_sharding", _Unused),
     Patch(names.module("lax.lax"), "_broadcast_shapes_cached", _Unused),
