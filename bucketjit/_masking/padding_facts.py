@@ -77,17 +77,6 @@ class Fact(NamedTuple):
         """The fewest fills with which it repeats or is zero along an axis; None if neither."""
         return fewest(self.repeats.get(axis), self.zero.get(axis))
 
-    def zero_in_products(self, axes: Iterable[int]) -> Fills | None:
-        """The fills with which a contraction along these axes may take its zeros as they are.
-
-        Divided by 0, finite numbers are infinite, and zeros NaN. That is accepted in a gradient
-        alone, of which an axis has the zeros of a planned fill.
-        """
-        zero = both(*map(self.zero.get, axes))
-        if zero is None or zero.isdisjoint(DIVIDED):
-            return zero
-        return zero if any(z - FINITE - DIVIDED - OF_SOFTMAX for z in self.zero.values()) else None
-
     def joined(self, other: Fact) -> Fact:
         """What holds of two arrays."""
         pairs = ((self.repeats, other.repeats), (self.zero, other.zero))

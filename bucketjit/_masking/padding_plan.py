@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,6 +32,7 @@ from bucketjit._jax.jaxprs import Atom, dtype_of, open_jaxpr, scan_arity, shape_
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.padding_facts import (
     CERTAIN,
+    DIVIDED,
     FINITE,
     MADE,
     NOTHING,
@@ -162,6 +163,18 @@ def summed_pairs(eqn: JaxprEqn) -> list[tuple[int, int]]:
     return [pair for pair in found if is_symbolic(shape[pair[0]])]
 
 
+def _zero_in_products(fact: Fact, axes: Iterable[int]) -> Fills | None:
+    """The fills with which a contraction along these axes may take zeros as they are.
+
+    Divided by 0, finite numbers are infinite, and zeros NaN. That is accepted in a gradient alone,
+    of which an axis has the zeros of a planned fill.
+    """
+    zero = both(*map(fact.zero.get, axes))
+    if zero is None or zero.isdisjoint(DIVIDED):
+        return zero
+    return zero if any(z - FINITE - DIVIDED - OF_SOFTMAX for z in fact.zero.values()) else None
+
+
 def fills_of_product(
     shapes: Sequence[Shape], pairs: Sequence[tuple[int, int]], facts: Sequence[Fact]
 ) -> tuple[bool, bool]:
@@ -172,7 +185,7 @@ def fills_of_product(
     """
     if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
         return True, True
-    zeros = [fact.zero_in_products(p[i] for p in pairs) for i, fact in enumerate(facts)]
+    zeros = [_zero_in_products(fact, (p[i] for p in pairs)) for i, fact in enumerate(facts)]
     known = [all(fact.known(p[i]) is not None for p in pairs) for i, fact in enumerate(facts)]
     left, right = (zero is None for zero in zeros)
     if left != right:
@@ -330,7 +343,7 @@ class _Count(Analysis[_Guess]):
         elif pairs:
             one, other = (list(axes) for axes in zip(*pairs, strict=True))
             sides = (ins[0], one), (ins[1], other)
-            left, right = (fact.zero_in_products(axes) for fact, axes in sides)
+            left, right = (_zero_in_products(fact, axes) for fact, axes in sides)
             known = [both(*map(fact.known, axes)) for fact, axes in sides]
             ways = [both(left, right)]
             for zeros, facing in ((left, known[1]), (right, known[0])):
