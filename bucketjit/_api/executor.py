@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, Unpack, overload
 
 import jax
 
@@ -25,7 +25,6 @@ from bucketjit._environment import DISABLE, is_disabled, log_as_asked
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._processes.together import call_of_shard, parts, refuse_on_shards, together
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.derivatives import Derivatives
@@ -33,10 +32,11 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._runtime.inlined import note_inlined
-from bucketjit._stages.explain import Explanation, asked, explain
-from bucketjit._stages.listed_buckets import ahead
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import MaskingError, SelectionError
+
+if TYPE_CHECKING:
+    from bucketjit._stages.explain import Explanation
 
 _REASON = f"{DISABLE} is set: plain jit"
 WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
@@ -173,12 +173,19 @@ class BucketedExec(Staging[P, R]):
     def _setup(self, config: Config, shared: SharedState | None = None) -> None:
         log_as_asked()
         self._config = config
-        self._engine = Engine(config, shared, parts(config))
+        if config.sharded is None and config.agreed is None:
+            self._engine = Engine(config, shared)
+        else:
+            from bucketjit._processes.together import engine_of
+
+            self._engine = engine_of(config, shared)
         if is_disabled():
             self._plain = plain_jit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
-        self._engine.preparer = ahead(config)
-        self._engine.together = together(config)
+        if config.ahead is not None:
+            from bucketjit._stages.listed_buckets import Ahead
+
+            self._engine.preparer = Ahead(config.ahead.workers)
         make = functools.partial(self._sharing, self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
@@ -223,7 +230,10 @@ class BucketedExec(Staging[P, R]):
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
-        refuse_on_shards(self._config, "a call inside jax.jit, grad or vmap, or without jit,")
+        if self._config.sharded is not None:
+            from bucketjit._processes.together import refuse_on_shards
+
+            refuse_on_shards(self._config, "a call inside jax.jit, grad or vmap, or without jit,")
         if self._plain is not None:
             return self._plain(args, kwargs)
         engine = self._engine
@@ -283,6 +293,9 @@ class BucketedExec(Staging[P, R]):
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
+        from bucketjit._processes.together import call_of_shard
+        from bucketjit._stages.explain import asked, explain
+
         rules, kwargs = asked(self._engine.signer, rules, kwargs)
         signed = self._engine.signer.sign(args, kwargs, structs=True)
         call = call_of_shard(self._engine, signed)

@@ -131,11 +131,7 @@ class Rows(Transform):
         return batch_sizes([call.ordered], values, self.count, constants, poison)
 
     def donated(
-        self,
-        call: Call,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
+        self, call: Call, pads: Mapping[int, tuple[int, ...]], program: Interface, at: BucketSizes
     ) -> tuple[frozenset[int], frozenset[int]]:
         """Nothing: the caller keeps its examples."""
         return frozenset(), frozenset()

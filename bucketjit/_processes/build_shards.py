@@ -81,11 +81,7 @@ class AllShards(Transform):
         return jax.ShapeDtypeStruct((shards.count, variables), np.int32, sharding=shards.rows)
 
     def donated(
-        self,
-        call: Call,
-        pads: Mapping[int, tuple[int, ...]],
-        program: Interface,
-        at: BucketSizes,
+        self, call: Call, pads: Mapping[int, tuple[int, ...]], program: Interface, at: BucketSizes
     ) -> tuple[frozenset[int], frozenset[int]]:
         """The places, among the arrays, of donated ones without open axes.
 

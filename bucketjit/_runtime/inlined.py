@@ -9,7 +9,6 @@ from bucketjit._events import LONGEST, Event, emit, printable
 from bucketjit._jax.transformations import innermost_transformation, only_shapes
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.counters import Counters
-from bucketjit._tracing.mutations import is_traced_here
 from bucketjit.errors import InlinedWarning
 
 INLINED = (
@@ -32,6 +31,8 @@ def note_inlined(config: Config, name: str, counters: Counters, what: str = INLI
     """
     if only_shapes() or not counters.inlined():
         return
+    from bucketjit._tracing.mutations import is_traced_here
+
     where = innermost_transformation()
     why = f"is called inside {where}, {what}"
     emit(Event("inlined", name, detail=why), config.listeners)

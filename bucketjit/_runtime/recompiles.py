@@ -10,17 +10,19 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._raised import frames_inside
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.signature import Signature
 from bucketjit.errors import BucketOverflowError, RecompileWarning
 from bucketjit.strategies import Auto, Exact
 from bucketjit.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from bucketjit._tracing.signature import Signature
 
 # Without any strategy, along a static axis, or beside an empty one; the next size is warned of.
 _SIZES_WITHOUT_A_WORD = 2

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bucketjit._events import counted, one_line, printable
-from bucketjit._extras import Extra
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import SelectedRows
 from bucketjit._runtime.engine import Engine
@@ -21,12 +20,13 @@ from bucketjit._runtime.statistics import (
     Stats,
     shown_reason,
 )
-from bucketjit._stages.report import Report
 from bucketjit.errors import SpecError
 from bucketjit.strategies import Exact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from bucketjit._stages.report import Report
 
 _COLUMNS = 2  # drawings beside each other
 _BARS = 60  # bars of a histogram of sizes, at most
@@ -34,6 +34,8 @@ _BARS = 60  # bars of a histogram of sizes, at most
 
 def plot(path: str | os.PathLike[str], name: str, stats: Stats) -> None:
     """Draw sizes with buckets, and waste."""
+    from bucketjit._extras import Extra
+
     if not isinstance(path, str | os.PathLike) or not Path(path).suffix:
         raise SpecError(f"expected a path that ends in a format such as .png or .svg, got {path!r}")
     with Extra("plots", "matplotlib", "cli"):
@@ -145,6 +147,8 @@ class Views:
             >>> "Executables" in str(double.report())
             True
         """
+        from bucketjit._stages.report import Report
+
         return Report(repr(self), dataclasses.asdict(self.stats()))
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -20,12 +20,7 @@ from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.attempt import traced
-from bucketjit._tracing.held_output import (
-    at_sizes_of_nobody,
-    is_for_a_call,
-    keeping_output,
-    tell,
-)
+from bucketjit._tracing.held_output import at_sizes_of_nobody, is_for_a_call, keeping_output, tell
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.skeleton import Skeleton, decompose
 
