@@ -18,6 +18,7 @@ from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.bucket_handler import Evicted
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
+from bucketjit._tracing.cures import note_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,8 +89,6 @@ class CallPath(Generic[P, R]):
         except Exception as error:
             failed = None  # its traceback may refer to this frame
             shortened(error)
-            from bucketjit._tracing.cures import note_arguments
-
             named = (self._engine.signer.name(i) for i in range(len(args)))
             note_arguments(error, {**dict(zip(named, args, strict=False)), **kwargs})
             raise

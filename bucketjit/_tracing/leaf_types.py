@@ -15,6 +15,7 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._jax import arrays
 from bucketjit._jax.arrays import explicit_sharding, is_on_several_devices, on_one_device
 from bucketjit._raised import first_line
+from bucketjit._tracing.cures import cure, cure_of_dtype, described
 from bucketjit.errors import ArgumentError
 
 
@@ -80,8 +81,6 @@ def leaf_type(
         if value.dtype == jax.dtypes.float0:  # JAX's dtype for tangents of integers
             return LeafType(value.dtype, False, value.ndim), value.shape
         if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
-            from bucketjit._tracing.cures import cure_of_dtype
-
             raise ArgumentError(
                 f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}; "
                 f"{cure_of_dtype(value, path)}"
@@ -95,8 +94,6 @@ def leaf_type(
     for kind in type(value).__mro__:  # subclasses too: an IntEnum is an int
         if (dtype := _SCALARS.get(kind)) is not None:
             return LeafType(jax.dtypes.canonicalize_dtype(dtype), kind is not bool, 0), ()
-    from bucketjit._tracing.cures import cure, described
-
     raise ArgumentError(
         f"{path}: expected an array or a Python scalar, got {described(value)}; "
         f"{remedy or cure(value, path)}"

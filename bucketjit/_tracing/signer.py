@@ -24,6 +24,7 @@ from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import default_entries, is_default_name
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.cures import remedy_for
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit._tracing.parameters import Key, Parameters
 from bucketjit.errors import ArgumentError, SpecError
@@ -85,8 +86,6 @@ class Signer:
         except ArgumentError:
             pairs = []
         if len(pairs) < len(leaves):  # outside of the `except` block: a better error has no context
-            from bucketjit._tracing.cures import remedy_for
-
             (self._made_for or self.parameters).check_call(args, kwargs)
             # Paths take long to make, so only an error has them.
             names, given = self._named(positional, keywords)
