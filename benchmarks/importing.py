@@ -54,12 +54,12 @@ def loaded(code: str) -> int:
 
 
 def by_program(options: Options) -> list[Row]:
-    """A row for each program."""
+    """A row for each program; ``options.calls`` is how often each process is run."""
     rows: list[Row] = []
     for name, program in PROGRAMS.items():
         codes = {way: script(way, *program) for way in ("jax", "bucketjit")}
         times: dict[str, Any] = {way: [] for way in codes}
-        for round_ in range(2 if options.quick else 16):
+        for round_ in range(1 + (1 if options.quick else options.calls or 10)):
             for way, code in codes.items():
                 seconds = cpu_seconds(code)
                 if round_:  # the first one may write files of compiled Python
