@@ -6,7 +6,4 @@ A rule evaluates one primitive on padded operands: ``rule(ctx, *operands)``, whe
 
 from bucketjit._masking.rule_context import Rule, RuleContext
 
-__all__ = [
-    "Rule",
-    "RuleContext",
-]
+__all__ = ["Rule", "RuleContext"]

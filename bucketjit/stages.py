@@ -6,8 +6,4 @@ As in ``jax.stages``: `Traced` is lowered, `Lowered` is compiled, and `Compiled`
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.lowered import Lowered, Traced
 
-__all__ = [
-    "Compiled",
-    "Lowered",
-    "Traced",
-]
+__all__ = ["Compiled", "Lowered", "Traced"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import json
 import operator
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -279,6 +281,59 @@ def test_nothing_runs_at_import() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip() == f"imported {bucketjit.__version__}"
     assert done.stderr == ""
+
+
+_FIRST_CALL = """
+    import json, sys
+    import jax, numpy as np
+    jax.jit(lambda x: (x * 2).sum())(np.ones(5, np.float32))
+    at_start = set(sys.modules)
+    import bucketjit
+    at_import = set(sys.modules) - at_start
+    total = bucketjit.jit(lambda x: (x * 2).sum())
+    at_jit = set(sys.modules) - at_start
+    total(np.ones(5, np.float32))
+    at_call = set(sys.modules) - at_start
+    assert total.stats().compiles == 1 and total.stats().fallback_calls == 0
+    print(json.dumps([*map(sorted, (at_import, at_jit, at_call))]))
+"""
+
+# What a first call does not use; ``_stages.views`` has methods of the executor.
+_UNUSED = (
+    *("_artifact", "_processes", "_stages.(?!views)", "_runtime.rows", "_runtime.equations"),
+    *("_runtime.checked_calls", "_compile.(rows|files.(fingerprint|stored))", "_masking.checks"),
+    *("_masking.vector_signs", "_masking.rules.(?!elementwise|reductions)", "_ir.computed_sizes"),
+    *("_tracing.(concrete|made_for|mismatches|pairing|skeleton)", "metrics", "integrations"),
+    *("strategies.(_search|assessment|fitting)",),
+)
+# What traces, masks and lowers.
+_UNUSED_BY_JIT = (
+    *("_masking", "_tracing.(attempt|signature|symbolic|traced_programs)", "_ir.jax_patches"),
+    *("_compile.(bodies|kernel|workarounds)", "_jax.size_hooks", "strategies.learning"),
+)
+
+
+def test_what_is_not_used_is_not_imported() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(_FIRST_CALL)],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    at_import, at_jit, at_call = json.loads(done.stdout)
+    assert at_import == ["bucketjit", "bucketjit._version"]
+    for loaded, unused, most in (
+        (at_jit, (*_UNUSED, *_UNUSED_BY_JIT), 105),
+        (at_call, _UNUSED, 165),
+    ):
+        ours = [name for name in loaded if name.startswith("bucketjit")]
+        assert len(ours) <= most, f"{len(ours)} modules"
+        names = re.compile(rf"bucketjit\.({'|'.join(unused)})")
+        assert [name for name in ours if names.match(name)] == []
+        others = {name.split(".")[0] for name in loaded} - sys.stdlib_module_names
+        assert others <= {"bucketjit", "cachetools", "jax", "numpy"}
 
 
 PUBLIC = ("errors", "integrations", "metrics", "rules", "stages", "strategies", "types")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bucketjit import strategies
 from bucketjit._api.options import (
@@ -18,10 +18,12 @@ from bucketjit._api.options import (
 )
 from bucketjit._api.served import Served
 from bucketjit._config import Overflow
-from bucketjit._masking.rule_context import Rule
 from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError
 from bucketjit.strategies.base import Strategy, checked_sizes, checked_strategy
+
+if TYPE_CHECKING:
+    from bucketjit._masking.rule_context import Rule
 
 
 class BucketBuilders(Served[P, R]):

@@ -6,18 +6,17 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.options import bound
-from bucketjit._compile.files.directory import Distrusted, check_directory
 from bucketjit._config import Agreed, AheadOfCalls, Persistent
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._processes.shard_axis import checked_axis
 from bucketjit._runtime.call_path import P, R
-from bucketjit._runtime.rows.map import rows_to_compile
-from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit.errors import SpecError
+
+if TYPE_CHECKING:
+    from bucketjit._stages.warmup import WarmupReport
 
 
 class Compiling(BucketBuilders[P, R]):
@@ -94,6 +93,9 @@ class Compiling(BucketBuilders[P, R]):
             >>> total.warmup(like, sizes={"n": [3, 5]}, rows=[1, 16], progress=False).compiled
             ({'rows': 16, 'n': 8}, {'rows': 16, 'n': 4}, {'rows': 1, 'n': 8}, {'rows': 1, 'n': 4})
         """
+        from bucketjit._runtime.rows.map import rows_to_compile
+        from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
+
         check_options(workers, time_budget, progress=progress, first_run=first_run)
         if self._plain is not None:  # calls would not use what is compiled
             return WarmupReport((), (), (), (), (), 0.0)
@@ -148,10 +150,7 @@ class Compiling(BucketBuilders[P, R]):
         return self._with(ahead=AheadOfCalls(bound("workers", workers)))
 
     def with_persistence(
-        self,
-        directory: str | os.PathLike[str] | None,
-        *,
-        max_bytes: int | None = None,
+        self, directory: str | os.PathLike[str] | None, *, max_bytes: int | None = None
     ) -> Self:
         """Keep executables in files, so that the next process loads what this one compiles.
 
@@ -201,6 +200,8 @@ class Compiling(BucketBuilders[P, R]):
             >>> double.stats().compiles, again.stats().compiles, again.stats().loads
             (1, 0, 1)
         """
+        from bucketjit._compile.files.directory import Distrusted, check_directory
+
         max_bytes = bound("max_bytes", max_bytes)
         if directory is None:
             return self._with(persistence=Persistent())
@@ -308,4 +309,6 @@ class Compiling(BucketBuilders[P, R]):
             >>> float(on_mesh(np.ones(2, np.float32), np.ones((5, 2), np.float32)))
             4.0
         """
+        from bucketjit._processes.shard_axis import checked_axis
+
         return self._with(sharded=checked_axis(mesh, axis))

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, ParamSpec, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, Unpack, overload
 
 import jax
 
@@ -25,18 +25,17 @@ from bucketjit._environment import DISABLE, is_disabled, log_as_asked
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._processes.together import call_of_shard, parts, refuse_on_shards, together
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
-from bucketjit._runtime.inlined import Inlined, nested, note_inlined
-from bucketjit._stages.explain import Explanation, asked, explain
-from bucketjit._stages.listed_buckets import ahead
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import MaskingError
+
+if TYPE_CHECKING:
+    from bucketjit._stages.explain import Explanation
 
 _REASON = f"{DISABLE} is set: plain jit"
 WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
@@ -44,6 +43,8 @@ WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
 
 def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..., Any]:
     """The function under ``jax.jit``."""
+    from bucketjit._runtime.inlined import nested
+
     donated = sorted(signer.parameters.donated)
     options = dict(config.compiler_options) or None
     jitted = nested(config.fn, signer, donate_argnums=donated, compiler_options=options)
@@ -156,18 +157,25 @@ class BucketedExec(Staging[P, R]):
     def _setup(self, config: Config, shared: SharedState | None = None) -> None:
         log_as_asked()
         self._config = config
-        self._engine = Engine(config, shared, parts(config))
+        if config.sharded is None and config.agreed is None:
+            self._engine = Engine(config, shared)
+        else:
+            from bucketjit._processes.together import engine_of
+
+            self._engine = engine_of(config, shared)
         if is_disabled():
             self._plain = plain_jit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
-        self._engine.preparer = ahead(config)
-        self._engine.together = together(config)
+        if config.ahead is not None:
+            from bucketjit._stages.listed_buckets import Ahead
+
+            self._engine.preparer = Ahead(config.ahead.workers)
         make: Callable[[Config], Any] = functools.partial(self._of, shared=self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
-        self._inlined = Inlined(config.fn, self._name, self._engine.signer)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
         # name of an attribute of this object.
         functools.update_wrapper(self, config.fn, updated=())
+        self._inlined: Callable[..., Any] | None = None
         self._of_copies: Callable[..., Any] | None = None
         if config.copy_inputs:
             # A twin without this option serves the calls. This object has an empty fast path, so
@@ -213,7 +221,10 @@ class BucketedExec(Staging[P, R]):
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: the function itself, or a derivative in buckets."""
-        refuse_on_shards(self._config, "a call inside jax.jit, grad or vmap, or without jit,")
+        if self._config.sharded is not None:
+            from bucketjit._processes.together import refuse_on_shards
+
+            refuse_on_shards(self._config, "a call inside jax.jit, grad or vmap, or without jit,")
         if self._plain is not None:
             return self._plain(args, kwargs)
         engine = self._engine
@@ -226,7 +237,11 @@ class BucketedExec(Staging[P, R]):
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
+        from bucketjit._runtime.inlined import Inlined, note_inlined
+
         note_inlined(engine.config, engine.name, engine.counters)
+        if self._inlined is None:
+            self._inlined = Inlined(engine.config.fn, engine.name, engine.signer)
         return self._inlined(args, kwargs)
 
     def _in_places(
@@ -267,6 +282,9 @@ class BucketedExec(Staging[P, R]):
             >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
             ('masked', {'n': 8}, ['reduce_sum'])
         """
+        from bucketjit._processes.together import call_of_shard
+        from bucketjit._stages.explain import asked, explain
+
         rules, kwargs = asked(self._engine.signer, rules, kwargs)
         signed = self._engine.signer.sign(args, kwargs, structs=True)
         call = call_of_shard(self._engine, signed)

@@ -7,7 +7,7 @@ They run many examples, inspect and clear their caches, and choose what is compi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from bucketjit._api.options import bound, positive
 from bucketjit._compile.budget import CompileGuard
@@ -18,12 +18,11 @@ from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.call_path import CallPath, P, R
-from bucketjit._runtime.rows.examples import examples_of
-from bucketjit._runtime.rows.explained import MapExplanation, explain_map
-from bucketjit._runtime.rows.map import map_examples, options_of
 from bucketjit._stages.views import Views
-from bucketjit._stages.warmup import check_seconds
 from bucketjit.errors import SpecError
+
+if TYPE_CHECKING:
+    from bucketjit._runtime.rows.explained import MapExplanation
 
 
 class Served(CallPath[P, R], Views):
@@ -102,6 +101,9 @@ class Served(CallPath[P, R], Views):
             >>> scores.stats().rows, scores.stats().compiles
             (4, 2)
         """
+        from bucketjit._runtime.rows.examples import examples_of
+        from bucketjit._runtime.rows.map import map_examples, options_of
+
         engine = self._engine
         if engine.together is not None and engine.together.is_active:
             raise SpecError(
@@ -152,6 +154,10 @@ class Served(CallPath[P, R], Views):
               n=16: 1 example in 1 x 1 row, 25% padding, to compile: 1 rows
               padding: 44% of what is computed
         """
+        from bucketjit._runtime.rows.examples import examples_of
+        from bucketjit._runtime.rows.explained import explain_map
+        from bucketjit._runtime.rows.map import options_of
+
         engine = self._engine
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
@@ -256,6 +262,8 @@ class Served(CallPath[P, R], Views):
         Raises:
             SpecError: ``timeout`` is no number, or negative.
         """
+        from bucketjit._stages.warmup import check_seconds
+
         check_seconds("wait_for_compiles: timeout", timeout)
         workers = self._engine.provider.workers
         return workers is None or workers.wait(timeout)

@@ -9,25 +9,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from bucketjit._api.compiling import Compiling
-from bucketjit._artifact.archive import checked_path
-from bucketjit._artifact.writer import SaveOptions, save
 from bucketjit._config import Check, is_int_from
-from bucketjit._jax.stablehlo import write_module
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._jax.transformations import only_differentiated
-from bucketjit._processes.together import refuse_on_shards
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.decisions import NO_STRATEGY, Masked
-from bucketjit._runtime.derivatives import Derivatives
-from bucketjit._stages.bounded import bounded_module
-from bucketjit._stages.dynamic import check_platforms, export_dynamic
-from bucketjit._stages.lowered import Lowered, Traced, lower, trace
-from bucketjit._stages.stage import Subject, subject_of
-from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
 if TYPE_CHECKING:
     import jax.export
+
+    from bucketjit._runtime.derivatives import Derivatives
+    from bucketjit._stages.lowered import Lowered, Traced
+    from bucketjit._stages.stage import Subject
+    from bucketjit._tracing.call import Call
 
 
 class Staging(Compiling[P, R]):
@@ -63,6 +58,8 @@ class Staging(Compiling[P, R]):
             >>> traced.guards, traced.in_avals
             (('n >= 5',), ((ShapedArray(float32[n]),), {}))
         """
+        from bucketjit._stages.lowered import trace
+
         with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
             return trace(self._subject(args, kwargs))
 
@@ -104,19 +101,19 @@ class Staging(Compiling[P, R]):
             >>> norm.stats().compiles
             1
         """
+        from bucketjit._stages.lowered import lower
+
         with jax.disable_jit(False):
             return lower(self._subject(args, kwargs))
 
     def _subject(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
+        from bucketjit._stages.stage import subject_of
+
         return subject_of(self._engine, self._inside, args, kwargs)
 
     @boundary
     def export_dynamic(
-        self,
-        *args: Any,
-        platforms: Sequence[str] | None = None,
-        vjp_order: int = 0,
-        **kwargs: Any,
+        self, *args: Any, platforms: Sequence[str] | None = None, vjp_order: int = 0, **kwargs: Any
     ) -> jax.export.Exported:
         """Export the function as one module for all sizes, as ``jax.export`` does.
 
@@ -160,6 +157,8 @@ class Staging(Compiling[P, R]):
             >>> exported.call(np.ones(6, np.float32))
             Array([1., 2., 3.], dtype=float32)
         """
+        from bucketjit._stages.dynamic import check_platforms, export_dynamic
+
         if not is_int_from(vjp_order, 0):
             raise ExportError(f"vjp_order: expected an int of at least 0, got {vjp_order!r}")
         check_platforms(platforms)
@@ -215,6 +214,9 @@ class Staging(Compiling[P, R]):
             return self._bounded(call)
 
     def _bounded(self, call: Call) -> bytes:
+        from bucketjit._jax.stablehlo import write_module
+        from bucketjit._stages.bounded import bounded_module
+
         engine, constraints = self._engine, call.signature.constraints
         decision = engine.decisions.decide(call)
         if not isinstance(decision, Masked):
@@ -228,6 +230,8 @@ class Staging(Compiling[P, R]):
 
     def _resolved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call that is not run: it opens no axes."""
+        from bucketjit._processes.together import refuse_on_shards
+
         engine = self._engine
         refuse_on_shards(engine.config, "export")
         call = engine.signer.sign(args, kwargs, structs=True)
@@ -295,6 +299,10 @@ class Staging(Compiling[P, R]):
             >>> float(loaded(np.array([1, 2, 6], np.float32)))
             3.0
         """
+        from bucketjit._artifact.archive import checked_path
+        from bucketjit._artifact.writer import SaveOptions, save
+        from bucketjit._processes.together import refuse_on_shards
+
         refuse_on_shards(self._engine.config, "save")
         asked = SaveOptions(sizes, platforms, derivatives, dynamic, executables, key)
         if not only_differentiated():

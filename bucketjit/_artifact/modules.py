@@ -155,10 +155,7 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
 
 
 def dynamic_module(
-    program: Program,
-    sizes: Mapping[str, int],
-    types: Types,
-    platforms: Sequence[str] | None,
+    program: Program, sizes: Mapping[str, int], types: Types, platforms: Sequence[str] | None
 ) -> jax.export.Exported:
     """A program as a module of all sizes, unmasked.
 

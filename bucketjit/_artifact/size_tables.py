@@ -31,10 +31,7 @@ BucketCall = tuple[Mapping[str, int], Call]
 
 
 def table_of(
-    program: Program,
-    calls: Sequence[BucketCall],
-    add: Callable[[str, bytes], str],
-    where: str,
+    program: Program, calls: Sequence[BucketCall], add: Callable[[str, bytes], str], where: str
 ) -> tuple[SizeTable, list[BucketCall]]:
     """Tabulate the size constants of a program."""
     assert program.pairing is not None

@@ -188,12 +188,7 @@ class _FunctionWriter:
     """
 
     def __init__(
-        self,
-        engine: Engine,
-        call: Call,
-        options: SaveOptions,
-        members: _Members,
-        place: str,
+        self, engine: Engine, call: Call, options: SaveOptions, members: _Members, place: str
     ) -> None:
         self._engine, self._like, self._options = engine, call, options
         self._members, self._place = members, place
@@ -278,12 +273,7 @@ class _FunctionWriter:
         )
 
     def _bucket(
-        self,
-        where: str,
-        program: Program,
-        bucket: Mapping[str, int],
-        call: Call,
-        after: Any,
+        self, where: str, program: Program, bucket: Mapping[str, int], call: Call, after: Any
     ) -> Bucket:
         given = program, call, bucket, self._engine.requests.rules(), after, self._types
         module = self.exported = modules.bucket_module(*given, self._options.platforms)

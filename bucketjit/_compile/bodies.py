@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.files.store import ExecutableFiles
-from bucketjit._compile.files.stored import Stored
 from bucketjit._compile.kernel import Kernel, exact_kernel, kernel
 from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
@@ -25,13 +24,15 @@ from bucketjit._jax.arrays import with_type
 from bucketjit._jax.debug_info import as_user_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import block_of, select, zeros_from
-from bucketjit._masking.checks import poison_equations
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.padding import Padding
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
+
+if TYPE_CHECKING:
+    from bucketjit._compile.files.stored import Stored
 
 Options = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # those of bucketjit -> all of them
 
@@ -99,7 +100,11 @@ class TracedBodies:
     ) -> Stored | None:
         """See `Bodies.place`."""
         store = files.store() if self._check is Check.OFF else None
-        return None if store is None else Stored(files, store, sizes, make)
+        if store is None:
+            return None
+        from bucketjit._compile.files.stored import Stored
+
+        return Stored(files, store, sizes, make)
 
 
 def masked(
@@ -118,8 +123,12 @@ def masked(
     ) -> list[Any]:
         values = {v: vector[i] for i, v in enumerate(variables)}
         at = program.sizes_in(bucket, values, constants, uneven)
-        is_poisoned = poison is not None
-        hook = hooks(poison_equations(poison) if is_poisoned else None, after)
+        is_poisoned, hook = poison is not None, None
+        if is_poisoned:
+            from bucketjit._masking.checks import poison_equations
+
+            hook = poison_equations(poison)
+        hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
         padding, known = None if is_poisoned else 0, Padding()
         try:

@@ -20,7 +20,6 @@ from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import signature_counter
-from bucketjit._masking.checks import POISONS, pad_poisoned
 from bucketjit._tracing.call import Call
 
 
@@ -263,6 +262,8 @@ def sizes_argument(
 
 def arguments_with(entry: Executable, call: Call, kind: str | None) -> list[Any]:
     """The flat array arguments of a call, padded with a poison. Size arguments are left out."""
+    from bucketjit._masking.checks import pad_poisoned
+
     leaves = list(call.leaves)
     if kind is not None:
         for i, shape in entry.pads:
@@ -273,6 +274,8 @@ def arguments_with(entry: Executable, call: Call, kind: str | None) -> list[Any]
 
 def run_poisoned(entry: Executable, call: Call, which: int, out: Out) -> Any:
     """Run an executable that was built with poison, on arguments padded with the same poison."""
+    from bucketjit._masking.checks import POISONS, pad_poisoned
+
     leaves = list(call.leaves)
     for i, shape in entry.pads:
         leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])

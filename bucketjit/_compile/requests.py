@@ -9,42 +9,43 @@ import dataclasses
 import functools
 import math
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
 from bucketjit._compile.argument_types import device_of, without_values
-from bucketjit._compile.bodies import Bodies, TracedBodies
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.record import Record
 from bucketjit._compile.files.store import ExecutableFiles
-from bucketjit._compile.kernel import Kernel
-from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._compile.transform import ONE, Transform
-from bucketjit._compile.workarounds import OPTIONS, Workarounds, must_rebuild
 from bucketjit._config import Config
 from bucketjit._events import emit
-from bucketjit._ir.fit import holds
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import refused_option
 from bucketjit._jax.serialization import NotPlain
-from bucketjit._masking.rule_context import Rule
-from bucketjit._masking.rules import default_rules
 from bucketjit._raised import first_line
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import UNRESOLVED
 from bucketjit.errors import SpecError
+
+if TYPE_CHECKING:
+    from bucketjit._compile.bodies import Bodies
+    from bucketjit._compile.kernel import Kernel
+    from bucketjit._compile.rows import Rows
+    from bucketjit._compile.workarounds import Workarounds
+    from bucketjit._masking.rule_context import Rule
 
 # At most so many sizes name an exact shape that has no dimension variables: a model has hundreds.
 _MOST_UNNAMED = 8
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
-MakeBodies = Callable[[Config, Callable[[], Mapping[Any, Rule]]], Bodies]
+MakeBodies: TypeAlias = "Callable[[Config, Callable[[], Mapping[Any, Rule]]], Bodies]"
 
 
 class Requests:
@@ -60,7 +61,7 @@ class Requests:
         config: Config,
         name: str,
         cache: ExecutableCache[Any, Executable],
-        bodies: MakeBodies = TracedBodies,
+        bodies: MakeBodies | None = None,
         transform: Transform = ONE,
     ) -> None:
         self._config = config
@@ -70,9 +71,18 @@ class Requests:
         self.rules = functools.cache(functools.partial(_rules_with, config.rules))
         tell = functools.partial(emit, listeners=config.listeners)
         self.files = ExecutableFiles(config.persistence, config.rules, name, tell)
-        self._bodies = bodies(config, self.rules)
+        self._make_bodies = bodies
         self._transform = transform
         self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
+
+    @functools.cached_property
+    def _bodies(self) -> Bodies:
+        """Where the bodies of kernels come from; by default from the traced function."""
+        if self._make_bodies is not None:
+            return self._make_bodies(self._config, self.rules)
+        from bucketjit._compile.bodies import TracedBodies
+
+        return TracedBodies(self._config, self.rules)
 
     @staticmethod
     def masked_key(program: Interface, bucket: Mapping[str, int]) -> tuple[Interface, Hashable]:
@@ -126,6 +136,8 @@ class Requests:
 
     def rows(self, call: Call, bucket: Mapping[str, int], rows: Rows) -> CompileRequest:
         """The request for the executable of a batch; see `bucketjit._compile.rows`."""
+        from bucketjit._compile.rows import rows_key
+
         self._transform.refuse("map")
         program = call.program
         assert program is not None
@@ -135,10 +147,7 @@ class Requests:
         )
 
     def exact(
-        self,
-        call: Call,
-        lowered: Kernel | None = None,
-        options: Mapping[str, Any] = NO_OPTIONS,
+        self, call: Call, lowered: Kernel | None = None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> CompileRequest:
         """The request for the executable of the exact shape of a call."""
         given = None, self._transform, lambda: None, lowered, options
@@ -201,7 +210,7 @@ class Requests:
         if bucket is not None:
             program, sizes = call.program, transform.bucket(bucket)
         kept = None
-        if not options and not (isinstance(transform, Rows) and transform.summed):
+        if not options and not transform.summed:
             kept = self._bodies.place(self.files, sizes, make)
         return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
 
@@ -209,6 +218,8 @@ class Requests:
         self, program: Interface, wanted: Mapping[str, int], rows: Rows | None = None
     ) -> Any:
         """The key of the smallest compiled bucket or batch of a program that holds some sizes."""
+        from bucketjit._ir.fit import holds
+
         found = {
             key: entry.sizes
             for key, entry in self._cache.items()
@@ -223,6 +234,8 @@ class Requests:
 
         It cannot if XLA takes none of bucketjit's options, or if the user has set one of them.
         """
+        from bucketjit._compile.workarounds import OPTIONS, must_rebuild
+
         by_user = {**self._config.compiler_options, **options}
         is_ours = self._takes_options and OPTIONS.isdisjoint(by_user)
         return is_ours and must_rebuild(built.compiled)
@@ -240,6 +253,8 @@ class Requests:
         try:
             return build()
         except jax.errors.JaxRuntimeError as error:
+            from bucketjit._compile.workarounds import OPTIONS
+
             refused = refused_option(error)
             if refused in {**self._config.compiler_options, **options}:
                 why = first_line(error)
@@ -255,7 +270,7 @@ class Requests:
 
 def _is_like(other: object, rows: Rows) -> bool:
     """Whether what a key says of its rows differs in their number only."""
-    return isinstance(other, Rows) and other == dataclasses.replace(rows, count=other.count)
+    return type(other) is type(rows) and other == dataclasses.replace(rows, count=other.count)
 
 
 def _unnamed_sizes(call: Call) -> Mapping[str, int]:
@@ -277,7 +292,10 @@ def _unnamed_sizes(call: Call) -> Mapping[str, int]:
 
 def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
     """The rule table, with the user's rules in the place of bucketjit's."""
-    return {**default_rules(), **added}
+    from bucketjit._masking.rules import default_rules
+
+    rules: Any = default_rules()
+    return ChainMap(dict(added), rules) if added else rules
 
 
 Source = Literal["cache", "file", "compile"]

@@ -30,11 +30,13 @@ class Transform:
     Attributes:
         count: How many examples the kernel takes; None if it takes one call.
         in_turn: Whether its examples are computed one after the other.
+        summed: Whether it returns the sum over its examples in place of each result.
         uneven: The mesh axis along which shards have sizes of their own, if there is one.
     """
 
     count: int | None = None
     in_turn: bool = False
+    summed: bool = False
     uneven: tuple[str, ...] = ()
 
     def refuse(self, what: str) -> None:

@@ -14,14 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from bucketjit._ir.expressions import (
-    FUNCTIONS,
-    Dim,
-    compiled,
-    evaluate_text,
-    parsed,
-    variables_of,
-)
+from bucketjit._ir.expressions import FUNCTIONS, Dim, compiled, evaluate_text, parsed, variables_of
 
 _LATTICE_LIMIT = 1 << 20  # points of a box that are evaluated one by one for an exact bound
 

@@ -28,7 +28,7 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate, is_symbolic
-from bucketjit._ir.open_sizes import as_open
+from bucketjit._ir.open_sizes import as_open, presumed_rows
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.sized import cut_to_size, extended
 from bucketjit._ir.value_bounds import Bounds
@@ -64,14 +64,6 @@ class Computed:
     is_checked: bool = False
 
 
-def presumed_rows(bound: int) -> int:
-    """How many rows of ``bound`` a selection is taken to have before a run has computed it.
-
-    Half of them: neither the selection nor what it leaves is empty, if there are two rows.
-    """
-    return (bound + 1) // 2
-
-
 class _OfTrace:
     """What is known in one trace. It holds values of the trace, so it must not outlive it.
 
@@ -103,11 +95,7 @@ class Sizing:
     """
 
     def __init__(
-        self,
-        scope: Any,
-        sizes: dict[str, int],
-        taken: Set[str],
-        presumed: Mapping[str, int],
+        self, scope: Any, sizes: dict[str, int], taken: Set[str], presumed: Mapping[str, int]
     ) -> None:
         self._scope, self._sizes, self._taken, self._presumed = scope, sizes, taken, presumed
         self._of_traces: dict[int, _OfTrace] = {}  # by `id`; the traces that have not ended

@@ -68,8 +68,7 @@ def places_of(tokens: Tokens) -> Places:
         for axis, token in enumerate(row)
     ]
     return Places(
-        tuple(p for p in every if p.token != STATIC),
-        tuple(p for p in every if p.token == STATIC),
+        tuple(p for p in every if p.token != STATIC), tuple(p for p in every if p.token == STATIC)
     )
 
 

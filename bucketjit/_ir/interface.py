@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from bucketjit._ir.bounds import upper_bound_text
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.computed_sizes import Computed, presumed_rows
 from bucketjit._ir.expressions import (
     Shape,
     evaluate,
@@ -25,7 +24,11 @@ from bucketjit._ir.expressions import (
     variables_of,
 )
 from bucketjit._ir.guards import Guard
+from bucketjit._ir.open_sizes import presumed_rows
 from bucketjit.errors import MaskingError, ShapeCheckError
+
+if TYPE_CHECKING:
+    from bucketjit._ir.computed_sizes import Computed
 
 _BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
 

@@ -258,11 +258,7 @@ def _search(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
 
 
 # Functions of ``jax.numpy`` under ``jit``, of which more is known than of their equations.
-_CALLED: Mapping[str, Rule] = {
-    "floor_divide": _div,
-    "remainder": _rest,
-    "searchsorted": _search,
-}
+_CALLED: Mapping[str, Rule] = {"floor_divide": _div, "remainder": _rest, "searchsorted": _search}
 
 
 def _call(eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:

@@ -20,12 +20,7 @@ import jax
 import jax.export  # an attribute of jax only after this import
 
 from bucketjit._jax import names
-from bucketjit._jax.stablehlo import (
-    BadModule,
-    read_module,
-    version_of_older_readers,
-    write_module,
-)
+from bucketjit._jax.stablehlo import BadModule, read_module, version_of_older_readers, write_module
 
 _NAMED = "bucketjit.namedtuple:"  # then the module and the class
 _NAMED_IN = re.compile(_NAMED.encode() + rb"([\w.]+):([\w.]+)")

@@ -36,13 +36,15 @@ def modules_of_jax() -> dict[str, Any]:
     return {name: m for name, m in sys.modules.copy().items() if m is not None}
 
 
-_primitives: dict[str, Any] = {}  # searched again for a name that a later import may have added
+_primitives: dict[str, Any] = {}
+_searched = [0]  # how many modules there were: one that came later may have added a name
 
 
 def primitive(name: str) -> Any | None:
     """The primitive called ``name``, or None where this JAX has none of that name."""
-    if name not in _primitives:
+    if name not in _primitives and _searched[0] != (count := len(sys.modules)):
         _primitives.update(find_primitives())
+        _searched[0] = count
     return _primitives.get(name)
 
 

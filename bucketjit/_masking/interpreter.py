@@ -50,7 +50,6 @@ from bucketjit._masking.padding_facts import CERTAIN, Fact, open_axes
 from bucketjit._masking.padding_plan import Plan, planned
 from bucketjit._masking.rule_context import RuleContext, RuleTable
 from bucketjit._masking.rules import default_rules
-from bucketjit._masking.vector_signs import hidden_signs
 from bucketjit._raised import first_line, is_of_machine
 from bucketjit.errors import MaskingError
 
@@ -87,7 +86,13 @@ def interpret(
                 args[i] = repeating(value, shape, axes, sizes, known)
             elif any(map(is_symbolic, shape)):
                 known.note(value, shape, padding)
-    hidden = functools.cache(lambda: hidden_signs(jaxpr))
+
+    @functools.cache
+    def hidden() -> Mapping[int, JaxprEqn]:
+        from bucketjit._masking.vector_signs import hidden_signs
+
+        return hidden_signs(jaxpr)
+
     walk = _Walk(sizes, rules, after, known, hidden)
     # No code of the user runs here, and what is made once for each trace is kept until the end.
     with without_leak_checks():
@@ -194,8 +199,7 @@ class _Walk:
         operands = self._padding.operands(eqn, operands)
         try:
             ctx = RuleContext(
-                *(eqn, self._sizes, self.run, operands, ever_read),
-                *(self._padding, self._hidden),
+                *(eqn, self._sizes, self.run, operands, ever_read), *(self._padding, self._hidden)
             )
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]
@@ -220,9 +224,7 @@ class _Walk:
             ) from error
         if wrong := self._not_as_traced(outs, ctx.out_avals):
             raise MaskingError(
-                f"{name}: its rule gave {wrong}{_where(eqn)}",
-                _DEFECT,
-                is_defect=True,
+                f"{name}: its rule gave {wrong}{_where(eqn)}", _DEFECT, is_defect=True
             )
         # Padding constants describe what the primitive itself computes. They do not hold for a rule
         # that changed an operand or a parameter.

@@ -35,7 +35,7 @@ from bucketjit._jax.primitives import CALLS, name_of
 
 # Names of the primitives whose rules evaluate the programs among their parameters.
 _CONTROL = CALLS | {
-    *("while", "scan", "cond", "custom_linear_solve", "linear_call", "eval_jaxpr", "composite"),
+    *("while", "scan", "cond", "custom_linear_solve", "linear_call", "eval_jaxpr", "composite")
 }
 
 # A boolean scalar of the program: True if the body or branch that is being masked runs. None

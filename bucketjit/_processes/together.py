@@ -22,18 +22,13 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._processes.build_shards import AllShards
 from bucketjit._processes.job import Meeting, meeting_of
-from bucketjit._processes.on_shards import (
-    WITHOUT_ROWS,
-    OnShards,
-    no_exact_shape,
-    outside_of_meshes,
-)
+from bucketjit._processes.on_shards import WITHOUT_ROWS, OnShards, no_exact_shape, outside_of_meshes
 from bucketjit._processes.shard_axis import local_shards
 from bucketjit._processes.split_rows import ShardedCall, sharded_call
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.engine_parts import TRACED, Parts, Together
+from bucketjit._runtime.engine_parts import Parts, SharedState
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.parameters import PLAIN_STATICS
 from bucketjit.errors import (
@@ -289,18 +284,17 @@ def _of_user(
     return {v: int(found[v]) for v in bucket}
 
 
-def together(config: Config) -> Together | None:
-    """What runs the calls of one configuration; None if this process runs them alone."""
-    if config.sharded is not None:
-        return Agreement(config.agreed or Agreed(), OnShards(config.sharded))
-    return None if config.agreed is None else Agreement(config.agreed)
-
-
-def parts(config: Config) -> Parts:
-    """The parts of the engine of one configuration."""
-    if config.sharded is None:
-        return TRACED
-    return Parts(requests=functools.partial(Requests, transform=AllShards(config.sharded)))
+def engine_of(config: Config, shared: SharedState | None) -> Engine:
+    """The engine of a configuration whose calls run together."""
+    agreed, sharded = config.agreed or Agreed(), config.sharded
+    if sharded is None:
+        engine = Engine(config, shared)
+        engine.together = Agreement(agreed)
+    else:
+        requests = functools.partial(Requests, transform=AllShards(sharded))
+        engine = Engine(config, shared, Parts(requests=requests))
+        engine.together = Agreement(agreed, OnShards(sharded))
+    return engine
 
 
 def call_of_shard(engine: Engine, call: Call) -> Call:

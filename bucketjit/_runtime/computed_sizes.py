@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bucketjit._arrays.results import as_numpy, as_padded
-from bucketjit._compile.bodies import eagerly
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._raised import text_of
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.signature import Signature
 from bucketjit.errors import MaskingError, SelectionError
+
+if TYPE_CHECKING:
+    from bucketjit._tracing.signature import Signature
 
 MAX_RUNS_AGAIN = 6  # after the first run of a call
 
@@ -84,6 +85,8 @@ class EagerSignatures:
 
 def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
     """Run the function of a call without ``jit``."""
+    from bucketjit._compile.bodies import eagerly
+
     try:
         result = eagerly(call)
     except (IndexError, TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,10 +20,12 @@ from bucketjit._ir.program import Program
 from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.transformations import eval_context
-from bucketjit._runtime import equations
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
+
+if TYPE_CHECKING:
+    from bucketjit._runtime import equations
 
 Make = Callable[[Config], Callable[..., list[Any]]]  # a bucketed function
 
@@ -55,6 +57,8 @@ class Derivatives:
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
         """What makes a differentiated call in buckets; None if the call is not bucketed."""
+        from bucketjit._runtime import equations
+
         engine = self._engine
         with eval_context():
             call = engine.signer.sign(args, kwargs)
@@ -85,6 +89,8 @@ class Derivatives:
 
     def _differentiable(self, call: Call, program: Program) -> equations.Bucketed:
         """Make the differentiable function of a call, with flat arguments and results."""
+        from bucketjit._runtime import equations
+
         # It is kept, and must not keep the arguments.
         call = dataclasses.replace(call, leaves=[])
         engine, signature = self._engine, call.signature

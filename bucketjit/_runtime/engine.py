@@ -23,7 +23,6 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import is_of_machine
-from bucketjit._runtime.checked_calls import CheckedCall
 from bucketjit._runtime.computed_sizes import NOT_PADDED, run_again, run_eagerly
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
@@ -168,13 +167,7 @@ class Engine:
                     self.note_fallback(NOT_PADDED, is_eager=True)
                 return result
 
-    def _run_masked(
-        self,
-        masked: Masked,
-        call: Call,
-        out: Out,
-        given: CallArguments | None,
-    ) -> Any:
+    def _run_masked(self, masked: Masked, call: Call, out: Out, given: CallArguments | None) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
         if self.preparer is not None:
@@ -264,19 +257,15 @@ class Engine:
             learning.watch(line)
             return ServedCall(key, sizes, finish, line, learning.clock)
 
-    def run(
-        self,
-        entry: Executable,
-        call: Call,
-        served: ServedCall,
-        out: Out,
-    ) -> Any:
+    def run(self, entry: Executable, call: Call, served: ServedCall, out: Out) -> Any:
         """Run a call in a bucket, checked if that is configured, and count it."""
         counting = counted(self.counters, served.line)
         run = functools.partial(run_padded, entry, served.sizes, call, served.finish)
         if self.config.check is Check.OFF:
             with counting:
                 return run()
+        from bucketjit._runtime.checked_calls import CheckedCall
+
         return CheckedCall(
             self.name, self.config.check, self.requests.rules, entry, call, out
         ).result(counting, run, lambda: self.run_unpadded(call))
@@ -348,8 +337,7 @@ class Engine:
         args, kwargs = call.tree.unflatten(map(plain, call.leaves))
         key = self.requests.exact_key(call)
         found = self.refusals.eager.compiled(
-            call,
-            lambda: self.provider.get(key, lambda: self.requests.exact(call)),
+            call, lambda: self.provider.get(key, lambda: self.requests.exact(call))
         )
         if found is None:
             line = CallCounter(call.sizes, reason=reason)
@@ -372,11 +360,7 @@ class Engine:
         return result
 
     def _fall_back(
-        self,
-        refusal: MaskingError,
-        call: Call,
-        out: Out,
-        given: CallArguments | None,
+        self, refusal: MaskingError, call: Call, out: Out, given: CallArguments | None
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(call, out, given, refusal.reason)

@@ -19,7 +19,6 @@ from bucketjit._ir.interface import Interface
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path.bucket_handler import Clock
 from bucketjit._runtime.statistics import FrozenDict, LearntBucket
-from bucketjit.strategies.learning import Learner
 
 Sizes = Mapping[str, int]
 
@@ -48,6 +47,8 @@ class Learning:
         rounded: Callable[[Sizes], Sizes],
         kept: Sequence[tuple[Sizes, float]] = (),
     ) -> None:
+        from bucketjit.strategies.learning import Learner
+
         self._variables, self._rounded = tuple(variables), rounded
         self._fixed = [v for v in variables if v not in learnt]
         alive = weakref.ref(program)

@@ -12,7 +12,6 @@ import jax
 from bucketjit._arrays.padding import pad, plain
 from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.bodies import result_types
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
@@ -51,6 +50,8 @@ def open_axes(call: Call) -> list[list[int]] | None:
 
     Raises an error of the machine, such as exhausted memory; see `is_of_machine`.
     """
+    from bucketjit._compile.bodies import result_types
+
     signature = call.signature
     tokens = signature.guessed_tokens(call.shapes)
     sizes = bind_sizes(tokens, call.shapes, signature.paths)

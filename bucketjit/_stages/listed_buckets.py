@@ -192,8 +192,3 @@ def listed_buckets(config: Config, call: Call) -> list[list[tuple[str, int]]]:
     """The buckets that the strategies of a call list."""
     every = ((v, strategies.buckets_of(config.strategy_of(v))) for v in call.sizes)
     return [[(v, size) for size in buckets] for v, buckets in every if buckets is not None]
-
-
-def ahead(config: Config) -> Ahead | None:
-    """The object that compiles listed buckets; None if the configuration does not want that."""
-    return None if config.ahead is None else Ahead(config.ahead.workers)

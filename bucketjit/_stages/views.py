@@ -20,8 +20,11 @@ from bucketjit._runtime.statistics import (
     Stats,
     shown_reason,
 )
-from bucketjit._stages.report import Report
 from bucketjit.errors import SpecError
+
+if TYPE_CHECKING:
+    from bucketjit._stages.report import Report
+
 
 if TYPE_CHECKING:
     from bucketjit._config import Config
@@ -89,6 +92,8 @@ class Views:
             >>> "Executables" in str(double.report())
             True
         """
+        from bucketjit._stages.report import Report
+
         return Report(repr(self), dataclasses.asdict(self.stats()))
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -9,14 +9,13 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import export
 from jax.errors import InconclusiveDimensionOperation
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.computed_sizes import Sizing
 from bucketjit._ir.expressions import evaluate, is_symbolic
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
@@ -28,6 +27,9 @@ from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
 from bucketjit._tracing.computed_sizes import PresumedSizes, counts_of
 from bucketjit._tracing.held_output import begin_trace
+
+if TYPE_CHECKING:
+    from bucketjit._ir.computed_sizes import Sizing
 
 
 def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
@@ -114,6 +116,8 @@ class Attempt:
         self.out_tree: Any = None
         self.sizing: Noticing | Sizing = Noticing()
         if sizes.are_computed:
+            from bucketjit._ir.computed_sizes import Sizing
+
             presumed = {**sizes.guessed, **sizes.presumed}
             self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, presumed)
         self.counts: tuple[str, ...] = ()
@@ -162,7 +166,7 @@ class Attempt:
             outs, self.out_tree = jax.tree_util.tree_flatten(results)
             outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
             counts: dict[str, Any] = {}
-            if isinstance(self.sizing, Sizing):
+            if not isinstance(self.sizing, Noticing):
                 counts = counts_of(self.sizing, outs, current_trace())
             self.counts = tuple(counts)
             return [*outs, *counts.values()]

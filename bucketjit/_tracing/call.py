@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bucketjit._tracing.parameters import Statics
 from bucketjit._tracing.resolution import Resolution
-from bucketjit._tracing.signature import Signature
+
+if TYPE_CHECKING:
+    from bucketjit._tracing.signature import Signature
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax import export
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.bounds import is_never_negative
-from bucketjit._ir.computed_sizes import Computed, Sizing
 from bucketjit._ir.expressions import evaluate_text, is_symbolic, solve, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
 from bucketjit._ir.open_sizes import Noticing
@@ -51,6 +50,9 @@ from bucketjit._jax.user_code import raising_code, raising_line, source_line
 from bucketjit._raised import text_of
 from bucketjit.errors import MaskingError
 
+if TYPE_CHECKING:
+    from bucketjit._ir.computed_sizes import Computed, Sizing
+
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
 
 _SIZED_OUTSIDE = "call bucketjit.sized outside of it"
@@ -66,7 +68,7 @@ def meeting_of_sizes(
 ) -> TraceRefused | None:
     """The refusal of arrays of different computed sizes that meet, in an addition, say."""
     text = text_of(error)
-    if not isinstance(sizing, Sizing) or isinstance(error, MaskingError):
+    if isinstance(sizing, Noticing | None) or isinstance(error, MaskingError):
         return None
     shapes = {f"({', '.join(shape)})" for shape in shapes_in(text)}
     met = [v for v in sizing.computed if re.search(rf"\b{v}\b", " ".join(shapes))]
@@ -293,7 +295,7 @@ class PresumedSizes:
         self._failed.append(decided)
         if not decided or len(self._failed) > _MOST_GUESSES:
             return False
-        assert isinstance(sizing, Sizing)
+        assert not isinstance(sizing, Noticing)
         for variable in (v for g in reversed(decided) for v in sorted(g.variables & free)):
             most = evaluate_text(sizing.computed[variable].bound, self.known) + 1
             for value in _near_the_ends(most):
@@ -307,7 +309,7 @@ class PresumedSizes:
 
     def _free(self, sizing: Noticing | Sizing) -> set[str]:
         """The computed sizes whose values no run has returned."""
-        computed = sizing.computed.keys() if isinstance(sizing, Sizing) else set()
+        computed = set() if isinstance(sizing, Noticing) else sizing.computed.keys()
         return computed - self.presumed.keys()
 
     def _solved(self, left: str, right: str, free: Set[str]) -> dict[str, int]:
@@ -335,7 +337,7 @@ class PresumedSizes:
 
         JAX traces more programs for an array that is known to be empty.
         """
-        if guard is None or not isinstance(sizing, Sizing) or guard.variables <= self.of_call:
+        if guard is None or isinstance(sizing, Noticing) or guard.variables <= self.of_call:
             return guard
         if always_holds(guard, sizing.computed):
             return guard

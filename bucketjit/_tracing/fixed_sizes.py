@@ -14,7 +14,6 @@ from typing import Any
 from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program, TraceRefused
-from bucketjit._tracing.concrete import at_other_sizes
 from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.resolution import Resolution
 
@@ -47,6 +46,8 @@ def refusing_one_size(
     users = fixed_by(map(parse_constraint, constraints), sizes)
     if not sizes.keys() - users or fixed_by(program.guards, sizes) < sizes.keys():
         return call
+    from bucketjit._tracing.concrete import at_other_sizes
+
     for factor, more in () if any(p.refusal for p in programs) else _OTHERS:
         ordered = enumerate(sorted(sizes.items()), more)  # no two that are equal stay so
         larger = {v: n if v in users else factor * n + i for i, (v, n) in ordered}

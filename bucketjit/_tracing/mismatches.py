@@ -22,7 +22,7 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
-from bucketjit._tracing.parameters import Parameters, Statics
+from bucketjit._tracing.parameters import Key, Parameters
 from bucketjit.errors import ArgumentError
 
 Shape = tuple[int | str, ...]
@@ -306,22 +306,6 @@ def _kind(tree: Any) -> str:
     return f"a {kind.__name__}" if data is None else f"a {kind.__name__} with {_short(data)}"
 
 
-class Key(NamedTuple):
-    """What identifies a signature.
-
-    Attributes:
-        tree: Tree of ``(args, kwargs)`` without static arguments.
-        types: Type of each leaf.
-        statics: The static arguments.
-        context: The configuration of JAX that traces depend on.
-    """
-
-    tree: Any
-    types: tuple[LeafType, ...]
-    statics: Statics
-    context: Any
-
-
 def why_new(before: Iterable[Key], now: Key, parameters: Parameters) -> str:
     """Why a call has a new signature, in words: how it differs from the nearest one."""
 
@@ -333,9 +317,7 @@ def why_new(before: Iterable[Key], now: Key, parameters: Parameters) -> str:
         shapes = [("_",) * kind.rank for kind in key.types]
         return facts_made_for(key.tree, key.types, shapes, parameters.name_of_dynamic)
 
-    old = min(reversed(list(before)), key=distance, default=None)
-    if old is None:
-        return "new"
+    old = min(reversed(list(before)), key=distance)
     statics = [{k: _short(v) for k, v in parameters.named(key.statics)} for key in (old, now)]
     changed = {k: [of.get(k, "no value") for of in statics] for of in statics for k in of}
     lines = [_line(f"static {k}", _TRACED, a, b) for k, (a, b) in changed.items() if a != b]

@@ -22,7 +22,6 @@ import numpy as np
 from jax.extend.core import Jaxpr
 
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
-from bucketjit._tracing.skeleton import same_constant
 
 # Bytes from which on copies are shared. Smaller arrays are many, and a look-up takes longer than
 # a copy.
@@ -61,8 +60,11 @@ def _own(value: Any) -> Any:
         place = value.__array_interface__
         key = type(value), place["data"], value.strides, value.shape, value.dtype
         known = _COPIES.get(key)
-        if known is not None and same_constant(known, value):
-            return known
+        if known is not None:
+            from bucketjit._tracing.skeleton import same_constant
+
+            if same_constant(known, value):
+                return known
     copy = value.copy()
     copy.setflags(write=False)
     if key is not None:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -217,6 +217,22 @@ class Statics:
             return fn(*merged, **kwargs, **keyword)
 
         return like_without(bound, fn, positional, keyword)
+
+
+class Key(NamedTuple):
+    """What identifies a signature.
+
+    Attributes:
+        tree: Tree of ``(args, kwargs)`` without static arguments.
+        types: The `LeafType` of each leaf.
+        statics: The static arguments.
+        context: The configuration of JAX that traces depend on.
+    """
+
+    tree: Any
+    types: tuple[Any, ...]
+    statics: Statics
+    context: Any
 
 
 NO_STATICS = Statics({}, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -26,13 +26,12 @@ from bucketjit._tracing.axis_guesses import default_entries, is_default_name
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.cures import remedy_for
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
-from bucketjit._tracing.made_for import MadeFor
-from bucketjit._tracing.mismatches import Key, why_new
-from bucketjit._tracing.mutations import refusing_mutations
-from bucketjit._tracing.parameters import Parameters, Static
-from bucketjit._tracing.shards import on_shards
-from bucketjit._tracing.signature import Signature
+from bucketjit._tracing.parameters import Key, Parameters, Static
 from bucketjit.errors import ArgumentError, SpecError
+
+if TYPE_CHECKING:
+    from bucketjit._tracing.made_for import MadeFor
+    from bucketjit._tracing.signature import Signature
 
 
 class Signer:
@@ -198,6 +197,9 @@ class Signer:
         if self._made_for is not None and self._make is not None:
             self._made_for.check_types(key, positional, keywords)
             return self._make(key)
+        from bucketjit._tracing.mutations import refusing_mutations
+        from bucketjit._tracing.signature import Signature
+
         names, given = self._named(positional, keywords)
         paths = _with_paths(names, given)
         specs = self._leaf_specs(len(positional), names, given)
@@ -217,13 +219,19 @@ class Signer:
             final.append(kind)
         fn, sharded = self._config.fn, self._config.sharded
         if sharded is not None:
+            from bucketjit._tracing.shards import on_shards
+
             fn = on_shards(fn, sharded.axis, sharded.count)
         fn = refusing_mutations(key.statics.bind(named_now(fn)), names)
-        leaves = [path for path, _ in paths]
+        leaves, why = [path for path, _ in paths], "new"
+        if self._signatures:
+            from bucketjit._tracing.mismatches import why_new
+
+            why = why_new(self._signatures, key, self.parameters)
         return Signature(
             *(fn, key.tree, final, leaves, specs, self._config.constraints),
             learns=self._config.dynamic_axes is None,
-            why=why_new(self._signatures, key, self.parameters),
+            why=why,
             pairs=sharded is None,
             has_room=self._config.has_room,
         )

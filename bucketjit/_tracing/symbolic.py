@@ -23,7 +23,6 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.computed_sizes import Sizing
 from bucketjit._ir.expressions import evaluate, variables_in, variables_of
 from bucketjit._ir.guards import (
     Guard,
@@ -39,6 +38,7 @@ from bucketjit._ir.guards import (
 )
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
+from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import (
     Leaf,
     Program,
@@ -295,7 +295,7 @@ def _program(
     own = [parse_constraint(c) for c in constraints]
     all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
     more: dict[str, Any] = {}
-    if isinstance(attempt.sizing, Sizing):
+    if not isinstance(attempt.sizing, Noticing):
         jaxpr, all_guards, more = with_counts(
             jaxpr, attempt.out_tree.num_leaves, attempt.sizing, attempt.counts, all_guards
         )
@@ -317,7 +317,7 @@ def _program(
         lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
         reshapes=unchecked_reshapes(jaxpr),
         may_hold_sizes=in_data is None,
-        computes_sizes=isinstance(attempt.sizing, Sizing),
+        computes_sizes=not isinstance(attempt.sizing, Noticing),
         places=places,
         **more,
     )

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.tree_util import PyTreeDef
 
@@ -25,13 +25,14 @@ from bucketjit._ir.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._raised import raised_anew
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.binding import bind_sizes
-from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.fixed_sizes import refusing_one_size
 from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit._tracing.pairing import pair
 from bucketjit._tracing.resolution import Resolution, variables_in
 from bucketjit._tracing.symbolic import COMPUTE, LOOP, trace
+
+if TYPE_CHECKING:
+    from bucketjit._tracing.concrete import Tracer
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
@@ -361,6 +362,8 @@ class TracedPrograms:
         return None
 
     def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
+        from bucketjit._tracing.concrete import Tracer
+
         known = self.at(tokens, shapes).tracer()
         return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
 
@@ -372,6 +375,8 @@ class TracedPrograms:
         refusal: TraceRefused | None = None,
     ) -> Resolution:
         """Resolve a call by concrete traces. Without a program it has both kinds of refusals."""
+        from bucketjit._tracing.pairing import pair
+
         traced = self.at(tokens, shapes)
         known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
         tracer = self._tracer(tokens, shapes)

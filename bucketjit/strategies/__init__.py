@@ -17,16 +17,20 @@ strategy            buckets                                     choose it for
 with a ``bucket(n: int) -> int`` method that keeps the contract of :class:`Strategy`.
 """
 
-from bucketjit.strategies.assessment import Assessment, assess, assess_joint
+import importlib
+from typing import TYPE_CHECKING
+
 from bucketjit.strategies.auto import Auto
 from bucketjit.strategies.base import Strategy, checked_bucket
-from bucketjit.strategies.boundaries import Boundaries
+from bucketjit.strategies.boundaries import Boundaries, buckets_of
 from bucketjit.strategies.exact import Exact
 from bucketjit.strategies.exponential import Exponential
-from bucketjit.strategies.fitting import fit
 from bucketjit.strategies.linear import Linear
-from bucketjit.strategies.listing import buckets_of
 from bucketjit.strategies.pow2 import Pow2
+
+if TYPE_CHECKING:
+    from bucketjit.strategies.assessment import Assessment, assess, assess_joint
+    from bucketjit.strategies.fitting import fit
 
 __all__ = [
     "Assessment",
@@ -45,5 +49,18 @@ __all__ = [
 ]
 
 
+# Calls need none of these: their modules are imported when they are first used.
+_PLACES = {
+    **dict.fromkeys(("Assessment", "assess", "assess_joint"), "assessment"),
+    "fit": "fitting",
+}
+
+
 def __getattr__(name: str) -> object:
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"bucketjit.strategies.{_PLACES[name]}"), name)
     raise AttributeError(f"{__name__} has no {name!r}; choose from {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

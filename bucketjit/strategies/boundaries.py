@@ -1,4 +1,4 @@
-"""A strategy with an explicit list of buckets."""
+"""Explicit buckets, and the list of all buckets of a strategy that has a largest one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies.base import checked_sizes, logical_size
+from bucketjit.strategies.base import Ladder, checked_sizes, logical_size
+
+MOST_LISTED = 65_536  # buckets of a strategy that are listed at most
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -60,3 +62,35 @@ class Boundaries:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.boundaries)})"
+
+
+def buckets_of(strategy: object) -> tuple[int, ...] | None:
+    """List the buckets of a strategy, to compile them before calls need them.
+
+    Args:
+        strategy: A strategy.
+
+    Returns:
+        The buckets of the sizes from 1 on, in increasing order. None if there is no largest one
+        (``Pow2()``, `Exact`), if it is not known (a strategy of your own), or if there are more
+        than 65,536.
+
+    Examples:
+        >>> from bucketjit.strategies import Boundaries, Linear, Pow2
+        >>> buckets_of(Pow2(min=8, max=48))
+        (8, 16, 32, 48)
+        >>> buckets_of(Boundaries([10, 20, 35]))
+        (10, 20, 35)
+        >>> buckets_of(Linear(16)) is None
+        True
+    """
+    if isinstance(strategy, Boundaries):
+        return strategy.boundaries
+    if not isinstance(strategy, Ladder) or strategy.max is None:
+        return None
+    found: list[int] = []
+    while not found or found[-1] < strategy.max:
+        if len(found) == MOST_LISTED:
+            return None
+        found.append(strategy.bucket(found[-1] + 1 if found else 1))
+    return tuple(found)

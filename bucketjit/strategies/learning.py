@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bucketjit.strategies._search import Floats, Ints
+if TYPE_CHECKING:
+    from bucketjit.strategies._search import Floats, Ints
 
 Bucket = tuple[int, ...]  # a size of each variable, in one order
 

@@ -11,7 +11,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Check
-from bucketjit._compile import requests, workarounds
+from bucketjit._compile import workarounds
 from bucketjit.errors import SpecError
 from tests.comparison import ramp
 
@@ -137,7 +137,7 @@ def test_an_option_of_ours_that_xla_does_not_take_is_given_up(
     check: Check, exact: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workarounds, "library_options", lambda *_: {"xla_no_such": 1})
-    monkeypatch.setattr(requests, "OPTIONS", frozenset(("xla_no_such",)))
+    monkeypatch.setattr(workarounds, "OPTIONS", frozenset(("xla_no_such",)))
     executor = BucketedExec(layer, dynamic_axes="b, _", check=check).with_buckets([4, 8])
     for b in (3, 8, 2):
         x = ramp(b, 64)

@@ -20,7 +20,6 @@ from jax.extend.core import Jaxpr
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files import record
 from bucketjit._compile.files.directory import Distrusted
-from bucketjit._compile.files.fingerprint import NoDigest, program_digest
 from bucketjit._compile.files.record import Record
 from bucketjit._config import Persistent
 from bucketjit._events import LONGEST, Event, printable
@@ -86,6 +85,8 @@ class ExecutableFiles:
 
     def digest_of(self, program: Program) -> str:
         """The digest of a program and its constants, which cannot be written to. Made once."""
+        from bucketjit._compile.files.fingerprint import NoDigest
+
         # Threads that need several buckets of one program wait for the one that makes the digest.
         with self._lock:
             known = self._programs.get(program)
@@ -102,6 +103,8 @@ class ExecutableFiles:
 
     def digest(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> str:
         """The digest of an open jaxpr and its constants, with the contents that these have now."""
+        from bucketjit._compile.files.fingerprint import NoDigest, program_digest
+
         found, primitives = program_digest(jaxpr, consts)
         for primitive in primitives:
             if primitive in self._rules or primitive.name in self._rules:

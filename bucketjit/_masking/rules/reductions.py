@@ -196,11 +196,7 @@ def _front(array: Array, axes: Sequence[int]) -> Any:
 
 
 def _fold_real(
-    ctx: RuleContext,
-    arrays: Sequence[Any],
-    starts: Sequence[Any],
-    axes: Sequence[int],
-    fold: Fold,
+    ctx: RuleContext, arrays: Sequence[Any], starts: Sequence[Any], axes: Sequence[int], fold: Fold
 ) -> list[Any]:
     """Reduce real positions only, in order, for a fold without a known neutral element."""
     mask = ctx.in_bounds(ctx.in_shapes[0], axes)

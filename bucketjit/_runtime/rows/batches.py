@@ -188,9 +188,7 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
     """One result of all examples: the rows of an array, cut to their logical shapes."""
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         words = _column(
-            jax.random.key_data(leaf),
-            [s and (*s, *key_shape(leaf.dtype)) for s in shapes],
-            Out.JAX,
+            jax.random.key_data(leaf), [s and (*s, *key_shape(leaf.dtype)) for s in shapes], Out.JAX
         )
         keys = [jax.random.wrap_key_data(w, impl=key_impl(leaf.dtype)) for w in words]
         return keys
