@@ -40,15 +40,10 @@ Instead = Callable[[Tokens, Shapes, Mapping[str, int]], Resolution]
 """Resolves a call that no program serves, or says why not, where nothing can be traced."""
 
 _MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
-
 _MAX_BEYOND = 8  # after as many, only sizes above the double of the largest or below half the least
-
 _REFUSALS_KEPT = 4096  # for each set of static sizes; the oldest one is dropped
-
 _MAX_PAIRED = 8  # programs of concrete traces for each set of static sizes
-
 _SHOWN = 8  # arguments in one line of a log
-
 _LOOKED_THROUGH = 64  # sets of static sizes; at each multiple those without a program are dropped
 
 _ASKED_SYMBOLICALLY = (
@@ -154,8 +149,7 @@ class TracedPrograms:
     ) -> None:
         self._pairs, self._has_room = pairs, has_room
         self._instead = instead  # of a trace, where there is no source
-        self.fn = fn
-        self.in_tree = in_tree
+        self.fn, self.in_tree = fn, in_tree
         self.types = tuple(types)
         self.paths = tuple(paths)
         self.constraints = tuple(constraints)
@@ -283,9 +277,11 @@ class TracedPrograms:
             return self._instead(tokens, shapes, presumed)
         with holding_output() as held:
             call = self._attempt(tokens, shapes, presumed)
-            leaves, known = self._leaves(tokens, shapes), self.at(tokens, shapes).programs()
-            again = lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES)  # noqa: E731
-            call = refusing_one_size(call, self._constraints(tokens), self.fn, known, again)
+            leaves = self._leaves(tokens, shapes)
+            call = refusing_one_size(
+                *(call, self._constraints(tokens), self.fn, self.at(tokens, shapes).programs()),
+                lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES),
+            )
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 
