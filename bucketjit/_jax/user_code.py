@@ -143,7 +143,8 @@ _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_par
 
 # Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
-    f"bucketjit._jax.{name}" for name in ("user_code", "size_reports", "size_hooks", "number_hooks")
+    f"bucketjit._jax.{name}"
+    for name in ("user_code", "size_reports", "size_hooks", "number_hooks", "patches.lifetimes")
 )
 
 

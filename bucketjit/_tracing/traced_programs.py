@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from bucketjit._tracing.concrete import Tracer
 
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
-
 Instead = Callable[[Tokens, Shapes, Mapping[str, int]], Resolution]
 """Resolves a call that no program serves, or says why not, where nothing can be traced."""
 
@@ -147,11 +146,9 @@ class TracedPrograms:
         has_room: Callable[[str], bool] = lambda variable: False,
         instead: Instead | None = None,
     ) -> None:
-        self._pairs, self._has_room = pairs, has_room
-        self._instead = instead  # of a trace, where there is no source
+        self._pairs, self._has_room, self._instead = pairs, has_room, instead
         self.fn, self.in_tree = fn, in_tree
-        self.types = tuple(types)
-        self.paths = tuple(paths)
+        self.types, self.paths = tuple(types), tuple(paths)
         self.constraints = tuple(constraints)
         self._is_cut = any(kind.partitions for kind in self.types)
         self._traced: dict[Any, KnownPrograms] = {}
