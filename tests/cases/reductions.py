@@ -76,6 +76,13 @@ CASES = [
         domains=ALL,
     ),
     Case(
+        "reduce_min_of_infinity",
+        lambda x: x.min(1),
+        (Arg("b, s", make=lambda x, rng: x + np.inf),),
+        ("reduce_min",),
+        domains=("mixed",),
+    ),
+    Case(
         "reduce_max_min_gradient",
         lambda x: [every_axis(jnp.max)(x), every_axis(jnp.min)(x)],
         ("b, s",),

@@ -61,6 +61,13 @@ def _stride_windows(x):
 SLICES = [
     moves("lax_slices", _lax_slices, ("b, s",), ("slice",), grad=True, sizes=ATLEAST2),
     moves(
+        "lax_last_two",
+        lambda x: lax.slice_in_dim(x, x.shape[1] - 2, x.shape[1], axis=1),
+        ("b, s",),
+        ("slice",),
+        sizes=ATLEAST2,
+    ),
+    moves(
         "lax_slice_by_size",
         lambda x: lax.slice(x, (1, 0), x.shape, (x.shape[1], (x.shape[0] + 1) // 2)),
         ("b, s",),
