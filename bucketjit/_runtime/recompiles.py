@@ -19,11 +19,11 @@ from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, counted, emit, printable
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._raised import frames_inside
-from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._tracing.call import Call
 from bucketjit.errors import RecompileWarning
-from bucketjit.strategies import Auto
+from bucketjit.strategies import Auto, Exact
+from bucketjit.strategies.base import checked_bucket
 
 _SIZES_WITHOUT_A_WORD = 2  # without any strategy; the next size is warned of
 _ABOVE_BUCKETS = 18  # executables beyond the number of buckets that are not warned of
@@ -85,7 +85,7 @@ class Recompiles:
         warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
 
     def _add(self, call: Call, entry: Executable) -> None:
-        self._buckets.add(tuple(bucket_or_size(self._config, *size) for size in call.sizes.items()))
+        self._buckets.add(tuple(self._bucket(*size) for size in call.sizes.items()))
         padded, signature = dict(entry.pads), call.signature
         rest = (shape for i, shape in enumerate(call.shapes) if i not in padded)
         key = hash((signature, entry.exact, entry.rows is None, *entry.sizes.values(), *rest))
@@ -97,6 +97,16 @@ class Recompiles:
             self._later.append(entry.compile_seconds)
         elif sum((info := self._shared.cache.info())[:2]) >= _FIRST_CALLS:
             self._first, self._since = info, time.monotonic()
+
+    def _bucket(self, variable: str, n: int) -> int | None:
+        """The bucket of a size; None where each size is compiled, and the user did not say so."""
+        default, strategy = self._config.default, self._config.strategy_of(variable)
+        if strategy is default and isinstance(strategy, Exact):
+            return None
+        try:
+            return checked_bucket(strategy, variable, n)
+        except Exception:  # beyond the largest one; what is wrong the call has raised
+            return None
 
     def _things(self, call: Call) -> Iterator[tuple[str, str, object, str]]:
         """What may vary: its name, what its values are, the value of a call, and that as text."""

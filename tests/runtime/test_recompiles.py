@@ -95,6 +95,20 @@ def test_by_default_the_buckets_are_not_counted() -> None:
     assert "axis 1 of x varied (static)" in text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dynamic_axes": "n", "buckets": [1, 2], "overflow": "exact"},
+        {"dynamic_axes": "n, m", "buckets": {"m": "pow2"}},
+    ],
+)
+def test_sizes_without_a_bucket_are_no_buckets(options: Any) -> None:
+    of_one = len(options["dynamic_axes"]) == 1
+    arrays = [ones(n) if of_one else ones(n, 2) for n in range(3, 25)]
+    (text,) = told(calls(BucketedExec(total, **options), *arrays))
+    assert "axis 0 of x varied, 2" in text
+
+
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "many"])
 def test_other_values_are_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match="warn_after must be a number"):
@@ -113,7 +127,7 @@ def test_static_values_that_vary_are_named() -> None:
     scaled = BucketedExec(lambda x, rate: x.sum() * rate, static_argnames="rate").with_pow2()
     (text,) = told(lambda: [scaled(ones(4), rate=0.5 * i) for i in range(20)])
     assert "the static argument rate had 20 values: 0.0, 0.5, 1.0" in text
-    assert "has compiled 20 executables" in text  # 16 above the buckets 1, 2 and 4
+    assert "has compiled 20 executables" in text  # 18 above the one bucket
 
 
 def test_the_argument_of_a_static_number_is_named() -> None:
