@@ -19,7 +19,7 @@ from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, counted, emit, printable
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._raised import frames_inside
-from bucketjit._runtime.engine_parts import SharedState
+from bucketjit._runtime.engine_parts import SharedState, alive
 from bucketjit._tracing.call import Call
 from bucketjit.errors import RecompileWarning
 from bucketjit.strategies import Auto, Exact
@@ -140,10 +140,13 @@ class Recompiles:
         most = _ABOVE_BUCKETS + max(len(self._buckets), *learnt, 0) if after is None else after
         count, again = self._sizes.total() + self._again, self._shared.cache.evictions
         compiled, again = f"has compiled {counted(count, 'executable')}", min(again, self._again)
-        if again > (_ABOVE_BUCKETS if after is None else after):
-            needs = {"maxsize": len(self._bytes), "max_bytes": sum(self._bytes.values())}
-            bounds = ((name, getattr(config, name), need) for name, need in needs.items())
-            cures = (f"{n}={b:,} would have to be {max(b, m):,} or more" for n, b, m in bounds if b)
+        is_often = again > (_ABOVE_BUCKETS if after is None else after)
+        if is_often or count > max(most, 2 * (count - again)):
+            every = [list(e.recompiles._bytes.values()) for e in alive(self._shared.engines)]
+            needs = {"maxsize": sum(map(len, every)), "max_bytes": sum(map(sum, every))}
+            bounds = [(n, b, m) for n, m in needs.items() if (b := getattr(config, n))]
+            bounds = [bound for bound in bounds if bound[1] < bound[2]] or bounds
+            cures = [f"{n}={b:,} would have to be {max(b + 1, m):,} or more" for n, b, m in bounds]
             why = f"{again} of them again, as the cache had evicted them: {' and '.join(cures)}"
             return f"{compiled}, {why}. Or choose fewer buckets."
         spent, late = time.monotonic() - self._since, sum(self._later)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -156,7 +157,7 @@ def test_an_empty_axis_beside_a_filled_one_is_not_told_of(empty: int) -> None:
     [
         ({"maxsize": 2}, "maxsize=2 would have to be 4 or more"),
         ({"maxsize": None, "max_bytes": 8}, "max_bytes=8 would have to be "),
-        ({"maxsize": 1, "max_bytes": 10**9}, "maxsize=1 would have to be 4 or more and max_bytes="),
+        ({"maxsize": 1, "max_bytes": 10**9}, "maxsize=1 would have to be 4 or more. Or"),
     ],
 )
 def test_a_cache_that_is_too_small_is_told_of(bounds: Any, cure: str) -> None:
@@ -172,6 +173,10 @@ def test_other_numbers_of_evictions_are_told_of() -> None:
     executor = BucketedExec(total, dynamic_axes="n", warn_after=2).with_pow2().with_maxsize(1)
     (text,) = told(lambda: [executor(ones(n)) for n in (2, 3) * 4])
     assert text.startswith("total has compiled 3 executables: axis 0 of x varied")
+    executor = BucketedExec(total, dynamic_axes="n").with_pow2().with_maxsize(4)
+    both = executor, jax.grad(executor)
+    for text in told(lambda: [f(jnp.ones(n)) for n in (3, 5, 9) * 8 for f in both]):
+        assert "maxsize=4 would have to be " in text and "be 4 or" not in text
     executor = BucketedExec(total, dynamic_axes="n", warn_after=0).with_pow2().with_maxsize(1)
     assert told(lambda: [executor(ones(n)) for n in (2, 3) * 12]) == []
 
