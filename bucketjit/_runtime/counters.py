@@ -213,6 +213,7 @@ class Counters:
             }
             self._selected: weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]
             self._selected = weakref.WeakKeyDictionary()
+            self.history.keep(*self._every_line())  # for snapshots that threads have just taken
             for line in self._every_line():
                 line.calls.reset()
             # Both times are read once here, so snapshots of the same counters are equal.

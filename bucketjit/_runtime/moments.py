@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,7 +33,7 @@ class Moment:
     def ask(self, part: str) -> Any:
         """A part of the snapshot."""
         if part not in self._known:
-            self._known[part] = self.parts[part](self)
+            self._known.setdefault(part, self.parts[part](self))  # the first thread's is right
         return self._known[part]
 
 
@@ -45,6 +46,7 @@ class History:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self.taken = 0
         self.held: list[weakref.ref[Moment]] = []
 
@@ -54,8 +56,9 @@ class History:
 
     def add(self, moment: Moment) -> None:
         """Add a moment."""
-        self.held = [*map(weakref.ref, self.moments()), weakref.ref(moment)]
-        self.taken += 1
+        with self._lock:
+            self.held = [*map(weakref.ref, self.moments()), weakref.ref(moment)]
+            self.taken += 1
 
     def make_room(self) -> None:
         """Compute all of them if there are `_MOMENTS`; they need not be told of changes then."""
@@ -75,8 +78,10 @@ class History:
 
         Call it without a lock.
         """
-        for moment in self.moments() if self.held else ():
+        moments = self.moments() if self.held else ()
+        for moment in moments:
             for part in moment.parts.keys() - {but}:
                 moment.ask(part)
         if not but:
-            self.held = []
+            with self._lock:  # threads may have added others
+                self.held = [known for known in self.held if known() not in moments]

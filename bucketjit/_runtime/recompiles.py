@@ -19,11 +19,11 @@ from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, counted, emit, printable
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._raised import frames_inside
-from bucketjit._runtime.buckets import bucket_or_size
-from bucketjit._runtime.engine_parts import SharedState
+from bucketjit._runtime.engine_parts import SharedState, alive
 from bucketjit._tracing.call import Call
 from bucketjit.errors import RecompileWarning
-from bucketjit.strategies import Auto
+from bucketjit.strategies import Auto, Exact
+from bucketjit.strategies.base import checked_bucket
 
 _SIZES_WITHOUT_A_WORD = 2  # without any strategy; the next size is warned of
 _ABOVE_BUCKETS = 18  # executables beyond the number of buckets that are not warned of
@@ -85,7 +85,7 @@ class Recompiles:
         warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
 
     def _add(self, call: Call, entry: Executable) -> None:
-        self._buckets.add(tuple(bucket_or_size(self._config, *size) for size in call.sizes.items()))
+        self._buckets.add(tuple(self._bucket(*size) for size in call.sizes.items()))
         padded, signature = dict(entry.pads), call.signature
         rest = (shape for i, shape in enumerate(call.shapes) if i not in padded)
         key = hash((signature, entry.exact, entry.rows is None, *entry.sizes.values(), *rest))
@@ -97,6 +97,16 @@ class Recompiles:
             self._later.append(entry.compile_seconds)
         elif sum((info := self._shared.cache.info())[:2]) >= _FIRST_CALLS:
             self._first, self._since = info, time.monotonic()
+
+    def _bucket(self, variable: str, n: int) -> int | None:
+        """The bucket of a size; None where each size is compiled, and the user did not say so."""
+        default, strategy = self._config.default, self._config.strategy_of(variable)
+        if strategy is default and isinstance(strategy, Exact):
+            return None
+        try:
+            return checked_bucket(strategy, variable, n)
+        except Exception:  # beyond the largest one; what is wrong the call has raised
+            return None
 
     def _things(self, call: Call) -> Iterator[tuple[str, str, object, str]]:
         """What may vary: its name, what its values are, the value of a call, and that as text."""
@@ -130,10 +140,13 @@ class Recompiles:
         most = _ABOVE_BUCKETS + max(len(self._buckets), *learnt, 0) if after is None else after
         count, again = self._sizes.total() + self._again, self._shared.cache.evictions
         compiled, again = f"has compiled {counted(count, 'executable')}", min(again, self._again)
-        if again > (_ABOVE_BUCKETS if after is None else after):
-            needs = {"maxsize": len(self._bytes), "max_bytes": sum(self._bytes.values())}
-            bounds = ((name, getattr(config, name), need) for name, need in needs.items())
-            cures = (f"{n}={b:,} would have to be {max(b, m):,} or more" for n, b, m in bounds if b)
+        is_often = again > (_ABOVE_BUCKETS if after is None else after)
+        if is_often or count > max(most, 2 * (count - again)):
+            every = [list(e.recompiles._bytes.values()) for e in alive(self._shared.engines)]
+            needs = {"maxsize": sum(map(len, every)), "max_bytes": sum(map(sum, every))}
+            bounds = [(n, b, m) for n, m in needs.items() if (b := getattr(config, n))]
+            bounds = [bound for bound in bounds if bound[1] < bound[2]] or bounds
+            cures = [f"{n}={b:,} would have to be {max(b + 1, m):,} or more" for n, b, m in bounds]
             why = f"{again} of them again, as the cache had evicted them: {' and '.join(cures)}"
             return f"{compiled}, {why}. Or choose fewer buckets."
         spent, late = time.monotonic() - self._since, sum(self._later)

@@ -39,6 +39,7 @@ class Wrapped(Generic[P, R]):
         fn: The function of the user.
         executor: Runs it on plain arguments.
         out: The form of its results.
+        is_quiet: Whether JAX's warning of donated arguments is dropped.
 
     Attributes:
         executor: The executor. It takes arguments and returns results as this package hands them
@@ -49,20 +50,24 @@ class Wrapped(Generic[P, R]):
     _of_arrays: Any  # makes the function of these arguments of the user's
 
     def __init__(
-        self, fn: Callable[..., Any], executor: BucketedExec[..., Any], out: str = "jax"
+        self,
+        fn: Callable[..., Any],
+        executor: BucketedExec[..., Any],
+        out: str = "jax",
+        is_quiet: bool = False,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.executor: BucketedExec[..., Any] = executor
-        self._out = out
+        self._out, self._is_quiet = out, is_quiet
 
     def __reduce__(self) -> Any:
-        parts = self.__wrapped__, self._out, *options_of(self.executor._config)
+        parts = self.__wrapped__, self._out, self._is_quiet, *options_of(self.executor._config)
         return global_name(self) or (self._unpickled, parts)
 
     @classmethod
-    def _unpickled(cls, fn: Callable[..., Any], out: str, *options: Any) -> Self:
+    def _unpickled(cls, fn: Any, out: str, is_quiet: bool, *options: Any) -> Self:
         config = configured(cls._of_arrays(fn), *options)
-        return cls(fn, BucketedExec._of(config), out)
+        return cls(fn, BucketedExec._of(config), out, is_quiet)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function."""
@@ -111,7 +116,7 @@ class Wrapped(Generic[P, R]):
 
     def _around(self, executor: BucketedExec[..., Any]) -> Self:
         """The same wrapper around another bucketed function of the same function."""
-        return type(self)(self.__wrapped__, executor, self._out)
+        return type(self)(self.__wrapped__, executor, self._out, self._is_quiet)
 
     def stats(self) -> Stats:
         """A snapshot of what the bucketed function has done; see `BucketedExec.stats`."""

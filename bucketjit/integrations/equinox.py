@@ -186,7 +186,6 @@ class FilteredExec(Wrapped[P, R]):
     """
 
     _of_arrays = staticmethod(_of_arrays)
-    _is_quiet = False  # whether JAX's warning of donated arguments is dropped
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
@@ -291,9 +290,8 @@ def filter_jit(
             if own.get("donate_argnums") is not None or own.get("donate_argnames") is not None:
                 raise SpecError("give donate, or donate_argnums and donate_argnames, not both")
             own["donate_argnums"] = tuple(range(first, _positional(fn)))
-        executor: FilteredExec[..., Any] = FilteredExec(fn, bucketed(_of_arrays(fn), **own))
-        executor._is_quiet = donate.startswith("all")
-        return executor
+        is_quiet = donate.startswith("all")
+        return FilteredExec(fn, bucketed(_of_arrays(fn), **own), is_quiet=is_quiet)
 
     return decorate if fn is None else decorate(fn)
 

@@ -241,6 +241,9 @@ def test_donated_arguments() -> None:
             warnings.simplefilter("error")  # no result can take the memory of x
             move(a, b, np.ones(3, np.float32))
         assert (a.weight.is_deleted(), b.weight.is_deleted()) == (first, second)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a changed copy neither
+        filter_jit(donate="all")(jnp.sum).with_linear(4)(np.ones(3, np.float32))
     with pytest.warns(UserWarning, match="donated buffers were not usable"):
         filter_jit(donate="warn")(jnp.sum)(np.ones(3, np.float32))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -95,6 +96,20 @@ def test_by_default_the_buckets_are_not_counted() -> None:
     assert "axis 1 of x varied (static)" in text
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dynamic_axes": "n", "buckets": [1, 2], "overflow": "exact"},
+        {"dynamic_axes": "n, m", "buckets": {"m": "pow2"}},
+    ],
+)
+def test_sizes_without_a_bucket_are_no_buckets(options: Any) -> None:
+    of_one = len(options["dynamic_axes"]) == 1
+    arrays = [ones(n) if of_one else ones(n, 2) for n in range(3, 25)]
+    (text,) = told(calls(BucketedExec(total, **options), *arrays))
+    assert "axis 0 of x varied, 2" in text
+
+
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "many"])
 def test_other_values_are_refused(wrong: Any) -> None:
     with pytest.raises(SpecError, match="warn_after must be a number"):
@@ -113,7 +128,7 @@ def test_static_values_that_vary_are_named() -> None:
     scaled = BucketedExec(lambda x, rate: x.sum() * rate, static_argnames="rate").with_pow2()
     (text,) = told(lambda: [scaled(ones(4), rate=0.5 * i) for i in range(20)])
     assert "the static argument rate had 20 values: 0.0, 0.5, 1.0" in text
-    assert "has compiled 20 executables" in text  # 16 above the buckets 1, 2 and 4
+    assert "has compiled 20 executables" in text  # 18 above the one bucket
 
 
 def test_the_argument_of_a_static_number_is_named() -> None:
@@ -142,7 +157,7 @@ def test_an_empty_axis_beside_a_filled_one_is_not_told_of(empty: int) -> None:
     [
         ({"maxsize": 2}, "maxsize=2 would have to be 4 or more"),
         ({"maxsize": None, "max_bytes": 8}, "max_bytes=8 would have to be "),
-        ({"maxsize": 1, "max_bytes": 10**9}, "maxsize=1 would have to be 4 or more and max_bytes="),
+        ({"maxsize": 1, "max_bytes": 10**9}, "maxsize=1 would have to be 4 or more. Or"),
     ],
 )
 def test_a_cache_that_is_too_small_is_told_of(bounds: Any, cure: str) -> None:
@@ -158,6 +173,10 @@ def test_other_numbers_of_evictions_are_told_of() -> None:
     executor = BucketedExec(total, dynamic_axes="n", warn_after=2).with_pow2().with_maxsize(1)
     (text,) = told(lambda: [executor(ones(n)) for n in (2, 3) * 4])
     assert text.startswith("total has compiled 3 executables: axis 0 of x varied")
+    executor = BucketedExec(total, dynamic_axes="n").with_pow2().with_maxsize(4)
+    both = executor, jax.grad(executor)
+    for text in told(lambda: [f(jnp.ones(n)) for n in (3, 5, 9) * 8 for f in both]):
+        assert "maxsize=4 would have to be " in text and "be 4 or" not in text
     executor = BucketedExec(total, dynamic_axes="n", warn_after=0).with_pow2().with_maxsize(1)
     assert told(lambda: [executor(ones(n)) for n in (2, 3) * 12]) == []
 

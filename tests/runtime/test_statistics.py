@@ -225,6 +225,21 @@ def test_many_snapshots_that_nobody_reads_stay_right() -> None:
     assert [s.hits + s.misses for s in snapshots] == [*range(1, 41)]
 
 
+@pytest.mark.parametrize("what", ["settle", "reset_stats"])
+def test_snapshots_that_come_while_others_are_computed_stay_right(what: str) -> None:
+    """Another thread takes one while all that are held are computed, or while counters reset."""
+    executor = BucketedExec(lambda x: x * 2).with_pow2()
+    for _ in range(3):
+        executor(ones(3))
+    history, first, meanwhile = executor._engine.counters.history, executor.stats(), []
+    (moment,) = history.moments()
+    buckets = moment.parts["buckets"]
+    moment.parts["buckets"] = lambda m: (meanwhile.append(executor.stats()), buckets(m))[1]
+    getattr(history if what == "settle" else executor, what)()
+    executor(ones(3))
+    assert [s.calls for s in (first, *meanwhile)] == [3, 3]
+
+
 def test_what_is_not_asked_for_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of fallbacks takes one read, however many sizes were seen and are called."""
     executor = BucketedExec(lambda x: (jnp.linalg.eigh(x)[1]).sum()).with_pow2()
