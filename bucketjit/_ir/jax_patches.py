@@ -51,6 +51,7 @@ class Replacing:
         self._lock = threading.Lock()
         self._active = 0  # how many contexts are open, in all threads
         self._originals: list[tuple[Any, Any, Any]] = []  # in order of installation
+        self._bare: dict[str, int] = {}  # modules without an original, and how many names they had
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -82,11 +83,15 @@ class Replacing:
                 wide.append((patch.name, original, replacement))
             else:
                 self._replace(patch.owner, patch.name, original, replacement)
-        for module in modules_of_jax().values() if wide else ():  # there are a thousand modules
+        for key, module in modules_of_jax().items() if wide else ():  # there are a thousand modules
             names = getattr(module, "__dict__", {})
-            for name, original, replacement in wide:
-                if names.get(name) is original:
-                    self._replace(module, name, original, replacement)
+            if self._bare.get(key) == len(names):
+                continue
+            held = [each for each in wide if names.get(each[0]) is each[1]]
+            for name, original, replacement in held:
+                self._replace(module, name, original, replacement)
+            if not held:
+                self._bare[key] = len(names)
 
     def _replace(self, owner: Any, name: Any, original: Any, replacement: Any) -> None:
         self._originals.append((owner, name, original))

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from time import monotonic
 from typing import Any
 
 from bucketjit._compile.cache import CacheInfo
@@ -25,7 +25,7 @@ from bucketjit.errors import RecompileWarning
 from bucketjit.strategies import Auto, Exact
 from bucketjit.strategies.base import checked_bucket
 
-_SIZES_WITHOUT_A_WORD = 2  # without any strategy; the next size is warned of
+_SIZES_WITHOUT_A_WORD = 2  # without any strategy, or along a static axis; the next is warned of
 _ABOVE_BUCKETS = 18  # executables beyond the number of buckets that are not warned of
 _FIRST_CALLS = 32  # whose seconds of compiling are not counted: first calls compile
 _LONG, _SEVERAL = 5.0, 3  # seconds of compiling that are warned of, and in how many executables
@@ -62,6 +62,7 @@ class Recompiles:
             self._bytes: dict[int, int] = {}  # of executables, those that were evicted included
             self._buckets: set[Any] = set()
             self._sizes: Counter[int] = Counter()  # executables of each signature
+            self._static: dict[Any, set[int]] = defaultdict(set)  # sizes of axes not declared so
             # The values of each thing and their texts, at most `_KEPT`; by name and what they are.
             self._seen: dict[tuple[str, str], dict[Any, str]] = defaultdict(dict)
 
@@ -93,10 +94,16 @@ class Recompiles:
         self._again += is_again
         self._sizes[hash(signature)] += not is_again
         self._bytes[key] = 0 if self._config.max_bytes is None else entry.nbytes
+        is_fallback = entry.exact and call.sizes  # which has a warning of its own
+        for leaf, row in () if is_fallback else enumerate(signature.tokens or ()):
+            if self._config.dynamic_axes is None or signature.specs[leaf] is None:
+                for axis, size in enumerate(call.shapes[leaf]):
+                    if row[axis] == STATIC:
+                        self._static[leaf, axis].add(size)
         if self._first is not None:
             self._later.append(entry.compile_seconds)
         elif sum((info := self._shared.cache.info())[:2]) >= _FIRST_CALLS:
-            self._first, self._since = info, time.monotonic()
+            self._first, self._since = info, monotonic()
 
     def _bucket(self, variable: str, n: int) -> int | None:
         """The bucket of a size; None where each size is compiled, and the user did not say so."""
@@ -136,6 +143,11 @@ class Recompiles:
             return f"compiles for each size: {self._varied()}. {_NO_STRATEGY}"
         if after is None and config.always_exact:  # as the user chose
             return None
+        if (
+            after is None
+            and max(map(len, self._static.values()), default=0) > _SIZES_WITHOUT_A_WORD
+        ):
+            return f"compiles for each size of a static axis: {self._varied()}. {_CURE}"
         learnt = (s.buckets for s in (config.default, *config.per_dim.values()) if type(s) is Auto)
         most = _ABOVE_BUCKETS + max(len(self._buckets), *learnt, 0) if after is None else after
         count, again = self._sizes.total() + self._again, self._shared.cache.evictions
@@ -149,11 +161,11 @@ class Recompiles:
             cures = [f"{n}={b:,} would have to be {max(b + 1, m):,} or more" for n, b, m in bounds]
             why = f"{again} of them again, as the cache had evicted them: {' and '.join(cures)}"
             return f"{compiled}, {why}. Or choose fewer buckets."
-        spent, late = time.monotonic() - self._since, sum(self._later)
+        spent, late = monotonic() - self._since, sum(self._later)
         is_slow = len(self._later) >= _SEVERAL and late >= max(_LONG, spent / 2)
         if is_slow and self._first is not None:
             first = self._first.hits + self._first.misses
-            compiled += f", which took {late:.1f} of the {spent:.1f} seconds since call {first}"
+            compiled += f"; that took {late:.1f} of the {spent:.1f} seconds since call {first}"
         return f"{compiled}: {self._varied()}. {_CURE}" if is_slow or count > most else None
 
     def _varied(self) -> str:

@@ -52,6 +52,13 @@ def test_without_a_strategy_the_third_size_is_told_of_once() -> None:
     assert len(told(calls(executor, *(ones(n) for n in (3, 4, 5, 6))))) == 1
 
 
+def test_the_third_size_of_a_static_axis_is_told_of() -> None:
+    executor = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("n", None)).with_pow2()
+    assert told(calls(lambda y: executor(ones(3), y), ones(3), ones(5))) == []
+    (text,) = told(calls(lambda y: executor(ones(3), y), ones(6), ones(7)))
+    assert "static axis: axis 0 of y varied (static), 3 sizes" in text
+
+
 def test_lists_whose_length_varies_are_told_of() -> None:
     executor = BucketedExec(lambda x: np.float32(2) * sum(x["ids"]), warn_after=3).with_pow2()
     (text,) = told(calls(executor, *({"ids": [1.5] * n} for n in range(1, 6))))
@@ -185,11 +192,12 @@ def test_other_numbers_of_evictions_are_told_of() -> None:
 def test_seconds_of_compiling_are_told_of(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They count once some calls were served; then few executables may take most of the time."""
     monkeypatch.setattr(recompiles, "_LONG", 1e-3)
+    monkeypatch.setattr(recompiles, "monotonic", lambda: 0.0)  # all else takes no time
     scaled = BucketedExec(lambda x, by: x.sum() * by, static_argnums=1).with_pow2()
     for _ in range(first):
         scaled(ones(4), 0)
     found = told(lambda: [scaled(ones(4), by) for by in range(1, 6)])
     if first:
-        assert "executables, which took" in found[0] and "seconds since call 4" in found[0]
+        assert "executables; that took" in found[0] and "seconds since call 4" in found[0]
         assert "the static argument by had 5 values" in found[0]
     assert len(found) == bool(first)
