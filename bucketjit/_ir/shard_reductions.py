@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching
 
+from bucketjit._jax.config import shard_keys
 from bucketjit.errors import MaskingError
 
 shard_mean_p = jex_core.Primitive("shard_mean")
@@ -34,9 +35,6 @@ shard_psum_p = jex_core.Primitive("shard_psum")
 
 COMBINED = frozenset((shard_mean_p, shard_psum_p))
 """The primitives whose result is the same on all shards."""
-
-# Traces that JAX keeps of inner functions belong to the shards that they were made for.
-_in_cache_keys = jax.make_user_context(None)
 
 
 @shard_mean_p.def_abstract_eval  # type: ignore[untyped-decorator]
@@ -75,7 +73,8 @@ def tracing_for(shards: Shards) -> Iterator[None]:
     before = _shards()
     _of_thread.shards = shards
     try:
-        with _in_cache_keys(str(shards)):
+        # Traces that JAX keeps of inner functions belong to the shards that they were made for.
+        with shard_keys(str(shards)):
             yield
     finally:
         _of_thread.shards = before

@@ -23,6 +23,11 @@ _mesh = names.module("mesh")
 _flags: Any = jax.config  # its flags are public, but have no types
 _T = TypeVar("_T")
 
+# Contexts that distinguish traces in JAX's caches. Each is a part of `trace_context` once it is
+# made, so both are made here, before any call has a key.
+unshared_keys = jax.make_user_context(None)
+shard_keys = jax.make_user_context(None)
+
 
 def trace_context() -> Hashable:
     """Every configuration state that changes what is traced (x64, matmul precision, ...).

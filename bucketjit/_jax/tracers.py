@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 import jax
 from jax.interpreters import partial_eval
 
+from bucketjit._jax.config import unshared_keys
 from bucketjit._jax.jaxprs import is_literal
-
-_unshared = jax.make_user_context(None)
 
 
 class Typed(NamedTuple):
@@ -113,7 +112,7 @@ class Unshared:
 
     def renew(self) -> None:
         """From now on, nothing that was traced before is returned."""
-        self._stack.enter_context(_unshared(object()))
+        self._stack.enter_context(unshared_keys(object()))
 
 
 @contextmanager
@@ -127,4 +126,4 @@ def unshared_traces() -> Iterator[Unshared]:
 
 def traces_are_unshared() -> bool:
     """Whether `unshared_traces` is active."""
-    return _unshared.value is not None
+    return unshared_keys.value is not None

@@ -17,7 +17,7 @@ from bucketjit._ir.program import Program, TraceRefused
 from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.resolution import Resolution
 
-_OTHERS = (3, 0), (2, 1)  # the sizes that a trace is tried at, each by a factor and a number
+_OTHERS = (3, 0), (4, 1)  # the sizes that a trace is tried at, each by a factor and a number
 
 _REMEDY = (
     "compare sizes, compute on them with jax.numpy, do not use them as keys; or leave that axis "
@@ -33,12 +33,14 @@ def refusing_one_size(
     constraints: Sequence[str],
     fn: Any,
     programs: Sequence[Interface],
+    run: Callable[[dict[str, int]], object],
     again: Again,
 ) -> Resolution:
     """A call whose program serves one size, with the reason if other sizes have such programs.
 
-    ``again`` resolves the call at other sizes. It is not asked if one of the programs has such a
-    reason: a trace of each size is dear enough.
+    ``run`` traces as the exact run does; a function that keeps what it makes by size fails there
+    (``table[n] = jnp.arange(n)``), so its program serves. ``again`` resolves the call at other
+    sizes. It is not asked if one of the programs has such a reason: a trace of each is dear enough.
     """
     program, sizes = call.program, call.sizes
     if not isinstance(program, Program) or program.computed or program.pairing:
@@ -48,6 +50,8 @@ def refusing_one_size(
         return call
     from bucketjit._tracing.concrete import at_other_sizes
 
+    if at_other_sizes(functools.partial(run, sizes)) is None:
+        return call
     for factor, more in () if any(p.refusal for p in programs) else _OTHERS:
         ordered = enumerate(sorted(sizes.items()), more)  # no two that are equal stay so
         larger = {v: n if v in users else factor * n + i for i, (v, n) in ordered}

@@ -277,6 +277,7 @@ class TracedPrograms:
             leaves = self._leaves(tokens, shapes)
             call = refusing_one_size(
                 *(call, self._constraints(tokens), self.fn, self.at(tokens, shapes).programs()),
+                lambda n: self._tracer(tokens, shapes).at(n),
                 lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES),
             )
             held.is_dropped = call.program is None  # the exact run shows it

@@ -138,3 +138,17 @@ def test_a_text_for_debug_information_decides_nothing() -> None:
 )
 def test_what_guards_fix(texts: tuple[str, ...], fixed: set[str]) -> None:
     assert fixed_by(map(parse_constraint, texts), {"m": 5, "n": 3}) == fixed
+
+
+def test_a_function_that_keeps_tracers_by_size_is_traced_once_at_each() -> None:
+    kept: dict[Any, Any] = {}
+
+    def fn(x: Any) -> Any:
+        n = x.shape[0]
+        if n not in kept:
+            kept[n] = jnp.arange(n)
+        return (x * kept[n]).sum()
+
+    executor = bucketjit.jit(fn, buckets="pow2")
+    for n in (3, 9, 13, 7):  # 9 and 13 are sizes that a trace is tried at beside 3
+        assert float(executor(ramp(n))) == (ramp(n) * range(n)).sum()
