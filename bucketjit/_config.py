@@ -323,3 +323,10 @@ class Config:
     def has_no_strategy(self) -> bool:
         """Whether the user chose no strategy, not even `Exact`."""
         return self.default is NOT_CHOSEN and not self.per_dim
+
+
+def check_seconds(what: str, given: Any) -> None:
+    """Check a limit of time."""
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
+    if given is not None and not (is_number and given >= 0):
+        raise SpecError(f"{what} must be seconds, or None, got {given!r}")

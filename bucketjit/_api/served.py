@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from bucketjit._api.options import bound, positive
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
-from bucketjit._config import DEFAULT_MAXSIZE, Background, is_int_from
+from bucketjit._config import DEFAULT_MAXSIZE, Background, check_seconds, is_int_from
 from bucketjit._events import Listener
 from bucketjit._jax.config import jit_disabled
 from bucketjit._jax.tracebacks import boundary
@@ -262,8 +262,6 @@ class Served(CallPath[P, R], Views):
         Raises:
             SpecError: ``timeout`` is no number, or negative.
         """
-        from bucketjit._stages.warmup import check_seconds
-
         check_seconds("wait_for_compiles: timeout", timeout)
         workers = self._engine.provider.workers
         return workers is None or workers.wait(timeout)

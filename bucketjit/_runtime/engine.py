@@ -365,7 +365,7 @@ class Engine:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(call, out, given, refusal.reason)
         elif call.presumed is not None:  # for the sizes of a run the function may raise its own
-            run_eagerly(call, out, None)
+            run_eagerly(call, out, refusal.reason)
         is_eager = self.refusals.eager.is_eager(call.signature)
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result

@@ -94,7 +94,7 @@ class Inlined:
         return nested(refusing, self._signer, inline=True)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function; without ``jit`` if it computes sizes and is only differentiated.
+        """Call the function; without ``jit`` if it computes sizes, as under `jax.grad`.
 
         Raises:
             SelectionError: It computes a size inside of another transformation.
@@ -103,20 +103,21 @@ class Inlined:
         if not (only_differentiated() and statics in self._eager):
             try:
                 return self._nested(args, kwargs)
-            except OF_TRACERS as error:
+            except OF_TRACERS:
                 trial, quietly = Noticing(), contextlib.suppress(Exception)
                 with quietly, forgetful_jax(), selecting_jax(), trial.active():
                     self._nested(args, kwargs)
                 if not trial.noticed:
                     raise
-                if not only_differentiated():
-                    what = f"{self._name}: it computes a size inside jax.jit, vmap or scan"
-                    remedy = "call the bucketed function outside of these"
-                    raise SelectionError(what, remedy) from error
-            self._eager.add(statics)
         args, kwargs = self._signer.with_static_sizes(args, kwargs)
         args, kwargs = self._signer.changed(_as_array, args, kwargs)
-        return self._fn(*args, **kwargs)
+        try:
+            result = self._fn(*args, **kwargs)
+        except OF_TRACERS as error:
+            what = f"{self._name}: it computes a size inside jax.jit, vmap or scan"
+            raise SelectionError(what, "call the bucketed function outside of these") from error
+        self._eager.add(statics)
+        return result
 
 
 def _as_array(leaf: Any) -> Any:

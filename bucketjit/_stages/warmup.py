@@ -14,13 +14,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
 
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.bodies import result_types
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
-from bucketjit._config import is_positive_int
+from bucketjit._config import check_seconds, is_positive_int
 from bucketjit._events import one_line, printable, shown
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._raised import in_one_line, is_of_machine
@@ -94,13 +93,6 @@ def check_options(workers: object, time_budget: object, **flags: object) -> None
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise SpecError(f"warmup: {name} must be True or False, got {flag!r}")
-
-
-def check_seconds(what: str, given: Any) -> None:
-    """Check a limit of time."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if given is not None and not (is_number and given >= 0):
-        raise SpecError(f"{what} must be seconds, or None, got {given!r}")
 
 
 def warm_up(

@@ -43,7 +43,9 @@ def leaving_nothing() -> Iterator[None]:
 def _copied(original: Any, copy: Callable[[Any], Any], *values: object) -> Any:
     """A copy that goes with the context, if a value is a symbolic size or of a symbolic shape."""
     copies = getattr(_here, "copies", None)
-    if copies is None or not (_is_open(values) or traces_are_unshared()):
+    if copies is None or jax.config.jax_check_tracer_leaks:  # copies outlive an inner trace
+        return original
+    if not (_is_open(values) or traces_are_unshared()):
         return original
     if original not in copies:
         copies[original] = copy(original)
