@@ -29,6 +29,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import evaluate
 from bucketjit._ir.program import Leaf, Program, TraceRefused
 from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
+from bucketjit._jax.patches import lifetimes
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._tracing.symbolic import trace
@@ -96,7 +97,8 @@ def _is_our_own(error: BaseException | None) -> bool:
     if error is None:
         return False
     frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if include_filename(frame.filename)]
+    passing = lifetimes.__file__  # hands calls of JAX on
+    frames = [f for f in frames if include_filename(f.filename) and f.filename != passing]
     ours = os.path.dirname(bucketjit.__file__)
     hooks = ("fail", "_no_attribute", "reporting")  # say what a plain size says
     if not frames or frames[-1].name in hooks:
