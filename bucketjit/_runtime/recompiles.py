@@ -94,8 +94,8 @@ class Recompiles:
         self._again += is_again
         self._sizes[hash(signature)] += not is_again
         self._bytes[key] = 0 if self._config.max_bytes is None else entry.nbytes
-        is_fallback = entry.exact and call.sizes  # which has a warning of its own
-        for leaf, row in () if is_fallback else enumerate(signature.tokens or ()):
+        # A fallback, which is exact and has open sizes, has a warning of its own.
+        for leaf, row in () if entry.exact and call.sizes else enumerate(signature.tokens or ()):
             if self._config.dynamic_axes is None or signature.specs[leaf] is None:
                 for axis, size in enumerate(call.shapes[leaf]):
                     if row[axis] == STATIC:

@@ -24,7 +24,7 @@ from bucketjit._jax.transformations import hold_weakly
 _core = names.module("core")
 _partial_eval = names.module("interpreters.partial_eval")
 _pjit = names.module("pjit")
-
+_flags: Any = jax.config  # its flags are public, but have no types
 _here = threading.local()
 
 
@@ -43,7 +43,7 @@ def leaving_nothing() -> Iterator[None]:
 def _copied(original: Any, copy: Callable[[Any], Any], *values: object) -> Any:
     """A copy that goes with the context, if a value is a symbolic size or of a symbolic shape."""
     copies = getattr(_here, "copies", None)
-    if copies is None or jax.config.jax_check_tracer_leaks:  # copies outlive an inner trace
+    if copies is None or _flags.jax_check_tracer_leaks:  # copies outlive an inner trace
         return original
     if not (_is_open(values) or traces_are_unshared()):
         return original
