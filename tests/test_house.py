@@ -108,8 +108,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_697,
-    "lines": 48_738,
+    "code": 30_695,
+    "lines": 48_735,
     "files": 266,
     "long": 0,
     "packages": 13,

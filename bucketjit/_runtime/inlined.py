@@ -86,12 +86,9 @@ class Inlined:
 
     def __init__(self, fn: Callable[..., Any], name: str, signer: Signer) -> None:
         self._fn, self._name, self._signer = fn, name, signer
+        refusing = refusing_mutations(fn, signer.parameters.names(0))
+        self._nested = nested(refusing, signer, inline=True)
         self._eager: set[Statics] = set()  # of calls that compute sizes
-
-    @functools.cached_property
-    def _nested(self) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
-        refusing = refusing_mutations(self._fn, self._signer.parameters.names(0))
-        return nested(refusing, self._signer, inline=True)
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the function; without ``jit`` if it computes sizes, as under `jax.grad`.
