@@ -7,6 +7,7 @@ so other threads call them, too. For plain sizes they do what the originals do.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -49,25 +50,26 @@ class Replacing:
         self.patches = patches
         self._context = context
         self._lock = threading.Lock()
-        self._active = 0  # how many contexts are open, in all threads
+        self._uses = weakref.WeakSet[object]()  # the contexts that are open, in all threads
         self._originals: list[tuple[Any, Any, Any]] = []  # in order of installation
         self._bare: dict[str, int] = {}  # modules without an original, and how many names they had
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        with self._lock:
-            if self._active == 0:
-                self._install()
-            self._active += 1
+        use = threading.Lock()  # any object that can be referenced weakly: it goes with the frame
         try:
+            with self._lock:
+                if not self._uses:
+                    self._remove()  # what is there if an interrupt came in between
+                    self._install()
+                self._uses.add(use)
             with self._context():
                 yield
         finally:
             with self._lock:
-                self._active -= 1
-                if self._active == 0:
-                    while self._originals:  # the last first: two patches may share a name
-                        _set(*self._originals.pop())
+                self._uses.discard(use)
+                if not self._uses:
+                    self._remove()
 
     def misses(self, function: object) -> bool:
         """Whether a function is an original, in a place where its patch does not replace it."""
@@ -93,6 +95,11 @@ class Replacing:
             if not held:
                 self._bare[key] = len(names)
 
+    def _remove(self) -> None:
+        while self._originals:  # the last first: two patches may share a name
+            _set(*self._originals[-1])
+            self._originals.pop()  # only now: an interrupt may come in between
+
     def _replace(self, owner: Any, name: Any, original: Any, replacement: Any) -> None:
         self._originals.append((owner, name, original))
         _set(owner, name, replacement)
@@ -102,7 +109,7 @@ def _set(owner: Any, name: Any, value: Any) -> None:
     if isinstance(owner, dict):
         owner[name] = value
     elif value is _ABSENT:
-        delattr(owner, name)
+        vars(owner).pop(name, None)
     else:
         setattr(owner, name, value)
 

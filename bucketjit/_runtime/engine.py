@@ -218,7 +218,9 @@ class Engine:
         # So does one in a bucket that is still timed.
         is_timed = learning is not None and learning.wants_seconds(masked.bucket)
         if given is not None and not (stands_in or is_timed):
-            self.memory.add_masked(call, given, served, self._same_up_to(masked))
+            # Every call that is larger, up to these padded sizes, has the same bucket.
+            up_to = None if masked.beyond is not None else tuple(masked.bucket.values())
+            self.memory.add_masked(call, given, served, up_to)
         return result
 
     def handler_at_new_sizes(self, given: CallArguments) -> Handler | None:
@@ -232,10 +234,6 @@ class Engine:
         new, entry = found
         served = self.served(new.key, entry, new.call, self.config.out)
         return self.memory.add_new_sizes(given, new, served)
-
-    def _same_up_to(self, masked: Masked) -> tuple[int, ...] | None:
-        """The padded sizes up to which every larger call has the same bucket; None if unknown."""
-        return None if masked.beyond is not None else tuple(masked.bucket.values())
 
     def tell_compiled(
         self, learning: Learning, program: Interface | None, of_rows: bool = False
@@ -348,12 +346,11 @@ class Engine:
         named = call.sizes or call.signature.guessed_sizes(call.shapes)
         line = CallCounter(named, reason=reason, key=call.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
-        counting = counted(self.counters, line) if is_call else nullcontext()
-        with counting:
+        with counted(self.counters, line) if is_call else nullcontext():
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
-            self.recompiles.note(call, entry)
+            self.recompiles.note(call, entry, is_fallback=reason is not None)
         if is_call and given is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(call.signature.specs) if spec is not None]
             self.memory.add(call, given, opened, ServedCall(key, None, finish, line))

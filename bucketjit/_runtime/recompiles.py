@@ -66,36 +66,32 @@ class Recompiles:
             # The values of each thing and their texts, at most `_KEPT`; by name and what they are.
             self._seen: dict[tuple[str, str], dict[Any, str]] = defaultdict(dict)
 
-    def note(self, call: Call, entry: Executable) -> None:
-        """Note a call that has compiled an executable, and warn if there are too many.
+    def note(self, call: Call, entry: Executable, is_fallback: bool = False) -> None:
+        """Note a call that has compiled an executable; warn, once, if there are too many.
 
-        Warns:
-            RecompileWarning: Once, see the class.
+        A fallback, which runs unpadded for a reason, has a warning of its own.
         """
         with self._lock:
             for name, what, value, text in self._things(call):
                 if len(values := self._seen[name, what]) < _KEPT:
                     values[value] = text
-            self._add(call, entry)
-            why = None if self._is_told or self._config.warn_after == 0 else self._why()
-            if why is None:
+            self._add(call, entry, is_fallback)
+            if self._is_told or self._config.warn_after == 0 or not (why := self._why()):
                 return
             self._is_told = True
         emit(Event("recompile", self._name, call.sizes, detail=why), self._config.listeners)
         message = printable(f"{self._name} {why}", LONGEST)
         warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
 
-    def _add(self, call: Call, entry: Executable) -> None:
+    def _add(self, call: Call, entry: Executable, is_fallback: bool) -> None:
         self._buckets.add(tuple(self._bucket(*size) for size in call.sizes.items()))
         padded, signature = dict(entry.pads), call.signature
         rest = (shape for i, shape in enumerate(call.shapes) if i not in padded)
         key = hash((signature, entry.exact, entry.rows is None, *entry.sizes.values(), *rest))
-        is_again = key in self._bytes
-        self._again += is_again
+        self._again += (is_again := key in self._bytes)
         self._sizes[hash(signature)] += not is_again
         self._bytes[key] = 0 if self._config.max_bytes is None else entry.nbytes
-        # A fallback, which is exact and has open sizes, has a warning of its own.
-        for leaf, row in () if entry.exact and call.sizes else enumerate(signature.tokens or ()):
+        for leaf, row in () if is_fallback else enumerate(signature.tokens or ()):
             if self._config.dynamic_axes is None or signature.specs[leaf] is None:
                 for axis, size in enumerate(call.shapes[leaf]):
                     if row[axis] == STATIC:
@@ -143,10 +139,8 @@ class Recompiles:
             return f"compiles for each size: {self._varied()}. {_NO_STRATEGY}"
         if after is None and config.always_exact:  # as the user chose
             return None
-        if (
-            after is None
-            and max(map(len, self._static.values()), default=0) > _SIZES_WITHOUT_A_WORD
-        ):
+        static = max(map(len, self._static.values()), default=0)
+        if after is None and static > _SIZES_WITHOUT_A_WORD:
             return f"compiles for each size of a static axis: {self._varied()}. {_CURE}"
         learnt = (s.buckets for s in (config.default, *config.per_dim.values()) if type(s) is Auto)
         most = _ABOVE_BUCKETS + max(len(self._buckets), *learnt, 0) if after is None else after
