@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.backend import get_default_device
 
 from bucketjit._compile.argument_types import Expected, abstract, device_of
 from bucketjit._compile.executable import Executable, OpenOut, Pads
@@ -29,6 +30,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic, shape_function
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+from bucketjit._jax.arrays import traced_for
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla, reused_arguments
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
@@ -128,8 +130,14 @@ class Kernel(NamedTuple):
             with selecting_jax(), traced_anew():
                 yield
         else:
-            with _refusing_defects():
+            with _refusing_defects(), traced_for(self._platforms()):
                 yield
+
+    def _platforms(self) -> set[str]:
+        """The platforms of the devices that its arguments are on."""
+        placed = (getattr(x, "sharding", None) for x in self.leaves)
+        platforms = {d.platform for s in placed if s is not None for d in s.device_set}
+        return platforms or {get_default_device().platform}
 
     def executable(
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, cast
 
 import jax
@@ -42,13 +44,12 @@ def only_on_cpu() -> bool:
     return set(jex_backend.backends()) == {"cpu"}
 
 
-@functools.cache
 def on_one_cpu() -> bool:
     """Whether all programs of this process run on one CPU device, so that they move whole arrays.
 
     A loop over parts of an array that is cut over devices would send each part to all of them.
     """
-    return only_on_cpu() and len(jax.local_devices()) == jax.process_count() == 1
+    return _platform() == "cpu" and len(jax.local_devices()) == jax.process_count() == 1
 
 
 def is_started() -> bool:
@@ -77,11 +78,32 @@ def register_lapack() -> None:
     jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
 
 
-def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
-    """``lax.platform_dependent``, which traces ``cpu`` alone where the CPU is the only platform."""
-    if only_on_cpu():
-        return cpu(*operands)
-    return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
+_target: ContextVar[str | None] = ContextVar("_target", default=None)
+
+
+@contextmanager
+def traced_for(platforms: Iterable[str]) -> Iterator[None]:
+    """A context in which programs are traced for the device of these platforms, if it is one."""
+    (*others, last) = platforms
+    token = _target.set(None if others else last)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def _platform() -> str | None:
+    """The platform that programs are traced for; None if that is not known yet."""
+    return _target.get() or ("cpu" if only_on_cpu() else None)
+
+
+def by_platform(
+    *operands: object, default: Callable[..., Any], **others: Callable[..., Any]
+) -> Any:
+    """``lax.platform_dependent``, which traces one function alone if the platform is known."""
+    if (platform := _platform()) is not None:
+        return others.get(platform, default)(*operands)
+    return jax.lax.platform_dependent(*operands, default=default, **others)
 
 
 _array = names.module("array")

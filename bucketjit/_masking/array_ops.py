@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
@@ -61,6 +62,22 @@ def select(mask: Any, array: Array, value: Any) -> Any:
         value = lax.convert_element_type(value, array.dtype)
     like = array.shape, sharding
     return lax.select_n(_broadcast(mask, *like), _broadcast(value, *like), array)
+
+
+def can_be_zeroed(dtype: np.dtype[Any]) -> bool:
+    """Whether `zeroed` takes arrays of a dtype."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 8 * dtype.itemsize
+
+
+def zeroed(mask: Any, array: Array) -> Any:
+    """``array`` where ``mask`` is True, else 0, for floats: the bits and those of the mask.
+
+    A select by a mask that is broadcast makes the TPU's compiler take a layout that leaves half of
+    each register empty, for the array and what is computed of it; this does not.
+    """
+    word = jnp.dtype(f"int{8 * array.dtype.itemsize}")
+    bits = _broadcast(-mask.astype(word), array.shape, explicit_sharding(array))
+    return lax.bitcast_convert_type(lax.bitcast_convert_type(array, word) & bits, array.dtype)
 
 
 def is_key(array: Array) -> bool:

@@ -26,7 +26,7 @@ from bucketjit._ir.expressions import Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._jax.arrays import by_platform, key_impl, key_shape
 from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
-from bucketjit._masking.array_ops import in_every_row, is_key, select
+from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, is_key, select, zeroed
 from bucketjit._masking.padding import Padding
 from bucketjit._masking.padding_plan import fills_of_product, summed_pairs
 from bucketjit.errors import MaskingError
@@ -203,7 +203,8 @@ class RuleContext:
     ) -> Any:
         """Write ``value`` into the padding of ``operand``.
 
-        The padding is replaced by a select, never by a product with a mask: 0 * NaN is NaN.
+        The padding is replaced by a select, or zeros on a TPU by a conjunction of bits, never by a
+        product with a mask: 0 * NaN is NaN.
 
         Args:
             operand: An array at padded size.
@@ -247,8 +248,14 @@ class RuleContext:
         def filled_in_a_branch(array: Array) -> Any:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
+        def filled_by_bits(array: Array) -> Any:
+            return zeroed(self.sizes.in_bounds(shape, axes, tuple(array.shape)), array)
+
+        forms = {"cpu": filled_in_a_branch} if unfused else {}
+        if is_zero and operand.ndim > 2 and can_be_zeroed(operand.dtype):
+            forms["tpu"] = filled_by_bits
         if unfused:
-            return by_platform(operand, cpu=filled_in_a_branch, default=filled)
+            return by_platform(operand, default=filled, **forms)
         key = None
         if not isinstance(value, jax.Array):
             scalar = np.asarray(value)
@@ -256,7 +263,7 @@ class RuleContext:
             key = id(operand), str(shape), self.sizes.defined, what
         result = self.padding.made_before(key)
         if result is None:
-            result = filled(operand)
+            result = by_platform(operand, default=filled, **forms)
             self.padding.note_made(key, operand, result)
             self.padding.note_fact_of_fill(operand, shape, result, axes, value)
         if is_operand:

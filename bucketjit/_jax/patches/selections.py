@@ -16,8 +16,7 @@ and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
   ``lax.slice`` and ``slice_in_dim`` with sizes and ends that are computed.
 - Shapes (`.computed_shapes`), where the size has a bound: ``jnp.ones``, ``zeros``, ``full``,
   ``empty``, ``broadcast_to``, ``eye``, ``linspace``, ``tile``, ``lax.top_k``, random numbers,
-  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``;
-  ``trim_zeros``.
+  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``.
 """
 
 from __future__ import annotations
