@@ -17,7 +17,7 @@ from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
 from bucketjit._config import Check, Config
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.expressions import Shape, is_symbolic
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
@@ -135,7 +135,10 @@ def masked(
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)
             typed = zip(outs[:count], program.out_shapes, program.out_types, strict=True)
-            cut = [_finished(x, shape, kind, at, known) for x, shape, kind in typed]
+            cut = [
+                with_type(x if known.holds(x, shape, 0) else _ended(x, shape, at), *kind)
+                for x, shape, kind in typed
+            ]
             return [*cut, *outs[count:]]
         except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
             raise
@@ -151,13 +154,6 @@ def masked(
             ) from error
 
     return body
-
-
-def _finished(
-    out: Any, shape: Shape, kind: tuple[Any, bool], sizes: BucketSizes, known: Padding
-) -> Any:
-    """An output with its padding set to 0, and with the weak type that was traced."""
-    return with_type(out if known.holds(out, shape, 0) else _ended(out, shape, sizes), *kind)
 
 
 def _ended(out: Any, shape: tuple[Any, ...], sizes: BucketSizes) -> Any:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.backend import get_default_device
 
 from bucketjit._compile.argument_types import Expected, abstract, device_of
 from bucketjit._compile.executable import Executable, OpenOut, Pads
@@ -130,14 +129,10 @@ class Kernel(NamedTuple):
             with selecting_jax(), traced_anew():
                 yield
         else:
-            with _refusing_defects(), traced_for(self._platforms()):
+            placed = (getattr(x, "sharding", None) for x in self.leaves)
+            devices = {device for s in placed if s is not None for device in s.device_set}
+            with _refusing_defects(), traced_for({device.platform for device in devices}):
                 yield
-
-    def _platforms(self) -> set[str]:
-        """The platforms of the devices that its arguments are on."""
-        placed = (getattr(x, "sharding", None) for x in self.leaves)
-        platforms = {d.platform for s in placed if s is not None for d in s.device_set}
-        return platforms or {get_default_device().platform}
 
     def executable(
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False

@@ -198,10 +198,6 @@ class _Following(Analysis[_Facts]):
         older = set().union(*(self._made_of[n] - {n} for n in parts))
         return parts - (older - self._joined)
 
-    def _near(self, one: _Facts, other: _Facts) -> _Sources:
-        """The sources behind one operand that something in the other one was chosen among."""
-        return self._latest((one.behind & other.chosen) | (other.behind & one.chosen))
-
     # --- equations ---
 
     def _note(self, eqn: JaxprEqn, outs: Sequence[_Facts]) -> Sequence[_Facts]:
@@ -239,7 +235,10 @@ class _Following(Analysis[_Facts]):
         chosen = _all(f.chosen for f in ins)
         if has_bodies or name in _CHOICES:
             chosen = _all((chosen, *(f.parts for f in ins)))
-        near = self._near(*ins) if name in _DECIDE_BY_TWO else _NONE
+        near = _NONE  # the sources behind one operand among which the other one was chosen
+        if name in _DECIDE_BY_TWO:
+            one, other = ins
+            near = self._latest((one.behind & other.chosen) | (other.behind & one.chosen))
         self._read(eqn, name, ins, near)
         # Elementwise operations and moves carry a difference on.
         nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE

@@ -119,10 +119,6 @@ def names_in(spec: object) -> list[str]:
     return list(dict.fromkeys(n for _, child in _children(spec) for n in names_in(child)))
 
 
-def _is_axis_names(entry: object) -> bool:
-    return type(entry) is tuple and all(e is None or isinstance(e, str) for e in entry)
-
-
 def entries_of_arguments(
     spec: object,
     n_positional: int,
@@ -248,7 +244,7 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
         if not all(isinstance(v, str) for v in entry.values()):
             raise SpecError(f"dynamic_axes of {path}: expected {{axis: 'name'}}, got {entry!r}")
         return _NumberedAxes(tuple(entry.items()))
-    if _is_axis_names(entry):
+    if type(entry) is tuple and all(e is None or isinstance(e, str) for e in entry):
         return tuple(entry)
     if isinstance(entry, list) and all(isinstance(a, int) for a in entry):
         return Anonymous(tuple(entry))

@@ -185,14 +185,6 @@ def _abs(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     return ins[0] if is_natural(ins[0]) else Range(tighter(largest, 0, found.low), found.high)
 
 
-def _reduce_max(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return ins[0] if _has_some(eqn) else Range(None, ins[0].high)
-
-
-def _reduce_min(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    return ins[0] if _has_some(eqn) else Range(ins[0].low, None)
-
-
 def _has_some(eqn: JaxprEqn) -> bool:
     """Whether a reduction is never one of nothing, which has an extreme value."""
     return is_at_most(1, _count(eqn, eqn.params["axes"]))
@@ -315,8 +307,8 @@ _TABLE = dataflow.table(
             lambda eqn, ins: ins[0]
         ),
         "copy_p stop_gradient floor ceil round name cummax cummin": _fit(lambda eqn, ins: ins[0]),
-        "reduce_max": _fit(_reduce_max),
-        "reduce_min": _fit(_reduce_min),
+        "reduce_max": _fit(lambda eqn, ins: ins[0] if _has_some(eqn) else Range(None, ins[0].high)),
+        "reduce_min": _fit(lambda eqn, ins: ins[0] if _has_some(eqn) else Range(ins[0].low, None)),
         "convert_element_type": _fit(_convert),
         "concatenate pad": _fit(lambda eqn, ins: joined(*ins)),
         "select_n": _fit(lambda eqn, ins: joined(*ins[1:])),

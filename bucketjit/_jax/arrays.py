@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, cast
@@ -49,7 +49,7 @@ def on_one_cpu() -> bool:
 
     A loop over parts of an array that is cut over devices would send each part to all of them.
     """
-    return _platform() == "cpu" and len(jax.local_devices()) == jax.process_count() == 1
+    return platform() == "cpu" and len(jax.local_devices()) == jax.process_count() == 1
 
 
 def is_started() -> bool:
@@ -78,32 +78,30 @@ def register_lapack() -> None:
     jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
 
 
-_target: ContextVar[str | None] = ContextVar("_target", default=None)
+_target: ContextVar[Set[str]] = ContextVar("_target", default=frozenset())
 
 
 @contextmanager
-def traced_for(platforms: Iterable[str]) -> Iterator[None]:
-    """A context in which programs are traced for the device of these platforms, if it is one."""
-    (*others, last) = platforms
-    token = _target.set(None if others else last)
+def traced_for(platforms: Set[str]) -> Iterator[None]:
+    """A context in which programs are traced for devices of these platforms."""
+    token = _target.set(platforms)
     try:
         yield
     finally:
         _target.reset(token)
 
 
-def _platform() -> str | None:
-    """The platform that programs are traced for; None if that is not known yet."""
-    return _target.get() or ("cpu" if only_on_cpu() else None)
+def platform() -> str | None:
+    """The platform that programs are traced for; None if that is not known, or not one."""
+    platforms = _target.get() or ({"cpu"} if only_on_cpu() else {})
+    return next(iter(platforms)) if len(platforms) == 1 else None
 
 
-def by_platform(
-    *operands: object, default: Callable[..., Any], **others: Callable[..., Any]
-) -> Any:
-    """``lax.platform_dependent``, which traces one function alone if the platform is known."""
-    if (platform := _platform()) is not None:
-        return others.get(platform, default)(*operands)
-    return jax.lax.platform_dependent(*operands, default=default, **others)
+def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
+    """``lax.platform_dependent``, which traces one function alone where the platform is known."""
+    if (known := platform()) is not None:
+        return (cpu if known == "cpu" else default)(*operands)
+    return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
 
 
 _array = names.module("array")

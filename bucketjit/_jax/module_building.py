@@ -35,13 +35,9 @@ def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
         raise BadModule("it is for several devices")
     kept = sorted(arguments["kept_var_idx"])
     module: Any = lowered.compiler_ir()
-    if len(_main(module).type.inputs) != len(kept):
+    if len(ir.SymbolTable(module.operation)["main"].type.inputs) != len(kept):
         raise BadModule("it takes constants of this process as arguments")
     return kept
-
-
-def _main(module: Module) -> Any:
-    return ir.SymbolTable(module.operation)["main"]
 
 
 class WithoutMain(NamedTuple):

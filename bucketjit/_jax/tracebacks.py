@@ -146,7 +146,8 @@ def _without_inner(steps: TracebackType | None) -> TracebackType | None:
     for step in _steps(steps):
         file = step.tb_frame.f_code.co_filename
         # Of the standard library the frames go that bucketjit calls, such as those of threads.
-        is_called_inside = _is_inner(file) or (is_called_inside and _is_of_python(file))
+        is_of_python = file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file
+        is_called_inside = _is_inner(file) or (is_called_inside and is_of_python)
         if not is_called_inside:
             kept.append(step)
     shown = None
@@ -165,8 +166,3 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
 def _is_inner(file: str) -> bool:
     """Whether a file is of bucketjit, or one of those that JAX hides."""
     return file.startswith(_FOLDER) or not _util.include_filename(file)
-
-
-def _is_of_python(file: str) -> bool:
-    """Whether a file is of the standard library."""
-    return file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file

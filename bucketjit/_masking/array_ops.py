@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
@@ -64,9 +63,10 @@ def select(mask: Any, array: Array, value: Any) -> Any:
     return lax.select_n(_broadcast(mask, *like), _broadcast(value, *like), array)
 
 
-def can_be_zeroed(dtype: np.dtype[Any]) -> bool:
-    """Whether `zeroed` takes arrays of a dtype."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 8 * dtype.itemsize
+def can_be_zeroed(array: Array) -> bool:
+    """Whether `zeroed` takes an array, and it pays: a matrix has the same layout either way."""
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return array.ndim > 2 and is_float and jnp.finfo(array.dtype).bits >= 8
 
 
 def zeroed(mask: Any, array: Array) -> Any:

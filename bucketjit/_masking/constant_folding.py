@@ -85,18 +85,10 @@ def _broadcast_in_dim(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
     return np.broadcast_to(array.reshape(aligned), shape)
 
 
-def _concatenate(eqn: JaxprEqn, *arrays: np.ndarray) -> np.ndarray:
-    return np.concatenate(arrays, axis=eqn.params["dimension"])
-
-
-def _convert_element_type(eqn: JaxprEqn, array: np.ndarray) -> np.ndarray:
-    return array.astype(dtype_of(eqn.outvars[0]))
-
-
 _OF_CONSTANTS: Mapping[str, Callable[..., np.ndarray]] = {
     "broadcast_in_dim": _broadcast_in_dim,
-    "concatenate": _concatenate,
-    "convert_element_type": _convert_element_type,
+    "concatenate": lambda eqn, *arrays: np.concatenate(arrays, axis=eqn.params["dimension"]),
+    "convert_element_type": lambda eqn, array: array.astype(dtype_of(eqn.outvars[0])),
     "lt": lambda _, x, y: np.less(x, y),
     "add": lambda _, x, y: np.add(x, y),
     "sub": lambda _, x, y: np.subtract(x, y),

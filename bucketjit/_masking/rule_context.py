@@ -23,7 +23,7 @@ from jax.extend.core import JaxprEqn
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.dataflow import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic, symbolic_axes
-from bucketjit._jax.arrays import by_platform, key_impl, key_shape
+from bucketjit._jax.arrays import by_platform, key_impl, key_shape, platform
 from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
 from bucketjit._jax.primitives import name_of
 from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, is_key, select, zeroed
@@ -239,6 +239,8 @@ class RuleContext:
 
         def filled(array: Array) -> Any:
             mask = self.sizes.in_bounds(shape, axes, tuple(array.shape))
+            if is_zero and platform() == "tpu" and can_be_zeroed(array):
+                return zeroed(mask, array)
             if isinstance(value, jax.Array) or is_key(array):
                 return select(mask, array, value)
             return select(mask, array, self.sizes.constant(array.shape, array.dtype, value))
@@ -248,14 +250,8 @@ class RuleContext:
         def filled_in_a_branch(array: Array) -> Any:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
-        def filled_by_bits(array: Array) -> Any:
-            return zeroed(self.sizes.in_bounds(shape, axes, tuple(array.shape)), array)
-
-        forms = {"cpu": filled_in_a_branch} if unfused else {}
-        if is_zero and operand.ndim > 2 and can_be_zeroed(operand.dtype):
-            forms["tpu"] = filled_by_bits
         if unfused:
-            return by_platform(operand, default=filled, **forms)
+            return by_platform(operand, cpu=filled_in_a_branch, default=filled)
         key = None
         if not isinstance(value, jax.Array):
             scalar = np.asarray(value)
@@ -263,7 +259,7 @@ class RuleContext:
             key = id(operand), str(shape), self.sizes.defined, what
         result = self.padding.made_before(key)
         if result is None:
-            result = by_platform(operand, default=filled, **forms)
+            result = filled(operand)
             self.padding.note_made(key, operand, result)
             self.padding.note_fact_of_fill(operand, shape, result, axes, value)
         if is_operand:

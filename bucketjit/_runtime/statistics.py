@@ -63,7 +63,7 @@ def summary_of(stats: Mapping[str, Any]) -> str | None:
         told = "no compile saved yet"
     parts = [f"{called}, {built}: {told}"]
     if fallbacks < calls:
-        parts.append(f"padding {_percent(waste)}")
+        parts.append("padding " + ("under 1 %" if 0 < waste < 0.005 else f"{100 * waste:.0f} %"))
         if fallbacks:
             parts.append(f"{fallbacks:,} of {counted(calls, 'call')} ran at the exact shape")
     return "; ".join(parts)
@@ -77,11 +77,6 @@ def _usual(stats: Mapping[str, Any]) -> float:
     buckets = (b if isinstance(b, Mapping) else vars(b) for b in stats["buckets"])
     each = [b["compile_seconds"] for b in buckets if "compile_seconds" in b]
     return min(mean, statistics.median_low(each)) if each else mean
-
-
-def _percent(share: float) -> str:
-    """A share as text; one that is not 0 is not rounded to it."""
-    return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
 
 
 def _shown(seconds: float) -> str:

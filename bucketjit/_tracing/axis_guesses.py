@@ -64,7 +64,9 @@ class AxisGuesses:
         self.paths = tuple(paths)
         self.learns = learns
         self.are_named = not learns and not any(isinstance(s, Anonymous) for s in specs)
-        self._declared = _names_in(specs)
+        # Every word in the user's entries. Some are no names, which does no harm: they are avoided.
+        entries = [s for s in specs if not isinstance(s, Anonymous)]
+        self._declared = frozenset(re.findall(r"\w+", repr(entries)))
 
     def tokens(self, shapes: Shapes, names: Mapping[Place, str]) -> Tokens:
         """A token per axis of each leaf: those of the user, and names for axes without one."""
@@ -214,11 +216,6 @@ def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
             yield [items[i] for i in kept]
 
 
-def _names_in(specs: Sequence[LeafSpec]) -> frozenset[str]:
-    """Every word in the user's entries. Some are no names, which does no harm: they are avoided."""
-    return frozenset(re.findall(r"\w+", repr([s for s in specs if not isinstance(s, Anonymous)])))
-
-
 def _base_name(axis: int) -> str:
     return "batch" if axis == 0 else f"axis{axis}"
 
@@ -238,7 +235,9 @@ def default_entries(values: Sequence[Any]) -> list[LeafSpec]:
     bare = [
         (i, value.shape[0])
         for i, value in enumerate(values)
-        if _is_array(value) and value.ndim > 0 and not _may_be_key(value)
+        if _is_array(value) and value.ndim > 0
+        # A key of `jax.random.PRNGKey` is none.
+        if value.shape != (2,) or value.dtype != np.uint32
     ]
     data = [
         i
@@ -273,11 +272,6 @@ def _sizes(value: Any) -> list[int]:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray | Padded | jax.ShapeDtypeStruct)
-
-
-def _may_be_key(value: Any) -> bool:
-    """Whether an array may be a random key of ``jax.random.PRNGKey``."""
-    return value.shape == (2,) and value.dtype == np.uint32
 
 
 def _holds_data(value: Any) -> bool:

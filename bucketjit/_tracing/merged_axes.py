@@ -166,7 +166,7 @@ def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | Non
             if len(new) == 1 and any(map(is_symbolic, old[1:])):
                 merged = SplitAxis(places[at], old)
                 return SplitEquation((None,), merged, {**params, "new_sizes": merged.of(after)})
-        elif axis == _position(before, form.axis):
+        elif axis == len(without_ones(before[: form.axis])):
             if list(map(str, new)) == list(map(str, form.sizes)) and len(old) == 1:
                 return SplitEquation((form,), None, params)
             if len(new) == len(old) == 1:
@@ -175,11 +175,6 @@ def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | Non
             return None
         axis, at = axis + len(old), at + len(new)
     return None
-
-
-def _position(shape: Shape, axis: int) -> int:
-    """The position of an axis among those whose size is not 1."""
-    return len(without_ones(shape[:axis]))
 
 
 def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:

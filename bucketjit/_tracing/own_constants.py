@@ -91,7 +91,9 @@ def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple
         return known[id(value)][1]
 
     def within(values: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(values, is_leaf=lambda x: not _is_plain(x))
+        leaves, tree = jax.tree_util.tree_flatten(
+            values, is_leaf=lambda x: not isinstance(x, tuple | list | dict)
+        )
         owned = [of(x) for x in leaves]
         same = all(x is y for x, y in zip(owned, leaves, strict=True))
         return values if same else jax.tree_util.tree_unflatten(tree, owned)
@@ -106,7 +108,3 @@ def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple
     if outvars is jaxpr.outvars and all(x is y for x, y in pairs):
         return original, consts
     return rebuilt_jaxpr(original, jaxpr.constvars, own, jaxpr.invars, outvars, eqns), own
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, tuple | list | dict)

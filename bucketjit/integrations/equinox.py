@@ -138,10 +138,6 @@ def _refuse_unhashable(leaf: Any, path: str) -> None:
             ) from error
 
 
-def _is_held(value: object) -> bool:
-    return isinstance(value, Static | _Number)
-
-
 def _restored(tree: Any) -> Any:
     """The tree that was filtered, as a copy."""
 
@@ -158,7 +154,7 @@ def _restored(tree: Any) -> Any:
         except jax.errors.ConcretizationTypeError:
             return leaf.number
 
-    return jax.tree.map(restored, tree, is_leaf=_is_held)
+    return jax.tree.map(restored, tree, is_leaf=lambda x: isinstance(x, Static | _Number))
 
 
 def _of_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,13 +18,13 @@ CASES = [c for module in (contractions, reductions, convolution) for c in module
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", [c for c in CASES if not c.slow], ids=lambda c: c.name)
 def test_results_are_those_without_padding(case: Case) -> None:
-    with traced_for(["tpu"]):
+    with traced_for({"tpu"}):
         check(case, fn=gradient_of(case) if case.grad else None)
 
 
 @pytest.mark.parametrize(("platform", "selects"), [("tpu", False), ("cuda", True), ("cpu", True)])
 def test_zeros_are_filled_by_bits_on_tpus(platform: str, selects: bool) -> None:
-    with traced_for([platform]):
+    with traced_for({platform}):
         jaxpr = masked_jaxpr(lambda x: jnp.einsum("bsd,bse->bde", x, x), "b, s, 4")
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     assert ("select_n" in names) == selects and ("and" in names) != selects
@@ -35,5 +35,5 @@ def test_infinities_and_nan_of_data_stay() -> None:
         return jnp.einsum("bsd,bse->bde", x, y)
 
     case = Case("product_special", product, ("b, s, 3", "b, s, 3"), domains=("special",), grad=True)
-    with traced_for(["tpu"]):
+    with traced_for({"tpu"}):
         check(case, fn=gradient_of(case), whole=True)

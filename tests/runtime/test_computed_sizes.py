@@ -144,6 +144,7 @@ ONE_SELECTION: dict[str, Callable[..., Any]] = {
     "median_of_negated": lambda x: jnp.median(x[jnp.logical_not(jnp.isnan(x))]),
     "both_parts": lambda x: (x[x > 0].max(), x[~(x > 0)].max()),
     "chained_rests": lambda x: x[~(x > 0)][~(x[~(x > 0)] < -1)].max(),
+    "deleted": lambda x: jnp.delete(x, x > 0).max(),
     "both_slices": lambda x: (lambda k: (x[:k].max(), x[k:].max()))(jnp.sum(x > 0)),
     "interp": lambda x: jnp.interp(0.3, jnp.sort(x[~(x > 0)]), x[~(x > 0)]),
     "top_k": lambda x: jax.lax.top_k(x[~(x > 0)], 2),

@@ -129,6 +129,9 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "bincount_least": lambda x: jnp.bincount((x > 0), minlength=4),
     "bincount_bytes": lambda x: jnp.bincount(jnp.abs(whole(x)).astype(jnp.uint8)),
     "bincount_selected": lambda x: jnp.bincount(jnp.clip(whole(x), 0, 5)[x > 0]),
+    "trim_zeros": lambda x: jnp.trim_zeros(jnp.maximum(x, 0)),
+    "trim_front": lambda x: jnp.trim_zeros(jnp.maximum(x, 0), "f").sum(),
+    "trim_back": lambda x: jnp.trim_zeros(whole(x), "b"),
 }
 
 MASKS: dict[str, Callable[..., Any]] = {
@@ -143,6 +146,11 @@ MASKS: dict[str, Callable[..., Any]] = {
     "isin": lambda x: jnp.isin(jnp.round(x), jnp.array([0.0, 1.0])),
     "isin_selected": lambda x: x[jnp.isin(jnp.round(x), jnp.array([0.0, 1.0]))],
     "nonzero_of_size": lambda x: jnp.nonzero(x > 0, size=3, fill_value=-1),
+    "delete_mask": lambda x: jnp.delete(x, x > 0),
+    "delete_rows": lambda x: jnp.delete(table(x), x > 0, axis=0),
+    "delete_positions": lambda x: jnp.delete(x, jnp.array([0, 0]) * count(x)),
+    "delete_one": lambda x: jnp.delete(x, count(x) // 2 - 1),
+    "delete_slice": lambda x: jnp.delete(x, slice(count(x) // 2, count(x))),
     "get": lambda x: x.at[x > 0].get(),
     "multiply": lambda x: x.at[x > 0].multiply(x[x > 0]),
     "least": lambda x: x.at[x > 0].min(0.5),
@@ -267,6 +275,7 @@ def test_a_size_of_a_random_key_that_is_closed_over() -> None:
         "shapes-arange_clipped",
         "shapes-repeat_clipped",
         "shapes-bincount",
+        "shapes-trim_zeros",
         "masks-unique_counts",
     ],
 )
@@ -449,7 +458,7 @@ def test_the_error_of_the_eager_function_names_both_selections() -> None:
 
 
 def test_jax_itself_is_as_before() -> None:
-    names = ["arange", "ones", "repeat", "bincount", "nonzero"]
+    names = ["arange", "ones", "repeat", "bincount", "delete", "trim_zeros", "nonzero"]
     before = [getattr(jnp, name) for name in names]
     BucketedExec(PROGRAMS["shapes-ones"], dynamic_axes="n").with_pow2()(np.ones(3, np.float32))
     assert [getattr(jnp, name) for name in names] == before

@@ -30,6 +30,8 @@ from bucketjit._jax.patches.traced_sizes import (
 
 _core = names.module("core")
 
+_MOST = 2**31 - 1  # the largest int32
+
 
 def _dimension(open_: Any, original: Any, size: Any, *more: Any, **named: Any) -> Any:
     """``jnp.ones((k,))``, random numbers etc. Since core, 0.1. Until sizes can be computed."""
@@ -191,6 +193,32 @@ def _bincount(
     return original(values, weights, length=size, **more)
 
 
+@opened(jnp, "trim_zeros")
+def _trim_zeros(
+    open_: Any, original: Any, filt: Any, trim: str = "fb", axis: Any = None, **more: Any
+) -> Any:
+    """Its length may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
+    sides = trim.lower()
+    if not is_traced(filt) or more or not ("f" in sides or "b" in sides):
+        return original(filt, trim, *(() if axis is None else (axis,)), **more)
+    axes = range(filt.ndim) if axis is None else np.atleast_1d(axis)
+    chosen = {int(i) % filt.ndim for i in axes}
+    index = []
+    for i in range(filt.ndim):
+        if i not in chosen:
+            index.append(slice(None))
+            continue
+        mask = (filt != 0).any(axis=tuple(j for j in range(filt.ndim) if j != i))
+        size = as_value(filt.shape[i])
+        places = lax.broadcasted_iota(np.int32, mask.shape, 0)
+        first = jnp.min(jnp.where(mask, places, size), initial=_MOST)
+        after = jnp.max(jnp.where(mask, places + 1, 0), initial=0)
+        # With zeros alone, nothing is left: what is first is at the end then, and beyond it.
+        stop = after if "b" in sides else jnp.where(after > 0, size, 0)
+        index.append(slice(jnp.minimum(first, size) if "f" in sides else None, stop))
+    return filt[tuple(index)]
+
+
 # Functions of whose arguments one is a size, or a tuple of sizes, with its position and its name.
 _TAKE_A_SIZE = (
     (jnp, "tile", 1, "reps"),
@@ -211,5 +239,6 @@ SHAPES = (
     _arange,
     _repeat,
     _bincount,
+    _trim_zeros,
 )
 """Functions that make arrays of a computed shape."""

@@ -16,7 +16,8 @@ and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
   ``lax.slice`` and ``slice_in_dim`` with sizes and ends that are computed.
 - Shapes (`.computed_shapes`), where the size has a bound: ``jnp.ones``, ``zeros``, ``full``,
   ``empty``, ``broadcast_to``, ``eye``, ``linspace``, ``tile``, ``lax.top_k``, random numbers,
-  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``.
+  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``;
+  ``trim_zeros``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ def uneven_collectives(
 
     def others_of(axis_name: Any) -> tuple[Any, ...] | None:
         """The other axes of a collective that names the axis of shards; None for any other."""
-        names, current = _as_tuple(axis_name), axis()
+        current = axis()
+        names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
         if current is None or current not in names:
             return None
         return tuple(name for name in names if name != current)
@@ -104,7 +105,3 @@ class _Mean:
 
     def __truediv__(self, count: Any) -> Any:
         return self._value
-
-
-def _as_tuple(axis_name: Any) -> tuple[Any, ...]:
-    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)

@@ -177,7 +177,8 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
         folded = [jnp.broadcast_to(start, x.shape) for start, x in zip(starts, folded, strict=True)]
     lengths = [ctx.logical(ctx.in_shapes[0][a]) for a in axes]
     single = functools.reduce(operator.and_, [jnp.asarray(n) == 1 for n in lengths])
-    return [lax.select_n(single, x, _front(y, axes)) for x, y in zip(folded, arrays, strict=True)]
+    front = tuple(0 if i in axes else slice(None) for i in range(arrays[0].ndim))
+    return [lax.select_n(single, x, y[front]) for x, y in zip(folded, arrays, strict=True)]
 
 
 def _reads_size(jaxpr: Jaxpr) -> bool:
@@ -188,11 +189,6 @@ def _reads_size(jaxpr: Jaxpr) -> bool:
         if name_of(eqn) == "dim_as_value" or any(map(_reads_size, inner)):
             return True
     return False
-
-
-def _front(array: Array, axes: Sequence[int]) -> Any:
-    """The first position along every one of these axes."""
-    return array[tuple(0 if i in axes else slice(None) for i in range(array.ndim))]
 
 
 def _fold_real(
