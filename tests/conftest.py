@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import defaultdict
 from collections.abc import Callable
 from importlib.metadata import version
 
@@ -19,11 +20,40 @@ os.environ.setdefault(
 import jax
 import pytest
 
+from tests.isolated import processes
+
 # A call that quietly runs exact would pass every comparison with the exact run. A test that
 # expects a fallback says so with `pytest.warns(FallbackWarning)`.
 FILTERS = ("error::bucketjit.errors.FallbackWarning",)
 
 _backend_compiles: list[str] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is ``sampled(n)`` all but n parameters, evenly spread, are slow."""
+    tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for several in tests.values():
+        marker = several[0].get_closest_marker("sampled")
+        assert marker is not None
+        kept = {i * len(several) // marker.args[0] for i in range(marker.args[0])}
+        for i, item in enumerate(several):
+            if i not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    return processes()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Collections of garbage pass over what was there before the module."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -21,7 +22,26 @@ def all_cases() -> list[Case]:
     return found
 
 
+def first_of_each(cases: Iterable[Case], count: int) -> list[Case]:
+    """The first cases of each primitive, so many of each; other cases are of none."""
+    seen: Counter[str] = Counter()
+    first = []
+    for case in cases:
+        if any(seen[primitive] < count for primitive in case.covers):
+            seen.update(case.covers)
+            first.append(case)
+    return first
+
+
 CASES = all_cases()
+DAILY = first_of_each((case for case in CASES if not case.slow), 2)
+QUICK = first_of_each(DAILY, 1)
+
+
+def _marks(case: Case) -> list[pytest.MarkDecorator]:
+    if case not in DAILY:
+        return [pytest.mark.slow]
+    return [] if case in QUICK else [pytest.mark.further]
 
 
 def test_names_are_unique() -> None:
@@ -29,7 +49,9 @@ def test_names_are_unique() -> None:
     assert len(names) == len(set(names))
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if not c.slow], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=_marks(c), id=c.name) for c in CASES if not c.slow]
+)
 def test_case(case: Case) -> None:
     """Outputs, and the gradient beside them; without it where that is made of other primitives."""
     if not (case.grad and set(case.covers) <= check(case, fn=gradient_of(case))):
@@ -44,11 +66,13 @@ def test_at_every_size(case: Case) -> None:
         check(case, fn=gradient_of(case), whole=True)
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("case", CASES[::36], ids=lambda c: c.name)
 def test_without_poison(case: Case) -> None:
     check(case, poisoned=False)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", CASES[2::36], ids=lambda c: c.name)
 def test_with_room(case: Case) -> None:
     """Arrays are longer than the largest sizes are, as where results come back as arguments."""
@@ -63,6 +87,7 @@ def _check_with_room(case: Case, **more: Any) -> None:
         assert "whole blocks" in error.reason, error
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES[7::36], ids=lambda c: c.name)
 def test_paired(case: Case) -> None:
     """Programs of concrete traces do the same, though symbolic traces would do."""

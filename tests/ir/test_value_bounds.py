@@ -178,6 +178,7 @@ def bits(x: Any) -> Any:
     return jax.random.bits(jax.random.key(x.shape[0]))
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("name", FOUND)
 def test_bounds_are_found_and_hold(name: str) -> None:
     fn, low, high = FOUND[name]

@@ -74,6 +74,7 @@ def same(one: Any, other: Any) -> None:
         np.testing.assert_allclose(got[real], want[real], rtol=1e-3, atol=1e-4 * scale)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients(name: str) -> None:
     fn = gradients(LAYERS[name])

@@ -57,6 +57,7 @@ SPECIAL: dict[str, Callable[[np.ndarray], None]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_results(name: str) -> None:
     fn = SOFTMAXES[name]

@@ -399,6 +399,7 @@ def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
     assert again.dtype == padded.dtype and not np.shares_memory(again, padded)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("out", ["jax", "numpy", "padded"])
 def test_typed_keys_take_the_short_way(out: str) -> None:
     """Also those of two generators, and raw ones, one after the other."""

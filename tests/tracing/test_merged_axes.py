@@ -116,6 +116,7 @@ def test_no_axis_stays_merged(of: Case, gradient: bool) -> None:
     assert merged_axes(program(of, fn)) == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("of", CASES, ids=lambda c: c.name)
 def test_the_same_numbers(of: Case) -> None:
     check(of, fn=gradient_of(of), poisons=("nan", "index"))
