@@ -2,7 +2,7 @@
 #
 #   make test                     every test but the long sweeps; also as
 #                                 `make test PYTEST_ARGS='-k cache -x'`. As many processes as cores,
-#                                 and one for each 3 GiB of memory; JOBS=1 for another number
+#                                 and one for each 4 GiB of memory; JOBS=1 for another number
 #   make test-quick               in two minutes, for who edits: each rule, strategy and public method
 #   make lint types format        ruff, the two type checkers, and ruff's fixes
 #   make test-slow                the long sweeps

@@ -14,7 +14,9 @@ from importlib.metadata import version
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    + " --xla_cpu_use_fusion_emitters=false" * version("jaxlib").startswith("0.10."),
+    " --xla_cpu_parallel_codegen_split_count=1"
+    + " --xla_cpu_use_fusion_emitters=false"
+    * version("jaxlib").startswith("0.10."),
 )
 
 import jax
@@ -31,7 +33,7 @@ _backend_compiles: list[str] = []
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test that is ``sampled(n)`` all but n parameters, evenly spread, are slow."""
+    """Of a test that is ``sampled(n, *ids)``, other parameters than n and these are slow."""
     tests: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
@@ -39,9 +41,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for several in tests.values():
         marker = several[0].get_closest_marker("sampled")
         assert marker is not None
-        kept = {i * len(several) // marker.args[0] for i in range(marker.args[0])}
-        for i, item in enumerate(several):
-            if i not in kept:
+        count, *names = marker.args
+        kept = {several[i * len(several) // count] for i in range(count)}
+        for item in several:
+            if item not in kept and item.callspec.id not in names:  # type: ignore[attr-defined]
                 item.add_marker(pytest.mark.slow)
 
 

@@ -388,7 +388,7 @@ def main() -> None:
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     warnings.simplefilter("error")
     found = {}
-    for name, run in CASES.items():
+    for name, run in [*CASES.items()][:: int(sys.argv[2])]:
         try:
             with jax.set_mesh(mesh):
                 run(mesh)

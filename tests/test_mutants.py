@@ -495,7 +495,7 @@ def _caught(case: Case, gradient: bool = False, rules: Any = None) -> None:
     assert case.name in str(raised.value), "failed for another reason"
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_the_harness_catches(mutant: Mutant) -> None:
     assert _passes(mutant.case, mutant.gradient)

@@ -132,7 +132,7 @@ PROGRAMS: list[tuple[str, Function, Any, list[tuple[Any, ...]]]] = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "axes", "calls"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS]
 )

@@ -108,6 +108,7 @@ class Pair(NamedTuple):
 LINALG = [jnp.linalg.eigh, jnp.linalg.svd, jnp.linalg.qr, jnp.linalg.eig, jnp.linalg.slogdet]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", LINALG)
 def test_named_tuples_of_jax(fn: Callable[..., Any], tmp_path: Path) -> None:
     executor = BucketedExec(lambda x: fn(x), dynamic_axes="b, _, _").with_pow2()

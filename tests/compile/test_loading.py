@@ -147,7 +147,7 @@ def nested(tree, *, scale):
     return {"a": [tree["x"] * scale, None], "b": (tree["y"].sum(),)}
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "make"),
     [

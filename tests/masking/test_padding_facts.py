@@ -145,6 +145,7 @@ def unlike(x: Any, w: Any) -> Any:
     return jax.lax.scan(step, jnp.zeros((x.shape[0], 4)), x.swapaxes(0, 1))[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fn", [recurrent, unlike])
 @pytest.mark.parametrize("spec", ["b, _, _", "b, s, _"])
 def test_loops(fn: Callable[[Any, Any], Any], spec: str) -> None:

@@ -412,7 +412,9 @@ JOBS: dict[str, tuple[list[int], int, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    "job", ["one process", "two processes", pytest.param("both", marks=pytest.mark.slow)]
+)
 def test_equal_to_all_rows(job: str) -> None:
     """Each job runs all of its cases on each of its processes."""
     sizes, devices, names = JOBS[job]

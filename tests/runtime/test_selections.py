@@ -68,7 +68,7 @@ DATA: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DATA)
 def test_static_data_that_a_function_makes_beside_a_selection(name: str) -> None:
     data, is_masked = DATA[name]
@@ -183,7 +183,7 @@ INSIDE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("axes", ["n", None])

@@ -413,7 +413,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Any, Callable[[int], tuple[Any, ..
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_12_programs(name: str) -> None:
     fn, axes, arguments = PROGRAMS[name]

@@ -137,6 +137,7 @@ def test_what_does_not_pay_is_left_alone(fn: Callable[..., Any]) -> None:
     check(of, poisons=("nan", "index"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axes", ["n, m", "_, m", "n, _"])
 def test_one_array_meets_merged_axes_as_rows_and_as_columns(axes: str) -> None:
     def pairs(x: Any) -> Any:
