@@ -1,6 +1,6 @@
 """Calls with arrays that are sharded over four devices; run as a process by tests/test_mesh.py.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.on_a_mesh explicit
+    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.on_a_mesh explicit 1
 
 Each case compares with ``jax.jit``: values, types, and where results are.
 """

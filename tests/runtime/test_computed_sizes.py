@@ -195,7 +195,7 @@ def test_a_reason_names_the_operation_and_no_second_mask() -> None:
         assert (operation in reason or operation == "y + x") and "one mask" not in reason, reason
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1, "mean")
 @pytest.mark.parametrize("name", ["selection", "mean", "unique_parts", "set_each", "gradient"])
 def test_one_executable_for_each_bucket(name: str) -> None:
     fn = PROGRAMS[name]
