@@ -1,7 +1,9 @@
 # Everything runs in a virtual environment that is made here, from PYTHON and a package index alone.
 #
 #   make test                     every test but the long sweeps; also as
-#                                 `make test PYTEST_ARGS='-k cache -x'`
+#                                 `make test PYTEST_ARGS='-k cache -x'`. As many processes as cores,
+#                                 and one for each 4 GiB of memory; JOBS=1 for another number
+#   make test-quick               in two minutes, for who edits: each rule, strategy and public method
 #   make lint types format        ruff, the two type checkers, and ruff's fixes
 #   make test-slow                the long sweeps
 #   make test-jax                 what depends on JAX (LANE), with another release of it in an
@@ -31,7 +33,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?=
 TESTS ?=
 ARGS ?=
 PYTEST_ARGS ?=
@@ -45,17 +47,28 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: accelerator docs docs-open docs-browser test test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
+.PHONY: accelerator docs docs-open docs-browser test test-quick test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 test: $(STAMP)-test $(STAMP)-model
 	@$(BIN)/python -c 'import sys, jax; print("python", sys.version.split()[0], "jax", jax.__version__)'
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
+	$(PYTEST) -n $(or $(JOBS),auto) --dist worksteal -m "not slow" --ignore=tests/ecosystem $(TESTS) $(PYTEST_ARGS)
+
+# Each rule by its first case, the strategies, and the examples of public names.
+QUICK := bucketjit tests/strategies tests/test_cases.py tests/test_layers.py tests/test_house.py \
+	tests/test_packaging.py tests/api/test_executor.py tests/api/test_options.py \
+	tests/api/test_pickled.py \
+	tests/artifact/test_saving.py tests/compile/test_first_run.py tests/runtime/test_arguments.py \
+	tests/runtime/test_buckets.py tests/stages/test_explain.py tests/stages/test_plot.py \
+	tests/stages/test_harnesses.py
+
+test-quick: $(STAMP)-test $(STAMP)-model
+	$(PYTEST) -n $(or $(JOBS),auto) --dist worksteal -m "not slow and not further" $(QUICK) $(PYTEST_ARGS)
 
 test-slow: $(STAMP)-test $(STAMP)-model
-	$(PYTEST) -n $(JOBS) --dist worksteal -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
+	$(PYTEST) -n $(or $(JOBS),auto) --dist worksteal -m slow --ignore=tests/ecosystem $(PYTEST_ARGS)
 
 # What a release of JAX is tested with: the door to what is not public, all pages, and the rules.
 LANE := tests/jax_door tests/test_docs.py tests/test_cases.py
@@ -79,14 +92,14 @@ test-wheel: $(STAMP)-venv
 	$(BIN)/python -m tests.wheel $(ARGS)
 
 conformance: $(STAMP)-test
-	$(BIN)/python -m tests.conformance --jobs $(JOBS) $(ARGS)
+	$(BIN)/python -m tests.conformance $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 # The same as a table: `python -m tests.ecosystem`, in the virtual environment.
 ecosystem: $(STAMP)-ecosystem
-	$(PYTEST) -n $(JOBS) tests/ecosystem tests/integrations $(PYTEST_ARGS)
+	$(PYTEST) -n $(or $(JOBS),auto) tests/ecosystem tests/integrations $(PYTEST_ARGS)
 
 fuzz: $(STAMP)-test
-	$(BIN)/python -m tests.generated --jobs $(JOBS) $(ARGS)
+	$(BIN)/python -m tests.generated $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
 accelerator:
 	$(ACCELERATOR_PYTHON) -m tests.accelerator $(ARGS)

@@ -19,6 +19,13 @@ FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_multi_thread_eigen=false"
 Result = tuple[list[Any], Any]
 
 
+def processes() -> int:
+    """How many run at once: one for each core, and for each 4 GiB of memory."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(cores or 1, memory // (4 << 30)))
+
+
 def _start() -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}".strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

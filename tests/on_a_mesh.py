@@ -1,6 +1,6 @@
 """Calls with arrays that are sharded over four devices; run as a process by tests/test_mesh.py.
 
-    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.on_a_mesh explicit
+    XLA_FLAGS=--xla_force_host_platform_device_count=4 python -m tests.on_a_mesh explicit 1
 
 Each case compares with ``jax.jit``: values, types, and where results are.
 """
@@ -388,7 +388,7 @@ def main() -> None:
     mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
     warnings.simplefilter("error")
     found = {}
-    for name, run in CASES.items():
+    for name, run in [*CASES.items()][:: int(sys.argv[2])]:
         try:
             with jax.set_mesh(mesh):
                 run(mesh)

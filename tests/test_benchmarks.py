@@ -21,6 +21,7 @@ ALONE = ("computed-cold", "dispatch", "saving", "stream", "stream-warm", "traini
 DAILY = ("new-sizes", "masking", "waste", "ragged-executables", "growth-leaves")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "section",
     [

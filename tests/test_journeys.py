@@ -20,6 +20,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
 def test_a_journey_ends_with_its_result_and_a_picture(page: Path, tmp_path: Path) -> None:
     notebook = jupytext.read(page)

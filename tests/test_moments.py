@@ -181,6 +181,7 @@ def test_while_a_bucket_is_built(make: Callable[[], BaseException]) -> None:
     serves(executor, fn)
 
 
+@pytest.mark.sampled(5, "3-KeyboardInterrupt")
 @an_error
 @pytest.mark.parametrize("which", [1, 2, 3, 7])
 def test_in_concrete_traces(make: Callable[[], BaseException], which: int) -> None:

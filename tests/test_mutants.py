@@ -22,7 +22,7 @@ from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
 from bucketjit.rules import RuleContext
 from tests.harness import Arg, Case, check, gradient_of
-from tests.test_cases import CASES
+from tests.test_cases import DAILY
 
 pytestmark = pytest.mark.mutants
 
@@ -495,6 +495,7 @@ def _caught(case: Case, gradient: bool = False, rules: Any = None) -> None:
     assert case.name in str(raised.value), "failed for another reason"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_the_harness_catches(mutant: Mutant) -> None:
     assert _passes(mutant.case, mutant.gradient)
@@ -509,8 +510,8 @@ def test_a_daily_case_catches_it_too(mutant: Mutant) -> None:
     """What is left out of the daily form of cases catches nothing alone."""
     primitive = primitives.primitive(mutant.primitive)
     broken = {**default_rules(), primitive: mutant.rule}
-    for case in CASES:
-        if mutant.primitive in case.covers and not case.slow:
+    for case in DAILY:
+        if mutant.primitive in case.covers:
             try:
                 check(case, fn=gradient_of(case) if case.grad else None, rules=broken)
             except AssertionError:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import bucketjit
+from tests.test_cases import CASES, QUICK
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,6 +45,17 @@ def test_every_extra_that_is_named_is_there() -> None:
     for path in (*(ROOT / "bucketjit").rglob("*.py"), *ROOT.glob("*.md"), *ROOT.glob("docs/*.md")):
         for name in re.findall(r"(?:bucketjit|'\.)\[(\w+)\]", path.read_text()):
             assert name in extras, f"{path.name}: {name}"
+
+
+def test_the_quick_tests_have_each_rule_and_public_name() -> None:
+    assert {p for case in QUICK for p in case.covers} == {p for c in CASES for p in c.covers}
+    listed = (ROOT / "Makefile").read_text().split("QUICK := ")[1].split("\n\n")[0]
+    tests = [ROOT / path for path in listed.replace("\\\n", "").split() if path.endswith(".py")]
+    run = "\n".join(path.read_text() for path in tests)
+    for path in (ROOT / "bucketjit").rglob("*.py"):
+        run += "\n".join(re.findall(r"^ *(?:>>>|\.\.\.) .*", path.read_text(), re.M))
+    names = (*bucketjit.__all__, *(m for m in dir(bucketjit.BucketedExec) if m[0] != "_"))
+    assert not [name for name in names if not re.search(rf"\b{name}\b", run)]
 
 
 def test_reports_of_bugs_come_with_what_is_needed() -> None:

@@ -19,6 +19,7 @@ def _passes(check: Check) -> None:
         pytest.skip(str(reason))
 
 
+@pytest.mark.sampled(3, "donation: arguments")
 @pytest.mark.parametrize(
     "check", [c for c in CHECKS if not c.name.startswith(OF_RULES)], ids=lambda check: check.name
 )

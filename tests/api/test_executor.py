@@ -73,6 +73,7 @@ OUTPUTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_outputs(name: str) -> None:
     fn = OUTPUTS[name]
@@ -111,6 +112,7 @@ def _double(x: Any) -> Any:
     return x if x.dtype == bool else x + x
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("kind", ["numpy", "jax"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(dtype: str, kind: str) -> None:
@@ -145,6 +147,7 @@ def test_scalar_arrays_of_every_kind() -> None:
             assert_like_jit(executor, fn, ramp(n), c)
 
 
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("scalar", [2, 2.5, True, 1 + 2j, -7])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "bool", "complex64"])
 def test_python_scalars_stay_weakly_typed(scalar: Any, dtype: str) -> None:
@@ -316,6 +319,7 @@ class _Model:
     __call__ = apply
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", CALLABLES)
 def test_everything_that_can_be_called(name: str) -> None:
     fn = CALLABLES[name]()
@@ -1124,6 +1128,7 @@ def test_cut_buckets_are_remembered_of_so_many_sizes(monkeypatch: pytest.MonkeyP
     assert executor.cache_size() == 1
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "fn",
     [

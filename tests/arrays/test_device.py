@@ -33,6 +33,7 @@ def contents(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return np.asarray(jnp.asarray(values).astype(dtype))
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("shape", "padded"), SHAPES, ids=str)
 def test_pad_and_unpad(shape: tuple[int, ...], padded: tuple[int, ...], dtype: str) -> None:

@@ -26,6 +26,7 @@ def weighed(x: Any) -> Any:
     return x.sum() * jnp.asarray(WEIGHTS).sum()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "first",
     [

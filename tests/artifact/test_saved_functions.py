@@ -132,6 +132,7 @@ PROGRAMS: list[tuple[str, Function, Any, list[tuple[Any, ...]]]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "axes", "calls"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS]
 )
@@ -256,6 +257,7 @@ WRONG: list[tuple[tuple[Any, ...], str]] = [
 ]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("args", "told"), WRONG)
 def test_wrong_arguments(args: tuple[Any, ...], told: str, tmp_path: Path) -> None:
     # The second argument is not used: it is looked at all the same.

@@ -72,6 +72,7 @@ OTHERS: dict[str, Function] = {
 }
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*CONSTANT, *OTHERS])
 def test_results_are_those_without_padding(name: str) -> None:
     """In a bucket of 4,096 elements, where XLA's library is asked."""

@@ -80,6 +80,7 @@ def made(executor: BucketedExec) -> str:
     return str(entry.compiled.as_text())
 
 
+@pytest.mark.sampled(4)
 @on_cpu
 @pytest.mark.parametrize("name", WRONG)
 def test_what_is_wrong_is_compiled_without_the_library(name: str) -> None:

@@ -100,6 +100,7 @@ STREAMS: dict[str, tuple[Callable[..., Any], Any, Callable[[int, int], tuple[Any
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", STREAMS)
 def test_no_call_compiles_for_its_size(name: str, xla_compiles: Count) -> None:
     fn, spec, make = STREAMS[name]

@@ -151,7 +151,7 @@ def test_threads_that_drive_each_other_out_get_their_results() -> None:
 def test_static_sizes_that_vary_leave_nothing() -> None:
     fn = Traced()
     executor = executor_of(fn)
-    sizes = range(1, 101)
+    sizes = range(1, 71)
     for size in sizes:
         executor(ramp(3, size), 1)
     (signature,) = executor._engine.signer.signatures()

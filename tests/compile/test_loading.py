@@ -147,6 +147,7 @@ def nested(tree, *, scale):
     return {"a": [tree["x"] * scale, None], "b": (tree["y"].sum(),)}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("fn", "make"),
     [
@@ -340,6 +341,7 @@ def test_a_constant_that_is_written_to(kept):
             kept.did(kept(fn), (rows(n, 4),))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("where", ["literal", "inner program", "inner constant"])
 def test_an_array_inside_the_program_that_is_written_to(kept, where):
     table = np.array(1.0, np.float32) if where == "literal" else np.ones(4, np.float32)

@@ -107,6 +107,7 @@ def test_what_shows(name: str) -> None:
     assert may_lose_nan(jaxpr) is (name in SHOWN)
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*HIDDEN, *SHOWN])
 def test_results_are_those_without_padding(name: str) -> None:
     """In buckets of 4,096 elements, where XLA's CPU backend may lose NaN."""

@@ -307,6 +307,7 @@ def test_what_looks_alike_is_not_taken_for_the_same(pair: Callable[[Any], Any]) 
     assert len(set(found.values())) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*CHOSEN][::3])
 def test_they_are_computed_once(name: str) -> None:
     """As where each operation runs by itself."""

@@ -25,6 +25,7 @@ from tests.conformance.outcome import (
     table,
 )
 from tests.conformance.sweep import sweep
+from tests.isolated import processes
 
 PARTS = {
     "a": "mapped over an open batch axis",
@@ -50,7 +51,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--any-dtype", action="store_true", help="leave out cases that differ in dtypes only"
     )
     parser.add_argument("--open", default="", help="only these axes, such as 'arg0[1]' (part b)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes; 0 runs in this one")
+    help_of_jobs = "processes; 0 runs in this one"
+    parser.add_argument("--jobs", type=int, default=processes(), help=help_of_jobs)
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     parser.add_argument("--markdown", type=Path, help="write the tables to this page")
     parser.add_argument("--refused", action="store_true", help="list what JAX refuses, too")

@@ -50,6 +50,7 @@ def require(*modules: str) -> None:
         pytest.skip(f"not installed: {', '.join(missing)}")
 
 
+@pytest.mark.slow
 def test_quickstart_counts_executables() -> None:
     output = output_of("quickstart.py")
     rows = re.findall(r"^(.+?) {2,}(3, 5, 7|1\.\.100) +(\d+) ", output, re.MULTILINE)
@@ -62,6 +63,7 @@ def test_quickstart_counts_executables() -> None:
     assert "every result equals NumPy's" in output
 
 
+@pytest.mark.slow
 def test_generation_compiles_once_for_each_buffer() -> None:
     output = output_of("generate.py", "--tokens", "24")
     compiles = dict(
@@ -233,6 +235,7 @@ def test_an_example_names_what_it_needs() -> None:
         assert re.fullmatch(rf"embed_sentences: .*{reason}; try: pip install gt-all-.*", line)
 
 
+@pytest.mark.slow
 def test_boxes_are_those_of_eager_jax() -> None:
     output = output_of("detect_and_measure.py", "--images", "4")
     images, empty, kept, boxes = map(

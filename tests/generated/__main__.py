@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tests.generated.sweep import BATCH, run_batch
-from tests.isolated import run_isolated
+from tests.isolated import processes, run_isolated
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--examples", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--paired", action="store_true", help="make them of concrete traces")
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--jobs", type=int, default=processes())
     given = parser.parse_args(argv)
     began = time.perf_counter()
     kinds: Counter[str] = Counter()

@@ -13,7 +13,7 @@ from tests.generated.check import INVALID, verdict
 from tests.generated.programs import Generated, programs
 
 FEW = settings(
-    max_examples=8,
+    max_examples=5,
     derandomize=True,
     deadline=None,
     database=None,

@@ -25,6 +25,7 @@ def test_every_library_has_a_recipe() -> None:
     assert set(needed) == {"flax", *others}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recipe", RECIPES, ids=[info for _, info, _ in RECIPES])
 def test_a_recipe_runs(
     recipe: tuple[int, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -64,6 +64,7 @@ FORMS: dict[str, tuple[Any, tuple[int, ...], dict[str, int]]] = {
 }
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str) -> None:
     spec, shape, bucket = FORMS[form]
@@ -206,6 +207,7 @@ CONTAINERS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
 }
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_containers(name: str) -> None:
     spec, make = CONTAINERS[name]

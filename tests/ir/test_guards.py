@@ -140,6 +140,7 @@ def assert_takes(executor: Any, test: Callable[..., Any], *sizes: int) -> None:
     np.testing.assert_array_equal(executor(*arrays)[0], want)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branches(name: str) -> None:
     executor = BucketedExec(_branch(BRANCHES[name])).with_pow2()
@@ -157,6 +158,7 @@ def test_what_sizes_raise_is_not_caught_in_silence(name: str) -> None:
             assert_takes(executor, UNDECIDABLE[name], n)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("first", [1, 8])
 @pytest.mark.parametrize("name", ["==", "in a set", "dict.get", "truth of a remainder", "chain"])
 def test_branches_whatever_comes_first(name: str, first: int) -> None:
@@ -177,6 +179,7 @@ TWO_SIZES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", TWO_SIZES)
 def test_branches_on_two_sizes(name: str) -> None:
     test = TWO_SIZES[name]
@@ -217,6 +220,7 @@ def _halve(x: Any) -> Any:
     return x
 
 
+@pytest.mark.sampled(3, "NumPy array !=", "!= an array")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_that_look_at_sizes(name: str) -> None:
     fn = FUNCTIONS[name]
@@ -283,6 +287,7 @@ RESHAPES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RESHAPES)
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_a_reshape_raises_where_exact_raises(name: str) -> None:
@@ -502,6 +507,7 @@ def _resolved(executor: BucketedExec, argument: Any) -> bool:
     return call.program is not None
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("sizes", [(2, 3, 7, 8, 9, 12, 1000), (12, 2, 8, 1000, 3, 9, 7)])
 @pytest.mark.parametrize("form", ["default", "default_in_a_dict", "declared_in_a_dict"])
 def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
@@ -520,6 +526,7 @@ def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
     assert {n for b in buckets if b.exact for n in b.sizes.values()} == {2, 3}
 
 
+@pytest.mark.sampled(2, "1-declared")
 @pytest.mark.parametrize("form", ["default", "listed", "declared", "default_in_a_dict"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_is_never_traced_is_tried_so_often_and_no_more(form: str, order: int) -> None:

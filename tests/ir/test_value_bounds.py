@@ -178,6 +178,21 @@ def bits(x: Any) -> Any:
     return jax.random.bits(jax.random.key(x.shape[0]))
 
 
+@pytest.mark.sampled(
+    9,
+    "square",
+    "to_float32",
+    "top_k",
+    "half_of_negative",
+    "taken_or_filled",
+    "to_float16",
+    "sum_of_bfloat16",
+    "decay",
+    "last_of_cumsum",
+    "searched",
+    "scan",
+    "set",
+)
 @pytest.mark.parametrize("name", FOUND)
 def test_bounds_are_found_and_hold(name: str) -> None:
     fn, low, high = FOUND[name]

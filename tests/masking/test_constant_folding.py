@@ -79,6 +79,7 @@ def _assert_the_same_numbers(fn: Callable[[Any], Any], *sizes: int) -> None:
         assert_like_jit(executor, fn, ramp(size, 6))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*PLAIN, *AT_RUN_TIME])
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_same_numbers(name: str, wide: bool) -> None:
@@ -88,6 +89,7 @@ def test_the_same_numbers(name: str, wide: bool) -> None:
         _assert_the_same_numbers(both, *((3,) if wide else (2, 3, 5)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", JUDGED)
 def test_the_same_numbers_beyond_the_end(name: str) -> None:
     _assert_the_same_numbers(JUDGED[name], 2, 3, 4, 5)

@@ -67,6 +67,7 @@ def test_kept(name: str) -> None:
     assert fills(KEPT[name], "b, 3") > 0
 
 
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", [*DROPPED, *KEPT])
 def test_the_same_numbers(name: str) -> None:
     fn = {**DROPPED, **KEPT}[name]

@@ -74,6 +74,7 @@ def same(one: Any, other: Any) -> None:
         np.testing.assert_allclose(got[real], want[real], rtol=1e-3, atol=1e-4 * scale)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LAYERS)
 def test_gradients(name: str) -> None:
     fn = gradients(LAYERS[name])
@@ -144,6 +145,7 @@ def unlike(x: Any, w: Any) -> Any:
     return jax.lax.scan(step, jnp.zeros((x.shape[0], 4)), x.swapaxes(0, 1))[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fn", [recurrent, unlike])
 @pytest.mark.parametrize("spec", ["b, _, _", "b, s, _"])
 def test_loops(fn: Callable[[Any, Any], Any], spec: str) -> None:

@@ -57,6 +57,7 @@ SPECIAL: dict[str, Callable[[np.ndarray], None]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SOFTMAXES)
 def test_results(name: str) -> None:
     fn = SOFTMAXES[name]
@@ -81,6 +82,7 @@ NOTHING: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NOTHING)
 def test_an_axis_that_has_nothing(name: str) -> None:
     fn = NOTHING[name]

@@ -176,6 +176,7 @@ def found() -> list[dict[str, Any]]:
     return [x.result for x in run_processes(checks, 2, timeout=300)]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["random_steps", "local_choices", "other_types"])
 def test_processes_with_sizes_of_their_own_take_the_same_buckets(found: Any, name: str) -> None:
     first, second = found

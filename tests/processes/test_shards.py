@@ -412,18 +412,15 @@ JOBS: dict[str, tuple[list[int], int, list[str]]] = {
 }
 
 
-@functools.cache
-def outcomes(job: str) -> list[dict[str, str]]:
-    """What became of each case on each process: one job for all of them."""
+@pytest.mark.parametrize(
+    "job", ["one process", "two processes", pytest.param("both", marks=pytest.mark.slow)]
+)
+def test_equal_to_all_rows(job: str) -> None:
+    """Each job runs all of its cases on each of its processes."""
     sizes, devices, names = JOBS[job]
-    found = run_processes(outcomes_there, len(sizes), sizes, names, devices=devices, timeout=240)
-    return [outcome.result for outcome in found]
-
-
-@pytest.mark.parametrize(("job", "name"), [(j, n) for j in JOBS for n in JOBS[j][2]])
-def test_equal_to_all_rows(job: str, name: str) -> None:
-    for found in outcomes(job):
-        assert found[name] == "ok", found[name]
+    count = len(sizes)
+    for outcome in run_processes(outcomes_there, count, sizes, names, devices=devices, timeout=240):
+        assert set(outcome.result.values()) == {"ok"}, outcome.result
 
 
 # --- what one process tells ---------------------------------------------------------------------
@@ -576,9 +573,3 @@ def one_device() -> None:
     product, count = square(WEIGHTS, rows(5))
     close(product, rows(5) @ rows(5).T)
     assert product.devices() == {jax.devices()[1]} and int(count) == 5
-
-
-@pytest.mark.parametrize("name", OF_ONE)
-def test_one_process(name: str) -> None:
-    (found,) = outcomes("one process")
-    assert found[name] == "ok", found[name]

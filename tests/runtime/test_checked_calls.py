@@ -44,6 +44,7 @@ def test_right_masks_pass(check: Check) -> None:
     assert checked.stats().fallback_calls == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
 def test_a_missing_fill_is_found_and_named(check: Check) -> None:
     checked = (
@@ -88,6 +89,7 @@ def test_exact_checks_the_first_call_of_a_bucket_only() -> None:
         always(np.ones(3, np.float32))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("way", ["ahead", "warm-up", "background"])
 @pytest.mark.parametrize("right", [True, False])
 def test_the_first_call_of_what_is_there_already_is_checked(way: str, right: bool) -> None:

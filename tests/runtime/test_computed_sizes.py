@@ -124,6 +124,7 @@ def checked(executor: Any, fn: Callable[..., Any], x: np.ndarray) -> None:
         assert raised.value.__context__ is None  # no attempt before is told of
 
 
+@pytest.mark.sampled(2, "extract-few_arrays", "selection_reshaped-few_arrays")
 @few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None:
@@ -168,6 +169,7 @@ ONE_SELECTION: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(2, "remainder_decides")
 @pytest.mark.parametrize("name", ONE_SELECTION)
 def test_one_selection_is_masked_whatever_is_made_of_it(name: str) -> None:
     fn = ONE_SELECTION[name]
@@ -193,6 +195,7 @@ def test_a_reason_names_the_operation_and_no_second_mask() -> None:
         assert (operation in reason or operation == "y + x") and "one mask" not in reason, reason
 
 
+@pytest.mark.sampled(1, "mean")
 @pytest.mark.parametrize("name", ["selection", "mean", "unique_parts", "set_each", "gradient"])
 def test_one_executable_for_each_bucket(name: str) -> None:
     fn = PROGRAMS[name]
@@ -210,6 +213,7 @@ def test_one_executable_for_each_bucket(name: str) -> None:
     assert executor.stats().compiles == len(buckets)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [1, 2, 8])
 def test_a_decision_has_a_program_for_each_bucket(first: int) -> None:
     """Of two rows no three can be selected: such a call takes another program at once."""
@@ -290,6 +294,7 @@ def test_forms_of_results(out: str) -> None:
             np.testing.assert_allclose(total(got["a"]), want["a"].sum(), rtol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["sum", "selection", "softmax"])
 def test_derivatives_of_the_executor(name: str) -> None:
     fn = PROGRAMS[name]
@@ -487,6 +492,7 @@ def test_the_report_has_a_table_of_computed_sizes() -> None:
     assert "size_1" in told and "{" not in told
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["selection", "mean", "tree", "gradient", "unique_parts"])
 def test_executables_are_kept_in_files(name: str, tmp_path: Any) -> None:
     fn = PROGRAMS[name]
@@ -500,6 +506,7 @@ def test_executables_are_kept_in_files(name: str, tmp_path: Any) -> None:
     assert (executor.stats().compiles, executor.stats().loads) == (0, 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["selection", "mean", "softmax", "tree", "unique_parts"])
 def test_a_compiled_stage_serves_its_bucket(name: str) -> None:
     fn = PROGRAMS[name]
@@ -515,6 +522,7 @@ def test_a_compiled_stage_serves_its_bucket(name: str) -> None:
             checked(compiled, fn, x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("executables", [False, True])
 @pytest.mark.parametrize(
     "name", ["selection", "mean", "tree", "branch", "unique_parts", "set_each"]

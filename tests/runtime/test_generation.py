@@ -63,6 +63,7 @@ STRATEGIES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("donate", [(), (1, 2)], ids=["kept", "donated"])
 @pytest.mark.parametrize(("buckets", "first"), STRATEGIES)
 def test_chained_caches_are_those_of_jit(
@@ -134,6 +135,7 @@ EXPRESSIONS = [
 ]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("fn", "axes", "shapes", "padded"), EXPRESSIONS)
 def test_a_result_has_the_bucket_of_its_size(fn: Any, axes: Any, shapes: Any, padded: int) -> None:
     args = [np.random.default_rng(0).standard_normal(s).astype(np.float32) for s in shapes]

@@ -68,6 +68,7 @@ def test_what_may_be_labels_is_asked_for(form: str, reduce: str | None, given: s
     assert all(way in str(error.value) for way in both)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", LABELS)
 @pytest.mark.parametrize("options", [DECLARED, {}])
 def test_labels_and_shared_arrays_are_as_in_a_loop(form: str, options: Any) -> None:
@@ -100,6 +101,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[Any, ...]]]
 }
 
 
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("lengths", [(1, 3), (2, 2), (0, 0), (0, 2)])
 def test_the_shape_of_lengths_does_not_depend_on_the_data(

@@ -99,7 +99,8 @@ def test_several_variables_and_one_that_is_not_learnt() -> None:
     random = np.random.default_rng(1)
     for _ in range(60):
         b, s, t = map(int, random.integers(1, (9, 30, 17)))
-        compare(executor, product, ramp(b, s) / 100, ramp(s, t) / 100)
+        x, y = ramp(b, s) / 100, ramp(s, t) / 100
+        np.testing.assert_allclose(executor(x, y), (x @ y).sum(0), rtol=2e-5)
     assert {bucket["t"] for bucket in buckets(executor)} == {8, 16}
     assert any(bucket["s"] & (bucket["s"] - 1) for bucket in buckets(executor))
 
@@ -110,7 +111,7 @@ def test_buckets_keep_the_guards_of_a_program() -> None:
         return x.reshape(2, -1).sum(0) if len(x) % 2 == 0 else x.sum(0)
 
     executor = bucketjit.jit(halves, dynamic_axes="n")
-    for n in np.random.default_rng(2).integers(1, 60, 80):
+    for n in np.random.default_rng(2).integers(1, 60, 24):
         compare(executor, halves, ramp(int(n)))
 
 
@@ -122,12 +123,11 @@ def test_gradients_and_map() -> None:
     executor = bucketjit.jit(loss, dynamic_axes=(None, "n, _"))
     slope = bucketjit.jit(jax.grad(loss), dynamic_axes=(None, "n, _"))
     w, random = np.ones(2, np.float32) / 9, np.random.default_rng(3)
-    for n in map(int, random.integers(1, 40, 40)):
+    for n in map(int, random.integers(1, 40, 14)):
         x = ramp(n, 2) / n
         compare(executor, loss, w, x)
         compare(slope, jax.grad(loss), w, x)
-        got = jax.grad(executor)(w, x)
-        np.testing.assert_allclose(got, jax.grad(loss)(w, x), rtol=1e-4, atol=1e-6)
+        compare(jax.grad(executor), jax.grad(loss), w, x)
     rows = [ramp(n, 2) / n for n in (3, 9, 30, 5)]
     for one, x in zip(executor.map(w, rows), rows, strict=True):
         np.testing.assert_allclose(one, loss(w, x), rtol=1e-5)
@@ -238,7 +238,7 @@ def test_map_begins_with_one_bucket_and_learns_others(reduce: str | None) -> Non
     assert dict(group.bucket) == {"n": 128} and max(sizes) > 64
     for _ in range(2):
         got = executor.map(w, rows, reduce=reduce)
-        want = [scaled(w, x) for x in rows]
+        want = [np.tanh(x * w).sum(0) for x in rows]
         np.testing.assert_allclose(got, want if reduce is None else sum(want), rtol=1e-5)
         assert max(bucket["n"] for bucket in buckets(executor)) == 128
     assert 3 <= len({bucket["n"] for bucket in buckets(executor)}) <= 20

@@ -119,6 +119,7 @@ def scrape(model: Model, tmp_path: Path) -> None:
     prometheus_client.generate_latest(registry)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("method", "configure", "use"),
     [
@@ -209,6 +210,7 @@ def _total(fn: Method, x: Any) -> Any:
     return sum(y.sum() for y in jax.tree_util.tree_leaves(fn(x)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 @pytest.mark.parametrize("name", CLOSED_OVER)
 def test_what_a_function_closes_over_goes_with_its_executor(name: str) -> None:
@@ -253,6 +255,7 @@ ASKED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 @pytest.mark.parametrize("name", ASKED)
 def test_a_call_lets_go_of_its_arguments(name: str) -> None:
@@ -297,6 +300,7 @@ REPEATED: dict[str, Callable[[int], object]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", REPEATED)
 def test_what_is_dropped_leaves_no_traces(name: str) -> None:
     """A trace of `spread` is hundreds of objects."""

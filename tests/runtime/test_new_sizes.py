@@ -157,6 +157,7 @@ def _summed(*args: Any, **named: Any) -> Any:
     return sum(jnp.sum(x) for x in jax.tree.leaves((args, named)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "make",
     [

@@ -198,6 +198,17 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled(
+    2,
+    "slices-set_values-few_arrays",
+    "shapes-arange_argmax-few_arrays",
+    "slices-slice-few_arrays",
+    "shapes-arange_by-few_arrays",
+    "slices-to_large_number-few_arrays",
+    "slices-dynamic_slice_moved-few_arrays",
+    "slices-set_backwards-few_arrays",
+    "masks-delete_one-few_arrays",
+)
 @few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None:
@@ -246,6 +257,7 @@ INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", INEXACT)
 def test_integers_that_wrap_and_numbers_that_are_rounded(name: str) -> None:
     fn, size = INEXACT[name]
@@ -265,6 +277,7 @@ def test_a_size_of_a_random_key_that_is_closed_over() -> None:
     checked(executor, fn, np.ones(5, np.float32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -298,6 +311,7 @@ MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MEETINGS_OF_EQUALS)
 def test_different_selections_that_are_equal_share_an_executable(name: str) -> None:
     fn = MEETINGS_OF_EQUALS[name]
@@ -426,6 +440,7 @@ MEETINGS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sampled(2, "concatenate")
 @pytest.mark.parametrize("name", MEETINGS)
 def test_different_selections_that_meet_are_named(name: str) -> None:
     meet = MEETINGS[name]

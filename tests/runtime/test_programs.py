@@ -131,6 +131,7 @@ def close(got: Any, want: Any) -> None:
         )
 
 
+@pytest.mark.sampled(2, "cond with loops")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_row_is_as_alone(name: str) -> None:
     fn = PROGRAMS[name]

@@ -159,6 +159,7 @@ def test_an_empty_axis_beside_a_filled_one_is_not_told_of(empty: int) -> None:
     assert "size 0" not in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("bounds", "cure"),
     [

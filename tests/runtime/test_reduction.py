@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def close(got: Any, want: Any) -> None:
 
 
 def loop(fn: Any, given: list[np.ndarray], mean: bool) -> Any:
-    results = [fn(WEIGHTS, x) for x in given]
+    results = [*map(functools.partial(jax.jit(fn), WEIGHTS), given)]
     total = jax.tree_util.tree_map(lambda *parts: sum(parts[1:], parts[0]), *results)
     return jax.tree_util.tree_map(lambda x: x / len(given), total) if mean else total
 

@@ -77,6 +77,7 @@ def test_gradients_in_other_buckets_are_masked() -> None:
     assert fn.stats().fallback_calls == before
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("function", "sizes"),
     [

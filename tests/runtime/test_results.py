@@ -266,7 +266,7 @@ def test_host_arrays_can_be_donated() -> None:
 def slow(x: Any) -> Any:
     """Takes a good part of a second."""
     w = jnp.eye(64) * 0.5
-    busy = lax.fori_loop(0, 30_000, lambda _, m: jnp.sin(m @ w), jnp.full((64, 64), x.sum()))
+    busy = lax.fori_loop(0, 10_000, lambda _, m: jnp.sin(m @ w), jnp.full((64, 64), x.sum()))
     return busy.min()
 
 
@@ -399,6 +399,7 @@ def test_rows_are_added_to_any_dtype(dtype: Any) -> None:
     assert again.dtype == padded.dtype and not np.shares_memory(again, padded)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("out", ["jax", "numpy", "padded"])
 def test_typed_keys_take_the_short_way(out: str) -> None:
     """Also those of two generators, and raw ones, one after the other."""

@@ -68,6 +68,7 @@ DATA: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DATA)
 def test_static_data_that_a_function_makes_beside_a_selection(name: str) -> None:
     data, is_masked = DATA[name]
@@ -113,6 +114,7 @@ LEAKLESS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LEAKLESS)
 def test_no_value_outlives_its_trace(name: str) -> None:
     fn, x = LEAKLESS[name], numbers(7)
@@ -150,6 +152,7 @@ UNUSUAL: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", UNUSUAL)
 def test_results_are_those_of_eager_jax_at_every_size(name: str) -> None:
     fn = UNUSUAL[name]
@@ -180,6 +183,7 @@ INSIDE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", INSIDE)
 @pytest.mark.parametrize("first", [0, 5])
 @pytest.mark.parametrize("axes", ["n", None])

@@ -67,6 +67,7 @@ TRANSFORMED: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_results_under_transformations(name: str) -> None:
     executor, transformed = _bucketed(), TRANSFORMED[name]
@@ -120,12 +121,12 @@ def test_a_loss_and_its_gradient_are_one_executable_per_bucket() -> None:
     executor = _bucketed(_loss, (None, "b, _", "b, _"))
     for n in SIZES:
         args = (WEIGHTS, ramp(n, 3) / n, ramp(n, 2) / n)
-        _close(jax.value_and_grad(executor)(*args), jax.value_and_grad(_loss)(*args))
+        _close(jax.value_and_grad(executor)(*args), jax.jit(jax.value_and_grad(_loss))(*args))
     assert executor.stats().compiles == executor.cache_size() == 3
     for n in SIZES:
         args = (WEIGHTS, ramp(n, 3) / n, ramp(n, 2) / n)
         got = jax.grad(lambda *a: executor(*a) / 3, argnums=(0, 1))(*args)
-        _close(got, jax.grad(lambda *a: _loss(*a) / 3, argnums=(0, 1))(*args))
+        _close(got, jax.jit(jax.grad(lambda *a: _loss(*a) / 3, argnums=(0, 1)))(*args))
     assert executor.cache_size() == 9  # by other arguments, then plain, and pulled back
 
 
@@ -173,6 +174,7 @@ DERIVATIVES: dict[str, Callable[[BucketedExec, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_a_differentiated_executor_is_freed_with_what_it_holds(name: str) -> None:
     def differentiated() -> list[weakref.ref[Any]]:

@@ -41,6 +41,7 @@ def loops(w: Any, x: Any) -> Any:
     return jax.lax.while_loop(lambda c: c.sum() < 40, lambda c: c + jnp.abs(x).sum(), x[0] * 0 + 1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fn", [attention, recurrent, loops])
 @pytest.mark.usefixtures("in_turn")
 def test_results_are_those_of_a_loop(fn: Callable[..., Any]) -> None:
@@ -53,7 +54,7 @@ def test_results_are_those_of_a_loop(fn: Callable[..., Any]) -> None:
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
                 result,
-                fn(WEIGHTS, x),
+                jax.jit(fn)(WEIGHTS, x),
             )
     assert set(executor._engine.takes_turns.values()) == {True}
 

@@ -91,6 +91,7 @@ def test_it_verifies_and_converts_to_hlo_with_bounded_sizes() -> None:  # check 
     assert "-> (f32[<=8,8], f32[<=8,8], f32[])" in hlo
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("n", range(1, 9))
 def test_all_sizes_of_the_bucket_with_garbage_in_the_padding(n: int) -> None:  # check 3
     artifact = bucketed(two, ("b, _", None)).export_bounded(struct(5, 8), struct(8, 8))
@@ -188,6 +189,7 @@ def test_constraints_promise_what_a_guard_asks_for() -> None:
         check(artifact, fn, [rng().standard_normal(n).astype(np.float32)], [n])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "bool", "int8", "complex64", "uint32", "float16"])
 def test_dtypes(dtype: str) -> None:  # check 11
     def fn(x: Any) -> Any:

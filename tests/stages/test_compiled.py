@@ -279,6 +279,7 @@ TRANSFORMED: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", TRANSFORMED)
 def test_7_transformations_are_those_of_the_function(name: str, of_energy: Compiled) -> None:
     transform = TRANSFORMED[name]
@@ -412,6 +413,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], Any, Callable[[int], tuple[Any, ..
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_12_programs(name: str) -> None:
     fn, axes, arguments = PROGRAMS[name]

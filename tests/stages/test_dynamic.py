@@ -78,6 +78,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_at_several_sizes(name: str) -> None:
     exported = check(*PROGRAMS[name])

@@ -37,6 +37,7 @@ def _serves(fn: Callable[..., Any], compiles: int, axes: Any = "n", rank: int = 
     assert stats.compiles <= compiles
 
 
+@pytest.mark.sampled(3, "<lambda>6")
 @pytest.mark.parametrize(
     "fn",
     [
@@ -68,6 +69,7 @@ def test_what_differs_by_parity_has_two_programs() -> None:
     _serves(lambda x: x.sum(axis=int(x.shape[0]) % 2), compiles=6, axes="n, _", rank=2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("static", [4, 5, 16])
 def test_an_axis_that_happens_to_have_the_size_of_another(static: int) -> None:
     """Coincidences of the sizes traced at must not matter."""
@@ -83,7 +85,7 @@ def test_an_axis_that_happens_to_have_the_size_of_another(static: int) -> None:
     assert executor.stats().compiles <= 3
 
 
-@pytest.mark.parametrize("floor", [1, 4])
+@pytest.mark.parametrize("floor", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_what_is_one_at_some_sizes_broadcasts_there(floor: int) -> None:
     """``x - s`` is one equation, whether an axis of ``s`` is as long as that of ``x`` or 1."""
 

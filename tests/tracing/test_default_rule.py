@@ -59,6 +59,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_two_executables_for_two_buckets(name: str) -> None:
     fn, arguments = CASES[name]

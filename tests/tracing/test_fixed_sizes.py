@@ -56,6 +56,7 @@ APART: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", APART)
 def test_a_size_that_is_treated_apart_is_no_fallback(name: str) -> None:
     executor = bucketjit.jit(APART[name], buckets="pow2", fallback="error")

@@ -116,6 +116,7 @@ def test_no_axis_stays_merged(of: Case, gradient: bool) -> None:
     assert merged_axes(program(of, fn)) == []
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("of", CASES, ids=lambda c: c.name)
 def test_the_same_numbers(of: Case) -> None:
     check(of, fn=gradient_of(of), poisons=("nan", "index"))
@@ -136,6 +137,7 @@ def test_what_does_not_pay_is_left_alone(fn: Callable[..., Any]) -> None:
     check(of, poisons=("nan", "index"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axes", ["n, m", "_, m", "n, _"])
 def test_one_array_meets_merged_axes_as_rows_and_as_columns(axes: str) -> None:
     def pairs(x: Any) -> Any:

@@ -62,6 +62,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("run, programs", CASES, ids=[run.__name__ for run, _ in CASES])
 def test_an_opaque_primitive_decides_by_sizes(run: Callable[..., Any], programs: int) -> None:
     bound = primitive(run)

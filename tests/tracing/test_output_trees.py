@@ -78,6 +78,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(4, "None-number")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("axes", ["n, _", None])
 def test_data_of_results_is_that_of_the_unpadded_run(form: str, axes: str | None) -> None:
@@ -128,6 +129,7 @@ def test_what_came_with_the_arguments_costs_no_trace() -> None:
     assert traces == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -243,6 +245,7 @@ DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", DECISIONS)
 def test_types_and_their_texts_decide_as_in_the_unpadded_run(name: str) -> None:
     fn = DECISIONS[name]

@@ -55,6 +55,7 @@ def last(result: Any) -> float:
     return float(np.asarray(jax.tree_util.tree_leaves(result)[-1]).ravel()[0])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("maxsize", [128, 1])
 @pytest.mark.parametrize("where", SYMBOLIC)
 def test_it_is_read_once(where: str, maxsize: int) -> None:

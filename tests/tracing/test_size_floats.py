@@ -78,6 +78,7 @@ DECIDING: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.sampled(4, "in a loop")
 @pytest.mark.parametrize("name", DECIDING)
 def test_decisions_by_numbers_are_those_of_python(name: str) -> None:
     function, sizes = DECIDING[name]
@@ -130,6 +131,7 @@ COMPUTING: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*SCALING, *COMPUTING])
 def test_a_program_with_numbers_is_traced_once_if_they_only_scale(name: str) -> None:
     function = SCALING.get(name) or COMPUTING[name]
@@ -157,6 +159,7 @@ def test_numbers_of_two_sizes_are_those_of_python() -> None:
         assert kinds(executor) == {kind}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16])
 @pytest.mark.parametrize(
     "function",
@@ -214,6 +217,7 @@ def test_a_guard_that_divides_by_a_size() -> None:
         assert_like_jit(executor, careful, normal(n))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "compute",
     [

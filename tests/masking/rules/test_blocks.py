@@ -38,6 +38,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "_ROW", 1)
 
 
+@pytest.mark.sampled(5, "lax_slice_by_size", "delete", "roll")
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_blocks_of_a_few_elements(case: Case) -> None:
@@ -45,6 +46,7 @@ def test_blocks_of_a_few_elements(case: Case) -> None:
         check(case)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("case", ROWS, ids=lambda c: c.name)
 def test_rows_of_a_batch(case: Case) -> None:
@@ -68,6 +70,7 @@ LARGE = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", LARGE)
 def test_large_arrays(name: str) -> None:
     """Padding that is poisoned changes nothing, and results with their padding end in zeros."""

@@ -65,6 +65,7 @@ EXTREMA = {
 }
 
 
+@pytest.mark.sampled(3, "bfloat16-one window")
 @pytest.mark.parametrize("name", EXTREMA)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
 def test_an_extremum_of_many_elements_keeps_nan(name: str, dtype: Any) -> None:

@@ -70,6 +70,7 @@ def _padded(case: Case, x: Any, dims: Sequence[str], bucket: Mapping[str, int]) 
     return poison_padding(x, tuple(evaluate_text(t, bucket) for t in dims), "nan")
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_row_has_its_own_sizes(name: str) -> None:
     check_rows(CASES[name])
