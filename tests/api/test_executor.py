@@ -163,13 +163,6 @@ def test_size_zero() -> None:
     assert executor.stats().fallback_calls == 0
 
 
-def test_size_zero_of_one_variable() -> None:
-    fn = lambda x, y: jnp.concatenate([x, y])  # noqa: E731
-    executor = BucketedExec(fn, dynamic_axes=("b", "s")).with_pow2()
-    for b, s in ((3, 0), (0, 3), (3, 3), (0, 0), (4, 4)):
-        assert_like_jit(executor, fn, ramp(b), ramp(s))
-
-
 def test_arrays_without_elements_along_a_static_axis() -> None:
     fn = lambda x: (x + 1, x.sum(1))  # noqa: E731
     executor = BucketedExec(fn).with_pow2()
@@ -972,27 +965,10 @@ def test_without_a_default_strategy_the_other_dimensions_are_exact() -> None:
     ]
 
 
-def test_one_dimension_may_be_exact() -> None:
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="b, s").with_pow2().with_exact("s")
-    executor(ramp(3, 5))
-    assert executor.stats().buckets[0].sizes == {"b": 4, "s": 5}
-
-
 def test_the_last_strategy_for_a_dimension_counts() -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="b").with_pow2("b").with_linear(10, "b")
     executor(ramp(3))
     assert executor.stats().buckets[0].sizes == {"b": 10}
-
-
-def test_any_object_with_bucket_is_a_strategy() -> None:
-    class Tens:
-        def bucket(self, n: int) -> Any:
-            return np.int64(-(-n // 10) * 10)
-
-    executor = BucketedExec(lambda x: x * 2).with_strategy(Tens())
-    for n in (3, 9, 11):
-        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
-    assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 10}, {"batch": 20}]
 
 
 def test_the_names_of_variables_follow_the_default_rule() -> None:

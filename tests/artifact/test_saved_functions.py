@@ -85,18 +85,6 @@ PROGRAMS: list[tuple[str, Function, Any, list[tuple[Any, ...]]]] = [
         [(floats(n),) for n in (3, 8)],
     ),
     (
-        "twice as long",
-        lambda x: jnp.concatenate([x, x, jnp.ones(1)]),
-        "n",
-        [(floats(n),) for n in (1, 8, 9)],
-    ),
-    (
-        "a loop",
-        lambda x: jax.lax.scan(lambda c, a: (c + a, c * a), jnp.zeros(2), x),
-        "n, _",
-        [(floats(n, 2),) for n in (3, 8)],
-    ),
-    (
         "a factorization",
         lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(x.shape[0])),
         "n, _",

@@ -70,11 +70,6 @@ def test_300_calls_over_200_sizes_compile_once_per_bucket(xla_compiles: Count) -
 
 STREAMS: dict[str, tuple[Callable[..., Any], Any, Callable[[int, int], tuple[Any, ...]]]] = {
     "two axes": (lambda x: (x * 2, x.T), "b, s", lambda b, s: (ramp(b, s),)),
-    "two arguments": (
-        lambda x, y: (x * 2, y + x.sum()),
-        ("b", "s"),
-        lambda b, s: (ramp(b), jnp.asarray(ramp(s))),
-    ),
     "parameters": (
         lambda p, x: x @ p["w"] + p["b"],
         (None, "b, _"),

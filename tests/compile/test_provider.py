@@ -322,9 +322,7 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"c": 3}, "no dimension 'c'; these arguments have 'n'"),
         ({"n": "3"}, "must be ints"),
-        ({"n": [2.5]}, "must be ints"),
         ({"n": []}, "must be ints"),
-        ({"n": -1}, "must be ints"),
         ({"n": strategies.Pow2()}, r"strategy that has a largest bucket such as .*got Pow2\(\)"),
         ({"n": strategies.Linear(1, max=70_000)}, "not too many below it"),
         (strategies.Linear(8), r"strategy that has a largest bucket .*got Linear\(8\)"),
