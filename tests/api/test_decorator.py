@@ -43,12 +43,6 @@ def test_buckets_by_dimension() -> None:
     assert [dict(b.sizes) for b in fn.stats().buckets] == [{"b": 5, "s": 6}]
 
 
-@pytest.mark.parametrize("wrong", ["pow3", {"b": "pow3"}, [], 7])
-def test_buckets_that_are_none(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"bucket|strategy|pow3"):
-        bucketjit.jit(lambda x: x, buckets=wrong, dynamic_axes="b")
-
-
 def test_parameters_of_jit() -> None:
     @functools.partial(
         bucketjit.jit, static_argnames="power", donate_argnames="state", dynamic_axes={"x": "n"}
@@ -136,10 +130,3 @@ def test_sizes_beyond_the_largest_bucket() -> None:
         both(np.ones((5, 8), np.float32))
     with pytest.raises(bucketjit.errors.SpecError, match="overflow.* must be one of"):
         bucketjit.jit(double, overflow="grow")
-
-
-def test_a_budget_of_compiles() -> None:
-    double = bucketjit.jit(lambda x: x * 2, compile_budget=1)
-    double(np.ones(3))
-    with pytest.raises(bucketjit.errors.CompileBudgetError):
-        double(np.ones(5))

@@ -98,13 +98,6 @@ def test_every_size_below_the_largest_bucket_is_served(
         np.testing.assert_allclose(loaded(x[:h, :w]), expected, rtol=1e-4, atol=1e-5)
 
 
-class Pair(NamedTuple):
-    """A named tuple of a user."""
-
-    first: Any
-    second: Any
-
-
 LINALG = [jnp.linalg.eigh, jnp.linalg.svd, jnp.linalg.qr, jnp.linalg.eig, jnp.linalg.slogdet]
 
 

@@ -108,14 +108,6 @@ def others_compile(pool, cache, interrupted, again):
 
 
 class TestOneThread:
-    def test_compiles_once_and_counts(self):
-        cache = ExecutableCache(4)
-        assert cache.get("a") is None
-        assert cache.get_or_compile("a", lambda: "A") == "A"
-        assert cache.get_or_compile("a", never) == "A"
-        assert cache.get("a") == "A"
-        assert cache.info() == CacheInfo(hits=2, misses=1, maxsize=4, currsize=1)
-
     def test_info_has_the_shape_of_functools(self):
         theirs = functools.lru_cache(maxsize=4)(abs).cache_info()
         ours = ExecutableCache(4).info()

@@ -153,19 +153,11 @@ def nested(tree, *, scale):
     [
         pytest.param(keys, lambda n: (jax.random.key(n), rows(n, 2)), id="keys"),
         pytest.param(by_number, lambda n: (rows(n, 3),), id="concrete traces"),
-        pytest.param(
-            jax.grad(lambda w, x: ((x @ w) ** 2).mean()), lambda n: (rows(3), rows(n, 3)), id="grad"
-        ),
         pytest.param(lambda x: lax.associative_scan(jnp.add, x), lambda n: (rows(n),), id="scan"),
         pytest.param(
             lambda x: jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(x.shape[0])),
             lambda n: (rows(n, n),),
             id="cholesky",
-        ),
-        pytest.param(
-            lambda x: lax.scan(lambda c, r: (c + r, c), jnp.zeros(2), x),
-            lambda n: (rows(n, 2),),
-            id="loop",
         ),
     ],
 )
@@ -555,19 +547,13 @@ def fails_with(number):
     return fail
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("write", errno.ENOSPC),
-        ("write", errno.EROFS),
-    ],
-)
-def test_a_directory_that_cannot_be_written(kept, monkeypatch, name, number):
-    monkeypatch.setattr(files, name, fails_with(number))
+def test_a_directory_that_cannot_be_written(kept, monkeypatch):
+    monkeypatch.setattr(files, "write", fails_with(errno.ENOSPC))
     executor = kept()
     with pytest.warns(PersistenceWarning) as warned:
         assert kept.did(executor, (rows(3, 2),), (rows(5, 2),)) == (2, 0)
-    assert len(warned) == 1 and f"{os.strerror(number)}. It is not kept" in str(warned[0].message)
+    message = str(warned[0].message)
+    assert len(warned) == 1 and f"{os.strerror(errno.ENOSPC)}. It is not kept" in message
     assert kept.kinds().count("unwritable") == 2
     assert kept.files() == []
 

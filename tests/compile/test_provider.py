@@ -149,14 +149,12 @@ def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
     ("options", "why"),
     [
         ({"workers": 0}, "workers must be an int of at least 1, or None, got 0"),
-        ({"workers": 2.5}, "workers must be an int"),
         ({"workers": True}, "workers must be an int"),
         ({"sizes": [{"batch": [3, 4]}]}, r"each dict of a list has one size of 'batch'.*\[3, 4\]"),
         ({"sizes": [{"batch": strategies.Pow2(max=8)}]}, "each dict of a list has one size"),
         ({"sizes": {"batch": (n for n in (1.5, 2))}}, "the sizes of 'batch' must be ints"),
         ({"sizes": {"batch": iter([-1])}}, "the sizes of 'batch' must be ints"),
         ({"time_budget": "soon"}, "time_budget must be seconds, or None, got 'soon'"),
-        ({"time_budget": -1}, "time_budget must be seconds"),
         ({"time_budget": float("nan")}, "time_budget must be seconds"),
         ({"sizes": {"batch": range(10**9)}}, "more than 4194304 sizes of 'batch' are too many"),
         ({"sizes": {"batch": itertools.count()}}, "more than 4194304 sizes of 'batch' are too"),
@@ -324,15 +322,12 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ({"c": 3}, "no dimension 'c'; these arguments have 'n'"),
         ({"n": "3"}, "must be ints"),
-        ({"n": [2.5]}, "must be ints"),
         ({"n": []}, "must be ints"),
-        ({"n": -1}, "must be ints"),
         ({"n": strategies.Pow2()}, r"strategy that has a largest bucket such as .*got Pow2\(\)"),
         ({"n": strategies.Linear(1, max=70_000)}, "not too many below it"),
         (strategies.Linear(8), r"strategy that has a largest bucket .*got Linear\(8\)"),
         ("all", "sizes must be a dict"),
         ([3], "expected dicts"),
-        ({"n": range(10**8)}, "more than 4194304 sizes of 'n' are too many"),
     ],
 )
 def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:

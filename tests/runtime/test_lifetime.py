@@ -164,26 +164,6 @@ def test_nothing_outlives_its_last_reference(
     assert alive() is None
 
 
-class Refused(NamedTuple):
-    """A function that is refused somehow, in every bucket."""
-
-    fn: Callable[[Any], Any]
-    ask: Callable[[BucketedExec, Any], Any]
-    fallback: Fallback = Fallback.EXACT
-
-
-REFUSED = {
-    "beyond": Refused(jnp.mean, lambda e, x: e(x)),
-    "beyond, explained": Refused(jnp.mean, lambda e, x: e.explain(x)),
-    "exact": Refused(lambda x: sum(x[i] for i in range(x.shape[0])).sum(), lambda e, x: e(x)),
-    "masking": Refused(lambda x: jnp.linalg.eigh(x @ x.T)[1], lambda e, x: e(x)),
-    "error": Refused(lambda x: jnp.linalg.eigh(x @ x.T)[1], lambda e, x: e(x), Fallback.ERROR),
-    "gradient": Refused(
-        lambda x: jnp.linalg.eigh(x @ x.T)[1].sum(), lambda e, x: jax.grad(e)(x), Fallback.ERROR
-    ),
-}
-
-
 def _guarded(w: Any) -> Method:
     return lambda x: x @ w * (2 if x.shape[0] > 4 else 1)
 

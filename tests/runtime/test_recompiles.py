@@ -123,10 +123,6 @@ def test_other_values_are_refused(wrong: Any) -> None:
         BucketedExec(total, warn_after=wrong)
 
 
-def attend(batch: dict[str, Any]) -> Any:
-    return (batch["input_ids"] * batch["attention_mask"]).sum()
-
-
 def batch(rows: int, columns: int) -> dict[str, Any]:
     return {"input_ids": ones(rows, columns), "attention_mask": ones(rows, columns), "scale": 2}
 

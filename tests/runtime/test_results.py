@@ -216,12 +216,10 @@ def _square(n: int) -> Any:
     [
         (lambda x: (x * 2).reshape(-1), 1),
         (lambda x: x.astype(jnp.int32), 1),
-        (lambda x: x.T + 1, 1),
         (lambda x: x.sum(), 1),
         (lambda x: x[1:] * 2, 1),
         (lambda x: x.astype(jnp.float16), 1),  # as many elements, but fewer bytes
         (lambda x, y: (x + y, (x - y).reshape(-1)), 2),
-        (lambda x, y: (y + x).T, 2),
         (lambda x, y: y + 1, 2),  # what is not read is left out
         (lambda t: {"a": t["a"].T, "b": t["b"].sum()}, 0),
     ],

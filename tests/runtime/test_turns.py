@@ -33,10 +33,6 @@ def recurrent(w: Any, x: Any) -> Any:
     return jax.lax.scan(lambda c, row: (jnp.tanh(c + row @ w), c.sum()), jnp.zeros(4), x)
 
 
-def by_size(w: Any, x: Any) -> Any:
-    return (x @ w).sum(0) if x.shape[0] > 4 else (x @ w).max(0)
-
-
 def loops(w: Any, x: Any) -> Any:
     return jax.lax.while_loop(lambda c: c.sum() < 40, lambda c: c + jnp.abs(x).sum(), x[0] * 0 + 1)
 

@@ -99,14 +99,6 @@ def test_all_sizes_of_the_bucket_with_garbage_in_the_padding(n: int) -> None:  #
     check(artifact, two, args, [n])
 
 
-def shared(x: Any, y: Any, z: Any) -> Any:
-    return x.mean(1) + y, jnp.cumsum(z * x.sum(0))
-
-
-def expressions(x: Any, y: Any) -> Any:
-    return jnp.concatenate([x, x]), x.reshape(-1), y[: y.shape[0] // 2], y[3:], y[: x.shape[0]]
-
-
 def test_a_size_that_is_an_argument_is_a_scalar() -> None:
     def fn(x: Any, n: Any) -> Any:
         return jnp.ones(n).sum() + x, jnp.arange(n)

@@ -55,11 +55,9 @@ def lengths(*sizes: int) -> Args:
 PROGRAMS = {
     "softmax": (lambda x: jax.nn.softmax(x, 1), "b, s", [(normal(n, n + 2),) for n in (3, 5)]),
     "branch": (lambda x: x.sum() if x.shape[0] > 4 else x.mean(), "n", lengths(6, 9)),
-    "sort": (lambda x: jnp.sort(x)[::-1], "n", lengths(5, 6)),
     "scan": (lambda x: jax.lax.scan(lambda c, a: (c + a, c), 0.0, x)[1], "n", lengths(5, 6)),
     "merge": (lambda x: jnp.sort(x.reshape(-1)), "b, s", [(normal(n, n + 1),) for n in (3, 5)]),
     "shift": (lambda x: x[1:] - x[:-1], "n", lengths(5, 1)),
-    "median": (lambda x: jnp.median(x, axis=0), "n, _", [(normal(n, 3),) for n in (5, 6)]),
     "random": (
         lambda x: jax.random.normal(jax.random.key(0), x.shape) + x,
         "n",
@@ -72,7 +70,6 @@ PROGRAMS = {
         [(normal(n, 3, n + 8),) for n in (2, 3)],
     ),
     "int": (lambda x: x[: int(x.shape[0]) // 2].sum(), "n", lengths(5, 6, 11)),
-    "linspace": (lambda x: x * jnp.linspace(0, 1, x.shape[0]), "n", lengths(5, 6)),
     "returned size": (lambda x: (x.shape[0], x * 2), "n", lengths(5, 6)),
     "not read": (lambda x, y: y.sum(), ("n", "n"), [(normal(n), normal(n)) for n in (5, 6)]),
 }

@@ -24,10 +24,6 @@ def test_padding_is_less_than_a_step(step, n):
     assert bucket - (n + 1) < step
 
 
-def test_buckets_are_multiples_of_the_step():
-    assert [Linear(8).bucket(n) for n in (0, 1, 7, 8, 9, 16, 17)] == [8, 8, 8, 8, 16, 16, 24]
-
-
 def test_min_and_max():
     strategy = Linear(10, min=25, max=48)
     assert [strategy.bucket(n) for n in (1, 30, 31, 41, 48)] == [30, 30, 40, 48, 48]

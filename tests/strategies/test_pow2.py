@@ -23,11 +23,6 @@ def test_min_is_rounded_up_to_the_smallest_bucket(smallest, first):
     assert {Pow2(min=smallest).bucket(n) for n in range(first + 1)} == {first}
 
 
-def test_floors_save_compiles():
-    assert len({Pow2().bucket(n) for n in range(1, 65)}) == 7
-    assert len({Pow2(min=16).bucket(n) for n in range(1, 65)}) == 3
-
-
 def test_max_need_not_be_a_power_of_two():
     assert [Pow2(max=100).bucket(n) for n in (33, 64, 65, 100)] == [64, 64, 100, 100]
 
@@ -37,13 +32,3 @@ def test_multiple_of_rounds_the_powers_up():
     assert sorted({strategy.bucket(n) for n in range(1, 34)}) == [3, 6, 9, 18, 33]
     # The powers in between, 8 and 4 say, give the same multiple or the next one: 4 -> 6, 8 -> 9.
     assert strategy.bucket(4) == strategy.bucket(6) == 6
-
-
-def test_every_small_parameter_keeps_the_contract():
-    for smallest in range(1, 40):
-        for multiple_of in range(1, 20):
-            strategy = Pow2(min=smallest, multiple_of=multiple_of)
-            buckets = [strategy.bucket(n) for n in range(300)]
-            assert buckets == sorted(buckets)
-            assert all(b >= max(n, smallest) for n, b in enumerate(buckets))
-            assert all(strategy.bucket(b) == b for b in set(buckets))

@@ -21,10 +21,6 @@ def f(ids: Any, mask: Any = None) -> Any:
     return jnp.sum(ids)
 
 
-def total(ids: Any) -> Any:
-    return ids.sum()
-
-
 class Holding:
     """Stands for an array of another library."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from typing import Any
 
 import jax
@@ -22,7 +21,6 @@ from bucketjit._tracing.mismatches import (
 )
 
 NAMES = ("x", "y", "z")
-Pair = collections.namedtuple("Pair", "first second")
 
 
 def name(position: int) -> str:

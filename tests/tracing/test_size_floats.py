@@ -33,7 +33,6 @@ DECIDING: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
         lambda x: jax.lax.cond(x.shape[0] * 0.1 > 0.3, lambda y: y, lambda y: -y, x),
         (3, 5),
     ),
-    "select": (lambda x: jnp.where(x.shape[0] * 0.1 > 0.3, x, -x), (3, 5)),
     "chosen, then its floor": (
         lambda x: jnp.floor(jnp.where(x > -1e9, x.shape[0] * 0.29 * 20, 0.0)),
         (5, 10),
@@ -122,11 +121,8 @@ COMPUTING: dict[str, Callable[[Any], Any]] = {
     "less than one": lambda x: x * (1 - 1 / x.shape[0]),
     "centre": lambda x: jnp.arange(x.shape[0]) - (x.shape[0] / 2 - 0.5) + x,
     "first half": lambda x: jnp.where(jnp.arange(x.shape[0]) < x.shape[0] / 2, x, 0),
-    "above": lambda x: jnp.where(jnp.abs(x) > 1 / x.shape[0], x, 0),
-    "wave": lambda x: x * jnp.sin(jnp.arange(x.shape[0]) * (2 * np.pi / x.shape[0])),
     "scale": lambda x: x * (2.0 / x.shape[0]) ** 0.5,
     "an array of them": lambda x: x.sum() * jnp.array([x.shape[0] * 0.5, x.shape[0] / 3]),
-    "added": lambda x: x + x.shape[0] * 0.5,
     "of a product": lambda x: x * (x.shape[0] * 0.5 * 0.3),
 }
 
