@@ -58,7 +58,7 @@ FORMS: dict[str, tuple[Any, tuple[int, ...], dict[str, int]]] = {
 }
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(11, "ellipsis first")
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form: str) -> None:
     spec, shape, bucket = FORMS[form]

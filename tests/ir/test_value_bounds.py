@@ -189,6 +189,8 @@ def bits(x: Any) -> Any:
     "searched",
     "scan",
     "set",
+    "clamp",
+    "taken",
 )
 @pytest.mark.parametrize("name", FOUND)
 def test_bounds_are_found_and_hold(name: str) -> None:

@@ -187,6 +187,7 @@ PROGRAMS = {
     "slices-dynamic_slice_moved-few_arrays",
     "slices-set_backwards-few_arrays",
     "masks-delete_one-few_arrays",
+    "shapes-tile-few_arrays",
 )
 @few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -235,7 +236,7 @@ INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, "nan")
 @pytest.mark.parametrize("name", INEXACT)
 def test_integers_that_wrap_and_numbers_that_are_rounded(name: str) -> None:
     fn, size = INEXACT[name]
