@@ -110,10 +110,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_695,
-    "lines": 48_735,
+    "code": 30_692,
+    "lines": 48_703,
     "files": 266,
-    "tests": 0,
+    "tests": 35_250,
     "long": 0,
     "packages": 13,
     "floors": 9,

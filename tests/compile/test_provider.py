@@ -343,12 +343,12 @@ def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.Monkey
     prepare = ExecutableProvider.prepare
 
     def late(self: Any, order: Any, **how: Any) -> bool:
-        time.sleep(0.3)
+        time.sleep(1.2)
         return prepare(self, order, **how)
 
     monkeypatch.setattr(ExecutableProvider, "prepare", late)
     ask = {"sizes": {"n": [3, 9, 20]}, "workers": 1, "progress": False}
-    report = executor.warmup(ramp(3, 3), time_budget=0.2, **ask)  # enough to find out
+    report = executor.warmup(ramp(3, 3), time_budget=1.0, **ask)  # enough to find out
     assert len(report.exact) == 3 and not report.compiled and not report.failed
     assert [s["n"] for s in report.left] == [20, 9, 3]
     monkeypatch.undo()
