@@ -113,7 +113,7 @@ LIMIT = {
     "code": 30_692,
     "lines": 48_703,
     "files": 266,
-    "tests": 35_250,
+    "tests": 35_252,
     "long": 0,
     "packages": 13,
     "floors": 9,

@@ -203,8 +203,7 @@ class RuleContext:
     ) -> Any:
         """Write ``value`` into the padding of ``operand``.
 
-        The padding is replaced by a select, or zeros on a TPU by a conjunction of bits, never by a
-        product with a mask: 0 * NaN is NaN.
+        It is replaced by a select, or by bits (`zeroed`), never by a product: 0 * NaN is NaN.
 
         Args:
             operand: An array at padded size.
@@ -245,8 +244,7 @@ class RuleContext:
                 return select(mask, array, value)
             return select(mask, array, self.sizes.constant(array.shape, array.dtype, value))
 
-        # XLA fuses no conditional with the reader of its result; the branch without padding copies
-        # nothing.
+        # XLA fuses no conditional with the reader of its result. Without padding it copies nothing.
         def filled_in_a_branch(array: Array) -> Any:
             return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
 
