@@ -35,7 +35,8 @@ def first_of_each(cases: Iterable[Case], count: int) -> list[Case]:
 CASES = all_cases()
 # They take paths of rules that no first case takes, by the coverage of branches.
 _ALSO = """
-argmax_small_index associative_linear_transpose associative_per_example_gradient
+argmax_small_index cov_of_columns linalg_pinv_rows searchsorted_compare_all searchsorted_unsorted
+associative_linear_transpose associative_per_example_gradient
 conv_same_2d conv_vmap_kernels dot_changes_sides_many_free kv_cache prod_hessian
 random_total_bits_8 random_total_bits_per_key random_total_split reduce_closed_gradient
 reduce_max_min_complex reduce_the_rest scan_of_a_length scan_of_an_array_and_its_length

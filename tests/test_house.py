@@ -110,10 +110,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_692,
-    "lines": 48_703,
+    "code": 30_695,
+    "lines": 48_711,
     "files": 266,
-    "tests": 35_252,
+    "tests": 35_259,
     "long": 0,
     "packages": 13,
     "floors": 9,

@@ -57,8 +57,7 @@ def compile_here(lowered: jax.stages.Lowered) -> Any:
     """
     arguments = lowered._lowering.compile_args
     client = arguments.get("backend")
-    is_cpu_of_one_host = getattr(client, "platform", None) == "cpu" and jax.process_count() == 1
-    if compilation_cache() is None or not is_cpu_of_one_host:
+    if compilation_cache() is None or not _is_cpu_of_one_host(client):
         return lowered.compile()
     # The compiled program keeps this client, and with it the bytes; `lowered` gets its own back.
     arguments["backend"] = _Remembering(client)
@@ -66,6 +65,10 @@ def compile_here(lowered: jax.stages.Lowered) -> Any:
         return lowered.compile()
     finally:
         arguments["backend"] = client
+
+
+def _is_cpu_of_one_host(client: Any) -> bool:
+    return getattr(client, "platform", None) == "cpu" and jax.process_count() == 1
 
 
 def forget_bytes(compiled: object) -> None:

@@ -119,7 +119,7 @@ def assert_takes(executor: Any, test: Callable[..., Any], *sizes: int) -> None:
     np.testing.assert_array_equal(executor(*arrays)[0], want)
 
 
-@pytest.mark.sampled(6, "== a fraction")
+@pytest.mark.sampled(6, "== a fraction", "== NaN")
 @pytest.mark.parametrize("name", BRANCHES)
 def test_branches(name: str) -> None:
     executor = BucketedExec(_branch(BRANCHES[name])).with_pow2()

@@ -161,7 +161,7 @@ ONE_SELECTION: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sampled(2, "remainder_decides")
+@pytest.mark.sampled(2, "remainder_decides", "halves", "inverse", "chained_rests")
 @pytest.mark.parametrize("name", ONE_SELECTION)
 def test_one_selection_is_masked_whatever_is_made_of_it(name: str) -> None:
     fn = ONE_SELECTION[name]

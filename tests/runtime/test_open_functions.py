@@ -188,6 +188,10 @@ PROGRAMS = {
     "slices-set_backwards-few_arrays",
     "masks-delete_one-few_arrays",
     "shapes-tile-few_arrays",
+    "shapes-arange_of_size-few_arrays",
+    "masks-delete_mask-few_arrays",
+    "slices-of_unsigned-few_arrays",
+    "shapes-bincount_least-few_arrays",
 )
 @few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -236,7 +240,7 @@ INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
 }
 
 
-@pytest.mark.sampled(4, "nan")
+@pytest.mark.sampled(4, "nan", "least_of_bits")
 @pytest.mark.parametrize("name", INEXACT)
 def test_integers_that_wrap_and_numbers_that_are_rounded(name: str) -> None:
     fn, size = INEXACT[name]

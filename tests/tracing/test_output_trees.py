@@ -78,7 +78,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sampled(4, "None-number")
+@pytest.mark.sampled(4, "None-number", "None-struct")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("axes", ["n, _", None])
 def test_data_of_results_is_that_of_the_unpadded_run(form: str, axes: str | None) -> None:

@@ -77,7 +77,7 @@ DECIDING: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.sampled(4, "in a loop")
+@pytest.mark.sampled(4, "in a loop", "powers")
 @pytest.mark.parametrize("name", DECIDING)
 def test_decisions_by_numbers_are_those_of_python(name: str) -> None:
     function, sizes = DECIDING[name]

@@ -123,6 +123,11 @@ def cumulative(identity: Identity, ordered: bool = False) -> Rule:
     return rule
 
 
+def _log_of_zero(dtype: np.dtype[Any]) -> Any:
+    """The neutral element of logsumexp: -inf, without an imaginary part, which is an angle."""
+    return np.array(-np.inf).astype(dtype)
+
+
 TABLE: dict[Any, Rule] = {
     "sort": sort,
     "top_k": top_k,
@@ -131,6 +136,5 @@ TABLE: dict[Any, Rule] = {
     "cumprod": cumulative(one),
     "cummax": cumulative(lowest, ordered=True),
     "cummin": cumulative(highest, ordered=True),
-    # Neutral is -inf without an imaginary part, which is an angle.
-    "cumlogsumexp": cumulative(np.array(-np.inf).astype),
+    "cumlogsumexp": cumulative(_log_of_zero),
 }

@@ -38,7 +38,9 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapes, "_ROW", 1)
 
 
-@pytest.mark.sampled(5, "lax_slice_by_size", "delete", "roll")
+@pytest.mark.sampled(
+    5, "lax_slice_by_size", "delete", "roll", "kv_cache_per_row", "fft_two_axes_inverse_real"
+)
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_blocks_of_a_few_elements(case: Case) -> None:
