@@ -33,14 +33,15 @@ def first_of_each(cases: Iterable[Case], count: int) -> list[Case]:
 
 
 CASES = all_cases()
-# They take paths of rules that no first case takes, by the coverage of branches.
+# They take paths of rules that no first case takes, by the coverage of branches, or catch a mutant.
 _ALSO = """
-argmax_small_index cov_of_columns linalg_pinv_rows searchsorted_compare_all searchsorted_unsorted
-associative_linear_transpose associative_per_example_gradient
-conv_same_2d conv_vmap_kernels dot_changes_sides_many_free kv_cache prod_hessian
+argmax_at_the_lowest_value argmax_small_index associative_linear_transpose
+associative_per_example_gradient conv_same_2d conv_vmap_kernels cov_of_columns
+dot_changes_sides_many_free get_fill kv_cache lax_last_two linalg_pinv_rows merge prod_hessian
 random_total_bits_8 random_total_bits_per_key random_total_split reduce_closed_gradient
-reduce_max_min_complex reduce_the_rest scan_of_a_length scan_of_an_array_and_its_length
-scatter_windows_leading_axis_partial_promise_in_bounds sort_complex64 sort_float8_e5m2fnuz
+reduce_max_min_complex reduce_max_min_complex_nan reduce_the_rest scan_of_a_length
+scan_of_an_array_and_its_length scatter_windows_leading_axis_partial_promise_in_bounds
+searchsorted_compare_all searchsorted_unsorted sort_complex64 sort_float8_e5m2fnuz
 take_filled_with_a_size window_adaptive_max window_min_tangent_valid
 """
 _FIRST = first_of_each((case for case in CASES if not case.slow), 2)

@@ -113,7 +113,7 @@ LIMIT = {
     "code": 30_695,
     "lines": 48_711,
     "files": 266,
-    "tests": 35_259,
+    "tests": 35_260,
     "long": 0,
     "packages": 13,
     "floors": 9,
