@@ -110,8 +110,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_695,
-    "lines": 48_711,
+    "code": 30_694,
+    "lines": 48_710,
     "files": 266,
     "tests": 35_260,
     "long": 0,

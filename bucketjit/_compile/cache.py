@@ -252,9 +252,7 @@ class ExecutableCache(Generic[K, V]):
         """Evict entries until one more of this weight fits. Pinned ones stay, fit or not."""
         most = math.inf if self._maxsize is None else self._maxsize
         heaviest = math.inf if self._max_bytes is None else self._max_bytes
-        while (full := len(self._slots) >= most) or weight > heaviest - sum(
-            slot.weight for slot in self._slots.values()
-        ):
+        while (full := len(self._slots) >= most) or self._weight() + weight > heaviest:
             loose = [(slot.last_used, key) for key, slot in self._slots.items() if not slot.pinned]
             if not loose:
                 return
@@ -276,6 +274,9 @@ class ExecutableCache(Generic[K, V]):
         if len(self._gone) > _GONE:
             self._hits += self._gone.popleft().uses.read()
         return entry
+
+    def _weight(self) -> int:
+        return sum(slot.weight for slot in self._slots.values())
 
     def _tell(self, entries: list[tuple[K, V, str]]) -> None:
         """Call ``on_evict`` for each entry; without the lock, as it may call the cache."""

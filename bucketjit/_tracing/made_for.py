@@ -72,8 +72,7 @@ class MadeFor:
         for i, (kind, own, given) in enumerate(zip(self.types, self.shapes, shapes, strict=True)):
             if kind.dtype is None:
                 like, size = self._likes[i], int(found[i])
-                found[i] = size if isinstance(like, int) else like.dtype.type(size)
-                given = (size,)
+                found[i], given = _size_like(like, size), (size,)
             if any(type(n) is int and n != m for n, m in zip(own, given, strict=True)):
                 self.check_call(*self.tree.unflatten(leaves))
         return found
@@ -116,6 +115,10 @@ def fixed_signature(
     for program, empty in programs:
         signature.add(program, signature.at(without_empty(opened, empty), shapes))
     return signature
+
+
+def _size_like(like: Any, size: int) -> Any:
+    return size if isinstance(like, int) else np.asarray(size).astype(like.dtype)[()]
 
 
 def _is_size(own: LeafType, given: LeafType) -> bool:

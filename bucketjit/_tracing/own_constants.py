@@ -91,9 +91,7 @@ def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple
         return known[id(value)][1]
 
     def within(values: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(
-            values, is_leaf=lambda x: not isinstance(x, tuple | list | dict)
-        )
+        leaves, tree = jax.tree.flatten(values, lambda x: not isinstance(x, tuple | list | dict))
         owned = [of(x) for x in leaves]
         same = all(x is y for x, y in zip(owned, leaves, strict=True))
         return values if same else jax.tree_util.tree_unflatten(tree, owned)
