@@ -19,6 +19,8 @@
 #   make accelerator              on a machine with a GPU, what a CPU cannot show, and short benchmarks,
 #                                 in at most five minutes; by ACCELERATOR_PYTHON (python3), whose JAX
 #                                 is the one that is there: nothing is installed
+#   make accelerator-compilers    what the compilers of TPUs and of NVIDIA's GPUs make of masks, without
+#                                 a device; ARGS=--sample in two minutes, to see that nothing got dearer
 #   make docs docs-open           the site, in docs/_build/html; docs-open also serves it on this machine
 #   make docs-browser             look at the site in chromium: search, copying, phones, dark mode
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
@@ -47,7 +49,7 @@ PYTEST := $(BIN)/python -m pytest
 # A stamp says that an extra of pyproject.toml is installed, as that file stands.
 STAMP := $(VENV)/.installed
 
-.PHONY: accelerator docs docs-open docs-browser test test-quick test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
+.PHONY: accelerator accelerator-compilers docs docs-open docs-browser test test-quick test-slow test-jax test-wheel conformance ecosystem fuzz coverage-page demo demo-sentences demo-serve demo-serving demo-detect demo-processes bench bench-micro bench-peers lint types format clean
 # Two pips at work in one environment would trip over each other.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -102,6 +104,13 @@ fuzz: $(STAMP)-test
 
 accelerator:
 	$(ACCELERATOR_PYTHON) -m tests.accelerator $(ARGS)
+
+# The compilers have an environment of their own: libtpu is 0.3 GB, and JAX prefers what is installed.
+COMPILERS_VENV := .venv-compilers
+
+accelerator-compilers: $(STAMP)-bench
+	@$(MAKE) --no-print-directory VENV=$(COMPILERS_VENV) $(COMPILERS_VENV)/.installed-compilers
+	$(BIN)/python -m benchmarks.$(if $(findstring --sample,$(ARGS)),compilers,table accelerators) $(ARGS)
 
 coverage-page: $(STAMP)-test
 	$(BIN)/python -m tests.coverage_page
@@ -171,7 +180,7 @@ format: $(STAMP)-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-jax*
+	rm -rf .venv .venv-compilers .venv-peers .venv-jax*
 
 $(STAMP)-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -32,7 +32,9 @@ def draw_tokens(sizes: Sizes, seed: int = 1) -> list[np.ndarray]:
     return [rng.integers(0, VOCABULARY, shape, dtype=np.int32) for shape in sizes]
 
 
-def draw_weights(layers: int = LAYERS, vocabulary: int = VOCABULARY, seed: int = 2) -> Any:
+def draw_weights(
+    layers: int = LAYERS, vocabulary: int = VOCABULARY, seed: int = 2, width: int = WIDTH
+) -> Any:
     """Weights of a layer by name, and the tables of tokens and positions."""
     rng = np.random.default_rng(seed)
 
@@ -40,10 +42,10 @@ def draw_weights(layers: int = LAYERS, vocabulary: int = VOCABULARY, seed: int =
         return (rng.standard_normal(shape) * shape[0] ** -0.5).astype(np.float32)
 
     def table(rows: int) -> np.ndarray:
-        return rng.standard_normal((rows, WIDTH)).astype(np.float32)
+        return rng.standard_normal((rows, width)).astype(np.float32)
 
-    shapes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH)}
-    shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+    shapes = {"qkv": (width, 3 * width), "out": (width, width)}
+    shapes |= {"up": (width, 4 * width), "down": (4 * width, width)}
     return {
         "tokens": table(vocabulary),
         "positions": table(LONGEST),

@@ -51,7 +51,7 @@ def _padded(rng: np.random.Generator, shape: Sequence[int], real: Sequence[int])
     return array
 
 
-def mlp_step(rng: np.random.Generator) -> Model:
+def mlp_step(rng: np.random.Generator, width: int = 64) -> Model:
     """A training step of three dense layers over an open batch."""
 
     def squares(params: Any, x: Any, y: Any) -> Any:
@@ -67,14 +67,14 @@ def mlp_step(rng: np.random.Generator) -> Model:
         real = jnp.arange(len(x)) < n
         return _descent(lambda p: jnp.where(real, squares(p, x, y), 0).sum() / n, params)
 
-    widths = [(32, 64), (64, 64), (64, 8)]
+    widths = [(32, width), (width, width), (width, 8)]
     params = [(_draw(rng, i, o), jnp.zeros(o)) for i, o in widths]
     arrays = [_padded(rng, (64, 32), (50, 32)), _padded(rng, (64, 8), (50, 8))]
     shapes: list[Any] = [("b", 32), ("b", 8)]
     return Model("MLP, training step", plain, by_hand, params, arrays, shapes, {"b": 50}, {"b": 64})
 
 
-def gru_step(rng: np.random.Generator) -> Model:
+def gru_step(rng: np.random.Generator, width: int = 64) -> Model:
     """A training step of a gated recurrent unit over an open batch of rows of an open length."""
 
     def states(params: Any, x: Any) -> Any:
@@ -85,7 +85,7 @@ def gru_step(rng: np.random.Generator) -> Model:
             h = (1 - z) * new + z * h
             return h, h
 
-        begin = jnp.zeros((x.shape[0], 64))
+        begin = jnp.zeros((x.shape[0], width), x.dtype)
         return jax.lax.scan(step, begin, x.swapaxes(0, 1))[1].swapaxes(0, 1)
 
     def squares(params: Any, x: Any, y: Any) -> Any:
@@ -102,26 +102,26 @@ def gru_step(rng: np.random.Generator) -> Model:
 
         return _descent(loss, params)
 
-    params = {f"x{k}": _draw(rng, 32, 64) for k in "zrn"}
-    params |= {f"h{k}": _draw(rng, 64, 64) for k in "zrn"} | {"out": _draw(rng, 64, 8)}
+    params = {f"x{k}": _draw(rng, 32, width) for k in "zrn"} | {"out": _draw(rng, width, 8)}
+    params |= {f"h{k}": _draw(rng, width, width) for k in "zrn"}
     arrays = [_padded(rng, (8, 64, 32), (7, 50, 32)), _padded(rng, (8, 64, 8), (7, 50, 8))]
     shapes: list[Any] = [("b", "s", 32), ("b", "s", 8)]
     sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
     return Model("GRU, training step", plain, by_hand, params, arrays, shapes, sizes, bucket)
 
 
-def decode_step(rng: np.random.Generator) -> Model:
+def decode_step(rng: np.random.Generator, width: int = WIDTH) -> Model:
     """One new token for each row of an open batch, which attends to a cache of an open length."""
 
     def attended(params: Any, x: Any, keys: Any, values: Any, real: Any | None) -> Any:
         for layer, k, v in zip(params["layers"], keys, values, strict=True):
-            h = norm(x) @ layer["qkv"][:, :WIDTH]
-            q = h.reshape(-1, HEADS, WIDTH // HEADS)
-            scores = jnp.einsum("bhd,bthd->bht", q, k) / (WIDTH // HEADS) ** 0.5
+            h = norm(x) @ layer["qkv"][:, :width]
+            q = h.reshape(-1, HEADS, width // HEADS)
+            scores = jnp.einsum("bhd,bthd->bht", q, k) / (width // HEADS) ** 0.5
             if real is not None:
                 scores = jnp.where(real, scores, -1e30)
             h = jnp.einsum("bht,bthd->bhd", jax.nn.softmax(scores, axis=-1), v)
-            x = x + h.reshape(-1, WIDTH) @ layer["out"]
+            x = x + h.reshape(-1, width) @ layer["out"]
             x = x + jax.nn.gelu(norm(x) @ layer["up"]) @ layer["down"]
         return norm(x) @ params["tokens"].T
 
@@ -131,17 +131,17 @@ def decode_step(rng: np.random.Generator) -> Model:
     def by_hand(params: Any, x: Any, keys: Any, values: Any, b: Any, t: Any) -> Any:
         return attended(params, x, keys, values, jnp.arange(keys.shape[2]) < t)
 
-    cache = (LAYERS, 8, 64, HEADS, WIDTH // HEADS), (LAYERS, 7, 50, HEADS, WIDTH // HEADS)
-    arrays = [_padded(rng, (8, WIDTH), (7, WIDTH)), _padded(rng, *cache), _padded(rng, *cache)]
-    of_cache = (LAYERS, "b", "t", HEADS, WIDTH // HEADS)
-    params = jax.device_put(draw_weights(LAYERS, VOCABULARY))
-    shapes: list[Any] = [("b", WIDTH), of_cache, of_cache]
+    cache = (LAYERS, 8, 64, HEADS, width // HEADS), (LAYERS, 7, 50, HEADS, width // HEADS)
+    arrays = [_padded(rng, (8, width), (7, width)), _padded(rng, *cache), _padded(rng, *cache)]
+    of_cache = (LAYERS, "b", "t", HEADS, width // HEADS)
+    params = jax.device_put(draw_weights(LAYERS, VOCABULARY, width=width))
+    shapes: list[Any] = [("b", width), of_cache, of_cache]
     sizes, bucket = {"b": 7, "t": 50}, {"b": 8, "t": 64}
     made = Model("decode step", plain, by_hand, params, arrays, shapes, sizes, bucket)
     return replace(made, is_open=True)
 
 
-def graph_step(rng: np.random.Generator) -> Model:
+def graph_step(rng: np.random.Generator, width: int = 32) -> Model:
     """A training step of a graph network over open numbers of nodes and edges."""
 
     def squares(params: Any, x: Any, edges: Any, y: Any, real: Any | None) -> Any:
@@ -163,37 +163,48 @@ def graph_step(rng: np.random.Generator) -> Model:
 
         return _descent(loss, params)
 
-    layers = [(_draw(rng, 32, 32), _draw(rng, 32, 32)) for _ in range(3)]
-    params = {"layers": layers, "out": _draw(rng, 32, 8)}
+    layers = [(_draw(rng, width, width), _draw(rng, width, width)) for _ in range(3)]
+    params = {"layers": layers, "out": _draw(rng, width, 8)}
     edges = np.zeros((256, 2), np.int32)
     edges[:200] = rng.integers(0, 50, (200, 2))
-    arrays = [_padded(rng, (64, 32), (50, 32)), edges, _padded(rng, (64, 8), (50, 8))]
-    shapes: list[Any] = [("n", 32), ("e", 2), ("n", 8)]
+    arrays = [_padded(rng, (64, width), (50, width)), edges, _padded(rng, (64, 8), (50, 8))]
+    shapes: list[Any] = [("n", width), ("e", 2), ("n", 8)]
     sizes, bucket = {"n": 50, "e": 200}, {"n": 64, "e": 256}
     return Model("graph, training step", plain, by_hand, params, arrays, shapes, sizes, bucket)
 
 
-def input_gradient(rng: np.random.Generator) -> Model:
+def _as(x: Any, weights: Any) -> Any:
+    return jax.tree.map(lambda w: w.astype(x.dtype), weights)
+
+
+def input_gradient(rng: np.random.Generator, width: int = WIDTH) -> Model:
     """The gradient of an encoder's loss by its input; the weights are closed over."""
-    weights = jax.device_put(draw_weights(LAYERS, VOCABULARY))
+    weights = jax.device_put(draw_weights(LAYERS, VOCABULARY, width=width))
 
     def plain(params: Any, x: Any) -> Any:
-        return jax.grad(lambda x: (transform(weights, x) ** 2).mean())(x)
+        own = _as(x, weights)
+        return jax.grad(lambda x: (transform(own, x) ** 2).mean())(x)
 
     def by_hand(params: Any, x: Any, b: Any, s: Any) -> Any:
         real = is_real(b, s, x.shape[:2])
 
         def loss(x: Any) -> Any:
-            each = (transform(weights, x, real) ** 2).mean(-1)
+            each = (transform(_as(x, weights), x, real) ** 2).mean(-1)
             return jnp.where(real, each, 0).sum() / (b * s)
 
         return jax.grad(loss)(x)
 
-    x = _padded(rng, (8, 64, WIDTH), (7, 50, WIDTH))
-    shapes: list[Any] = [("b", "s", WIDTH)]
+    x = _padded(rng, (8, 64, width), (7, 50, width))
+    shapes: list[Any] = [("b", "s", width)]
     sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
     name = "encoder, gradient by its input"
     return replace(Model(name, plain, by_hand, (), [x], shapes, sizes, bucket), is_open=True)
+
+
+MODELS = (
+    *(mlp_step, transformer_forward, transformer_step, cnn_step, gru_step, decode_step),
+    *(graph_step, input_gradient),
+)
 
 
 def measure(model: Model, rounds: int) -> Row:
@@ -242,11 +253,7 @@ def _operations(text: str) -> int:
 
 def by_model(options: Options) -> list[Row]:
     """A row for each model."""
-    models = (
-        *(mlp_step, transformer_forward, transformer_step, cnn_step, gru_step, decode_step),
-        *(graph_step, input_gradient),
-    )
-    chosen, rounds = (models[:1], 2) if options.quick else (models, 5)
+    chosen, rounds = (MODELS[:1], 2) if options.quick else (MODELS, 5)
     return [measure(make(np.random.default_rng(0)), rounds) for make in chosen]
 
 

@@ -63,11 +63,11 @@ def _transformer(params: Any, tokens: Any, real: Any | None) -> Any:
     return encode(params, tokens, real) @ params["tokens"].T
 
 
-def _transformer_params() -> Any:
-    return jax.device_put(draw_weights(LAYERS, VOCABULARY))
+def _transformer_params(width: int) -> Any:
+    return jax.device_put(draw_weights(LAYERS, VOCABULARY, width=width))
 
 
-def transformer_forward(rng: np.random.Generator) -> Model:
+def transformer_forward(rng: np.random.Generator, width: int = WIDTH) -> Model:
     """Logits of a 4-layer transformer over an open batch and sequence."""
 
     def plain(params: Any, tokens: Any) -> Any:
@@ -78,10 +78,10 @@ def transformer_forward(rng: np.random.Generator) -> Model:
         logits = _transformer(params, tokens, real)
         return jnp.where(real[..., None], logits, 0)
 
-    return replace(_text_model("transformer, forward", plain, by_hand, rng), is_open=True)
+    return replace(_text_model("transformer, forward", plain, by_hand, rng, width), is_open=True)
 
 
-def transformer_step(rng: np.random.Generator) -> Model:
+def transformer_step(rng: np.random.Generator, width: int = WIDTH) -> Model:
     """A step of gradient descent on the next-token loss of the same transformer."""
 
     def update(params: Any, grads: Any) -> Any:
@@ -108,16 +108,21 @@ def transformer_step(rng: np.random.Generator) -> Model:
         value, grads = jax.value_and_grad(loss)(params)
         return update(params, grads), value
 
-    return _text_model("transformer, training step", plain, by_hand, rng)
+    return _text_model("transformer, training step", plain, by_hand, rng, width)
 
 
 def _text_model(
-    name: str, plain: Callable[..., Any], by_hand: Callable[..., Any], rng: np.random.Generator
+    name: str,
+    plain: Callable[..., Any],
+    by_hand: Callable[..., Any],
+    rng: np.random.Generator,
+    width: int,
 ) -> Model:
     tokens = np.zeros((8, 64), np.int32)
     tokens[:7, :50] = rng.integers(0, VOCABULARY, (7, 50))
     sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
-    return Model(name, plain, by_hand, _transformer_params(), [tokens], [("b", "s")], sizes, bucket)
+    params = _transformer_params(width)
+    return Model(name, plain, by_hand, params, [tokens], [("b", "s")], sizes, bucket)
 
 
 def flat_tokens_step(rng: np.random.Generator) -> Model:
@@ -151,13 +156,15 @@ def flat_tokens_step(rng: np.random.Generator) -> Model:
 
     x = np.zeros((8, 64, WIDTH), np.float32)
     x[:7, :50] = rng.standard_normal((7, 50, WIDTH))
-    layers = [{k: layer[k] for k in ("up", "down")} for layer in _transformer_params()["layers"]]
+    layers = [
+        {k: layer[k] for k in ("up", "down")} for layer in _transformer_params(WIDTH)["layers"]
+    ]
     sizes, bucket = {"b": 7, "s": 50}, {"b": 8, "s": 64}
     shapes = [("b", "s", WIDTH)]
     return Model("merged tokens, training step", plain, by_hand, layers, [x], shapes, sizes, bucket)
 
 
-def cnn_step(rng: np.random.Generator) -> Model:
+def cnn_step(rng: np.random.Generator, width: int = 64) -> Model:
     """A training step of a small CNN over an open batch."""
 
     def logits(params: Any, images: Any) -> Any:
@@ -194,7 +201,9 @@ def cnn_step(rng: np.random.Generator) -> Model:
         fan_in = int(np.prod(shape[:-1]))
         return jnp.asarray(rng.standard_normal(shape) * fan_in**-0.5, jnp.float32)
 
-    params = {"convs": [dense(3, 3, 3, 32), dense(3, 3, 32, 64)], "dense": dense(64, 10)}
+    half = width // 2
+    convs = [dense(3, 3, 3, half), dense(3, 3, half, width)]
+    params = {"convs": convs, "dense": dense(width, 10)}
     images = np.zeros((64, 32, 32, 3), np.float32)
     images[:50] = rng.standard_normal((50, 32, 32, 3))
     labels = np.zeros(64, np.int32)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.encoder import HEADS, WIDTH
+from benchmarks.encoder import HEADS
 
 
 def norm(x: Any) -> Any:
@@ -24,18 +24,18 @@ def encode(weights: Any, tokens: Any, real: Any | None = None) -> Any:
 
 def transform(weights: Any, x: Any, real: Any | None = None) -> Any:
     """The layers of the encoder, of embedded tokens to states."""
-    batch, length, _ = x.shape
+    batch, length, width = x.shape
     for layer in weights["layers"]:
         h = norm(x) @ layer["qkv"]
         q, k, v = (
-            h[..., i * WIDTH : (i + 1) * WIDTH].reshape(batch, length, HEADS, WIDTH // HEADS)
+            h[..., i * width : (i + 1) * width].reshape(batch, length, HEADS, width // HEADS)
             for i in range(3)
         )
-        scores = jnp.einsum("bshd,bthd->bhst", q, k) / (WIDTH // HEADS) ** 0.5
+        scores = jnp.einsum("bshd,bthd->bhst", q, k) / (width // HEADS) ** 0.5
         if real is not None:
             scores = jnp.where(real[:, None, None, :], scores, -1e30)
         h = jnp.einsum("bhst,bthd->bshd", jax.nn.softmax(scores, axis=-1), v)
-        x = x + h.reshape(batch, length, WIDTH) @ layer["out"]
+        x = x + h.reshape(batch, length, width) @ layer["out"]
         x = x + jax.nn.gelu(norm(x) @ layer["up"]) @ layer["down"]
     return norm(x)
 

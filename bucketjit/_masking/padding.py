@@ -358,14 +358,19 @@ class Padding:
             return None
         if name == "reduce_sum":
             is_whole = what == "zeros" and one.axes == set(eqn.params["axes"])
-            return reduced(eqn, operands[0]) if is_whole else None
+            return reduced(eqn, one.of) if is_whole else None
         if name == "exp":
-            return one._replace(what="zeros") if what == "shifted" else None
+            return one._replace(what="zeros", of=out) if what == "shifted" else None
         if name in ("sub", "div"):
             before, after = ("scores", "shifted") if name == "sub" else ("zeros", "zeros")
             if two is None or two.axes != one.axes or (what, other) != (before, "reduced"):
                 return None
-            return one._replace(what=after) if is_beside(two, operands[0], out.ndim) else None
+            source = operands[0] if name == "sub" else one.of
+            return one._replace(what=after, of=out) if is_beside(two, source, out.ndim) else None
+        if name == "convert_element_type":  # halves are summed as floats
+            summed = self._softmax.get(id(one.of)) if what == "reduced" else one
+            is_float = jnp.issubdtype(out.dtype, jnp.floating)
+            return one if is_float and summed is not None and summed.what == "zeros" else None
         if what != "reduced":
             return None
         return spread(eqn, one) if name == "broadcast_in_dim" else one

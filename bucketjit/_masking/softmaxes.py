@@ -20,7 +20,8 @@ class Softmax(NamedTuple):
         axes: The axes that the softmax runs along.
         what: ``"scores"`` (-inf in the padding), ``"shifted"`` (without their maximum), ``"zeros"``
             (0 in the padding), or ``"reduced"``, the maximum or the sum of such a value.
-        of: The value that was reduced, or that was filled with -inf.
+        of: The value that was reduced, that was filled with -inf, or that was converted to another
+            dtype; an exponential or a quotient that was not is its own.
         places: The axis of the reduced value for each axis of the result; None for one of size 1.
     """
 
@@ -34,7 +35,7 @@ class Softmax(NamedTuple):
 
 OF_A_SOFTMAX = {
     *("reduce_max", "reduce_sum", "stop_gradient", "copy", "max", "broadcast_in_dim"),
-    *("select_n", "sub", "exp", "div"),
+    *("select_n", "sub", "exp", "div", "convert_element_type"),
 }
 
 
