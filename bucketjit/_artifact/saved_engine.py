@@ -27,7 +27,7 @@ from bucketjit._ir.fit import smallest_holding
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.buckets import Exactly
+from bucketjit._runtime.buckets import ChoosesBuckets, Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts, SharedState
 from bucketjit._tracing.axis_guesses import Shapes
@@ -264,7 +264,7 @@ def _no_program(
     )
 
 
-class SavedBuckets:
+class SavedBuckets(ChoosesBuckets):
     """Chooses among the buckets of a file."""
 
     def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
@@ -283,14 +283,6 @@ class SavedBuckets:
             return None
         reason = f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it"
         return Exactly(reason, True)
-
-    def learning(
-        self, program: Interface | None, call: Call | None = None, of_rows: bool = False
-    ) -> None:
-        """Nothing: a file has its buckets."""
-
-    def clear(self) -> None:
-        """Nothing: what a file has is not forgotten."""
 
 
 def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, int] | None:

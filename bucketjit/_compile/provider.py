@@ -302,7 +302,7 @@ class ExecutableProvider:
         self, request: CompileRequest, told: list[Event], is_asked_for: bool = True
     ) -> Provided:
         """The executable from a file, which needs no budget, or compiled here."""
-        loaded = self._load(request)
+        loaded = None if request.kept is None else request.kept.load()
         if loaded is not None:
             self._compiled(loaded)
             told.append(self._event("load", request, loaded))
@@ -316,9 +316,6 @@ class ExecutableProvider:
         finally:
             forget_bytes(built.compiled)
         return Provided(built, "compile")
-
-    def _load(self, request: CompileRequest) -> Executable | None:
-        return None if request.kept is None else request.kept.load()
 
     def _event(self, kind: str, request: CompileRequest, entry: Executable) -> Event:
         detail = "an exact shape" if request.program is None else ""

@@ -93,13 +93,17 @@ def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
 
 
 class ChoosesBuckets(Protocol):
-    """Chooses the bucket of each call: by strategies, or among those of a file."""
+    """Chooses the bucket of each call: by strategies, or among fixed ones, as those of a file.
+
+    All but the choice has a default, which is that of fixed buckets.
+    """
 
     def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable of a call; without what was learnt, by strategies."""
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
         """The sizes that are beyond their largest bucket and stay exact."""
+        return None
 
     def learning(
         self, program: Interface | None, call: Call | None = None, of_rows: bool = False
@@ -109,9 +113,11 @@ class ChoosesBuckets(Protocol):
         Without a call, None too if none was served yet. Rows of batches have other buckets than
         calls: they have executables of their own.
         """
+        return None
 
     def clear(self) -> None:
         """Forget what was learnt from calls."""
+        return
 
 
 class Buckets:

@@ -20,7 +20,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import as_stage
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._runtime.buckets import Exactly
+from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._runtime.call_path import CallPath
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts, SharedState
@@ -223,7 +223,7 @@ def _context() -> Any:
         return trace_context()
 
 
-class OneBucket:
+class OneBucket(ChoosesBuckets):
     """What calls of one executable may have: types, programs, sizes.
 
     Attributes:
@@ -281,17 +281,6 @@ class OneBucket:
                     "of these sizes"
                 )
         return dict(bucket)
-
-    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """Nothing: a size beyond the bucket is refused."""
-
-    def learning(
-        self, program: Interface | None, call: Call | None = None, of_rows: bool = False
-    ) -> None:
-        """Nothing: there is one bucket."""
-
-    def clear(self) -> None:
-        """Nothing: the bucket is what was compiled."""
 
     def check(self, sizes: Mapping[str, int]) -> None:
         """Raise an error if the executable does not serve these sizes."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import html
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -203,7 +204,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
         def watched_bind(*given: Any, **overrides: Any) -> Any:
             out = bind(*given, **overrides)
             # Only a bind of the same operands, with no parameter changed, is the plain equation.
-            same = len(given) == len(operands) and all(map(_is, given, operands))
+            same = len(given) == len(operands) and all(map(operator.is_, given, operands))
             if same and not overrides:
                 plain.append(out)
             return out
@@ -234,10 +235,6 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
         return out
 
     return watched
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def _shown(value: object) -> str:
