@@ -139,7 +139,8 @@ def compile_pairs(
         shapes = [tuple(model.sizes.get(n, n) for n in shape) for shape in model.shapes]  # type: ignore[call-overload]
         ragged = list(map(spec, model.arrays, shapes))
         axes = [", ".join("_" if isinstance(n, int) else n for n in dims) for dims in model.shapes]
-        derived = bucketjit.jit(model.plain, dynamic_axes=(None, *axes), buckets="pow2")
+        buckets = {v: bucketjit.strategies.Boundaries([n]) for v, n in model.bucket.items()}
+        derived = bucketjit.jit(model.plain, dynamic_axes=(None, *axes), buckets=buckets)
         programs = {
             "hand": jax.jit(model.by_hand).lower(params, *padded, *sizes),
             "ours": derived.lower(params, *ragged),

@@ -29,7 +29,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic, shape_function
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
-from bucketjit._jax.arrays import traced_for
+from bucketjit._jax.arrays import platforms_of, traced_for
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla, reused_arguments
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
@@ -129,9 +129,7 @@ class Kernel(NamedTuple):
             with selecting_jax(), traced_anew():
                 yield
         else:
-            placed = (getattr(x, "sharding", None) for x in self.leaves)
-            devices = {device for s in placed if s is not None for device in s.device_set}
-            with _refusing_defects(), traced_for({device.platform for device in devices}):
+            with _refusing_defects(), traced_for(platforms_of(self.leaves)):
                 yield
 
     def executable(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -102,6 +102,23 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
     if (known := platform()) is not None:
         return (cpu if known == "cpu" else default)(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
+
+
+def platforms_of(leaves: Iterable[Any]) -> set[str]:
+    """The platforms that arguments, or their types, are on; the default one if none says."""
+    platforms = set()
+    for leaf in leaves:
+        sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
+        with suppress(ValueError):  # an abstract mesh has no devices
+            platforms |= {device.platform for device in getattr(sharding, "device_set", ())}
+    return platforms or {jex_backend.get_default_device().platform}
+
+
+def other_platforms(leaves: Sequence[Any]) -> set[str]:
+    """The platforms that arguments are on; empty if that is the CPU, as is nearly free to see."""
+    if only_on_cpu() and not any(type(x) is jax.ShapeDtypeStruct for x in leaves):
+        return set()
+    return platforms_of(leaves) - {"cpu"}
 
 
 _array = names.module("array")

@@ -74,10 +74,13 @@ class Plan(NamedTuple):
     Attributes:
         repeated: The axes along which a result or an argument is to repeat slice 0.
         zeroed: The axes along which a result is to be 0.
+        attended: The sizes that meet in an attention: those of the axes of a softmax's results over
+            which a product sums, and those that it keeps.
     """
 
     repeated: Mapping[int, frozenset[int]] = {}
     zeroed: Mapping[int, frozenset[int]] = {}
+    attended: frozenset[str] = frozenset()
 
 
 _plans: weakref.WeakKeyDictionary[Jaxpr, Plan] = weakref.WeakKeyDictionary()
@@ -91,8 +94,9 @@ def planned(jaxpr: Jaxpr) -> Plan:
 
 
 def _planned(jaxpr: Jaxpr) -> Plan:
-    least = without = _counted(jaxpr, Plan())
-    best = Plan()
+    count = _counted(jaxpr, Plan())
+    least = without = count.cost
+    best = Plan(attended=frozenset(count.attended))
     if without <= _COST_OF_REPEATING:
         return best
     padded = [i for i, var in enumerate(jaxpr.invars) if open_axes(shape_of(var))]
@@ -106,20 +110,20 @@ def _planned(jaxpr: Jaxpr) -> Plan:
             if fill.axis is not None:
                 repeated[fill.where] = repeated.get(fill.where, frozenset()) | {fill.axis}
         zeroed = {f.where: asked.places[f.where] for f in chosen if f.axis is None and f.where}
-        plan = Plan(repeated, zeroed)
+        plan = Plan(repeated, zeroed, best.attended)
         cost = sum(fill.cost for fill in chosen)
-        if chosen and cost < least and (cost := cost + _counted(jaxpr, plan)) < least:
+        if chosen and cost < least and (cost := cost + _counted(jaxpr, plan).cost) < least:
             least, best = cost, plan
         if 4 * least < without:  # what the others could still spare is little
             break
     return best
 
 
-def _counted(jaxpr: Jaxpr, plan: Plan) -> int:
+def _counted(jaxpr: Jaxpr, plan: Plan) -> _Count:
     """How many fills contractions and sums take with a plan."""
     count = _Count(plan)
     count.follow(jaxpr)
-    return count.cost
+    return count
 
 
 # The sets of planned fills that would spare fills of an equation, and how many.
@@ -219,6 +223,7 @@ class _Count(Analysis[_Guess]):
         cost: How many there are.
         wanted: The ways to spare those of each equation.
         places: The axes along which a planned fill with 0 has to be.
+        attended: See `Plan`.
     """
 
     def __init__(
@@ -228,6 +233,7 @@ class _Count(Analysis[_Guess]):
         self.cost = 0
         self.wanted: list[Ways] = []
         self.places: dict[int, frozenset[int]] = {}
+        self.attended: set[str] = set()
         self.table = {"scan": self._scan, **dict.fromkeys(("while", "cond"), self.default)}
         self._is_settling = False
 
@@ -340,6 +346,11 @@ class _Count(Analysis[_Guess]):
             self._want([(zero, 1)])
         elif pairs and self._plan is not None:
             self.cost += sum(fills_of_product(shapes, pairs, ins))
+            for i, (fact, shape) in enumerate(zip(ins, shapes, strict=True)):
+                if any(fact.zero.get(pair[i], CERTAIN) >= OF_SOFTMAX for pair in pairs):
+                    rows = eqn.params.get("dimension_numbers", ((), ((), ())))[1][i]
+                    opened = set(open_axes(shape)).difference(rows)
+                    self.attended |= {str(shape[axis]) for axis in opened}
         elif pairs:
             one, other = (list(axes) for axes in zip(*pairs, strict=True))
             sides = (ins[0], one), (ins[1], other)

@@ -7,9 +7,10 @@ Per variable such a size raises, is extended to further buckets, or runs at its 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -19,13 +20,50 @@ from bucketjit import strategies
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import other_platforms
+from bucketjit._masking.padding_plan import planned
 from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies._extended import Extended
-from bucketjit.strategies.base import checked_bucket
+from bucketjit.strategies.base import Strategy, checked_bucket
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
+
+
+# What compilers compute fast, by platform and whether an attention meets the size: the smallest
+# bucket, what steps are multiples of, and why. The table is in ``docs/accelerators.md``.
+_FAST = {
+    ("tpu", False): (16, 8, "smaller sizes and others than multiples of 8 take as many cycles"),
+    ("tpu", True): (128, 128, "an attention is one fused kernel at multiples of 128"),
+    ("gpu", False): (8, 8, "matrix products take multiples of 8"),
+}
+_FAST["gpu", True] = _FAST["gpu", False]
+
+
+def on_platforms(
+    strategy: Strategy, variable: str, program: Interface, platforms: Set[str]
+) -> tuple[Strategy, str]:
+    """A strategy whose first bucket and steps fit a platform, and why; else as it is.
+
+    What the user has said stays: ``min``, ``multiple_of``, and a ``max`` that is no such multiple.
+    """
+    platform = "gpu" if platforms <= {"cuda", "rocm", "gpu"} else min(platforms)
+    ladder = strategies.Pow2() if isinstance(strategy, strategies.Auto) else strategy
+    if not isinstance(program, Program) or not isinstance(
+        ladder, strategies.Pow2 | strategies.Linear
+    ):
+        return strategy, ""
+    key = platform, variable in planned(program.jaxpr).attended
+    least, multiple, reason = _FAST.get(key, (1, 1, ""))
+    multiple = 1 if isinstance(ladder, strategies.Pow2) else multiple
+    is_free = (ladder.min, ladder.multiple_of) == (1, 1) and not (ladder.max or 0) % multiple
+    if not reason or not is_free:
+        return strategy, ""
+    least = min(least, ladder.max or least)
+    fitted = dataclasses.replace(ladder, min=least, multiple_of=multiple)
+    return fitted, f"{variable}: on a {platform.upper()}, {reason}"
 
 
 def policy_of(config: Config, variable: str) -> Overflow:
@@ -33,14 +71,16 @@ def policy_of(config: Config, variable: str) -> Overflow:
     return config.overflow_per_dim.get(variable, config.overflow)
 
 
-def padded_sizes(config: Config, sizes: Mapping[str, int]) -> dict[str, int]:
-    """The bucket of each variable, by its strategy."""
-    return {v: padded_size(config, v, n) for v, n in sizes.items()}
+def padded_sizes(
+    config: Config, fitted: Mapping[str, Strategy], sizes: Mapping[str, int]
+) -> dict[str, int]:
+    """The bucket of each variable, by the strategy that fits its device, or by its own."""
+    return {v: padded_size(config, v, n, fitted.get(v)) for v, n in sizes.items()}
 
 
-def padded_size(config: Config, variable: str, n: int) -> int:
+def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None = None) -> int:
     """The bucket of one variable, by its strategy."""
-    strategy = config.strategy_of(variable)
+    strategy = strategy or config.strategy_of(variable)
     try:
         return checked_bucket(strategy, variable, n)
     except BucketOverflowError:
@@ -115,6 +155,10 @@ class ChoosesBuckets(Protocol):
         """
         return None
 
+    def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
+        """Why a bucket was learnt, or which of its sizes fit the device of a call; or ``""``."""
+        return ""
+
     def clear(self) -> None:
         """Forget what was learnt from calls."""
         return
@@ -165,10 +209,25 @@ class Buckets:
             return None
         most = max(strategy.buckets for strategy in auto.values())
         most = min(most, self._config.maxsize or most)
-        rounded = functools.partial(padded_sizes, self._config)
+        rounded = functools.partial(padded_sizes, self._config, self._fitted(program, call))
         files = () if of_rows else self._requests.kept(call)
         kept = [(one.sizes, one.seconds) for one in files]
         return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept)
+
+    def _fitted(self, program: Interface, call: Call) -> dict[str, Strategy]:
+        """The strategies that fit the devices of a call where that makes a difference."""
+        if not (platforms := other_platforms(call.leaves)):
+            return {}
+        every = {v: self._config.strategy_of(v) for v in call.sizes}
+        return {v: on_platforms(s, v, program, platforms)[0] for v, s in every.items()}
+
+    def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
+        """See `ChoosesBuckets.why`."""
+        learning, platforms = self.learning(program), other_platforms(call.leaves)
+        every = ((self._config.strategy_of(v), v) for v in call.sizes if platforms)
+        reasons = [on_platforms(s, v, program, platforms)[1] for s, v in every]
+        learnt = "" if learning is None else learning.why(bucket)
+        return "; ".join(filter(None, (learnt, *reasons)))
 
     def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable of a call, unfitted sizes of its program included."""
@@ -193,12 +252,13 @@ class Buckets:
         """The padded size of each variable, unfitted sizes left out."""
         sizes = call.sizes
         learning = self.learning(program, call) if learns else None
-        bucket = padded_sizes(self._config, sizes) if learning is None else learning.bucket(sizes)
+        rounded = functools.partial(padded_sizes, self._config, self._fitted(program, call))
+        bucket = rounded(sizes) if learning is None else learning.bucket(sizes)
         if growth := program.growth(bucket):
             # The results have to fit into the buffers of a bucket, so its largest size is smaller.
             longer = {v: n + growth.get(v, 0) for v, n in sizes.items()}
             with contextlib.suppress(BucketOverflowError):
-                roomy = padded_sizes(self._config, longer)
+                roomy = rounded(longer)
                 bucket = {v: n - growth.get(v, 0) for v, n in roomy.items()}
         if program.fits(bucket):
             return bucket

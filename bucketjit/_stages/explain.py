@@ -274,7 +274,6 @@ def explain(
     if not isinstance(decision, Masked):
         return _explained_exact(engine, call, decision.why, rules)
     program = decision.program
-    learning = engine.buckets.learning(program)
     try:
         if equations is not None:
             masked = equations(program, decision.bucket)
@@ -299,7 +298,7 @@ def explain(
         tuple(map(str, program.guards)),
         masked,
         computed=program.computed_in_words(),
-        why="" if learning is None else learning.why(decision.bucket),
+        why=engine.buckets.why(program, call, decision.bucket),
         rules=bool(rules),
     )
 
