@@ -18,7 +18,7 @@ from bucketjit._compile.bodies import masked
 from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.program import Program
-from bucketjit._jax.arrays import key_impl, with_type
+from bucketjit._jax.arrays import key_impl, traced_for, with_type
 from bucketjit._jax.exporting import (
     for_older_readers,
     register_namedtuples,
@@ -108,7 +108,8 @@ def exported(
     """A function as a module that takes every argument, unused ones too."""
     jitted = jax.jit(function, keep_unused=True)
     try:
-        with forgetful_jax():  # if tracing fails, JAX must not keep the trace alive
+        # If tracing fails, JAX must not keep the trace alive.
+        with forgetful_jax(), traced_for(frozenset(platforms or ())):
             return jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
     except MaskingError:
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -178,15 +179,19 @@ class LoadedFunction:
         )
         return Engine(Config(**{**of_file, **changes}), shared, parts)
 
-    def with_executables(self, place: str, add: Callable[[str, bytes], str]) -> SavedFunction:
-        """Compile every bucket, and add the executables for this machine to a file being written.
+    def with_executables(
+        self, place: str, add: Callable[[str, bytes], str], target: Any
+    ) -> SavedFunction:
+        """Compile every bucket, and add the executables to a file being written.
 
-        They are compiled from the modules as a process compiles them that loads the file.
+        They are for the device of a topology, or, without one, for this machine. They are compiled
+        from the modules as a process compiles them that loads the file.
         """
         engine = self.engine()
         programs = []
         for number, program in enumerate(self.programs):
-            compiled = functools.partial(self._compiled, engine, program, f"{place}-{number}", add)
+            added = f"{place}-{number}", add, target
+            compiled = functools.partial(self._compiled, engine, program, *added)
             buckets = tuple(map(compiled, program.record.buckets))
             programs.append(dataclasses.replace(program.record, buckets=buckets))
         return dataclasses.replace(self.record, programs=tuple(programs))
@@ -197,11 +202,17 @@ class LoadedFunction:
         program: LoadedProgram,
         place: str,
         add: Callable[[str, bytes], str],
+        target: Any,
         bucket: Bucket,
     ) -> Bucket:
         """A bucket with its executable."""
         args, kwargs = self.like(bucket.sizes)
         call = engine.signer.sign(args, kwargs, structs=True)
+        if target is not None:
+            on_target = operator.methodcaller("update", sharding=target)
+            call = call.with_leaves(
+                [on_target(x) if hasattr(x, "update") else x for x in call.leaves]
+            )
         sizes = {v: n for v, n in bucket.sizes.items() if v not in program.unfitted}
         constants = program.size_constants(sizes)
         if constants is None:  # a guard keeps these sizes from the program

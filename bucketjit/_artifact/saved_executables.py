@@ -26,7 +26,7 @@ from bucketjit._raised import is_of_machine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 
-_OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules
+OF_BACKENDS = {"gpu": "cuda"}  # what JAX calls platforms of devices, and of modules
 
 
 class SavedBodies:
@@ -105,7 +105,7 @@ def _check_platform(program: LoadedProgram, call: Call) -> None:
         device = device_of(without_values(call).leaves)
     except NotPlain:  # on several devices; JAX says why that does not work
         return
-    platform = _OF_BACKENDS.get(device.platform, device.platform)
+    platform = OF_BACKENDS.get(device.platform, device.platform)
     saved = program.source.manifest.platforms
     if platform not in saved:
         raise ArtifactError(

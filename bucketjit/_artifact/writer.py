@@ -39,6 +39,7 @@ from bucketjit._artifact.manifest import (
     SavedProgram,
 )
 from bucketjit._artifact.saved_engine import LoadedFunction
+from bucketjit._artifact.saved_executables import OF_BACKENDS
 from bucketjit._artifact.saved_program import Source
 from bucketjit._artifact.size_tables import table_of
 from bucketjit._compile.argument_types import at_sizes
@@ -138,6 +139,10 @@ def save(
         )
     call = engine.signer.sign(args, kwargs, structs=True)
     _refuse_placed(call)
+    target = call.signature.target
+    if target is not None and options.platforms is None:
+        (platform,) = {device.platform for device in target.device_set}
+        options = replace(options, platforms=[OF_BACKENDS.get(platform, platform)])
     call = engine.resolve(call)
     if call.program is None:
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
@@ -173,7 +178,9 @@ def save(
         pack(file, manifest, members.contents)
         source = Source(Archive(path, data=file.getvalue()), trusted=True)
         functions = tuple(
-            LoadedFunction(source, record).with_executables(f"{EXECUTABLES}{order}", members.add)
+            LoadedFunction(source, record).with_executables(
+                f"{EXECUTABLES}{order}", members.add, target
+            )
             for order, record in enumerate(functions)
         )
         manifest = replace(manifest, functions=functions, members=members.known)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -28,6 +29,8 @@ def device_name(device: jax.Device) -> str:
     It is the same in another process, and in all processes of a job, where ``device.id`` counts on
     from one process to the next. ``"cpu of process 1:2048"`` is a device of another process.
     """
+    if is_of_topology((device,)):  # as it counts there
+        return f"{device.platform}:{device.local_hardware_id or device.id}"
     local = device.client.local_devices()
     if device in local:
         return f"{device.platform}:{local.index(device)}"
@@ -104,14 +107,30 @@ def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
 
 
+def devices_of(sharding: Any) -> Set[jax.Device]:
+    """The devices of a sharding; none of None, and of an abstract mesh."""
+    with suppress(ValueError):
+        return getattr(sharding, "device_set", frozenset())
+    return frozenset()
+
+
 def platforms_of(leaves: Iterable[Any]) -> set[str]:
     """The platforms that arguments, or their types, are on; the default one if none says."""
-    platforms = set()
-    for leaf in leaves:
-        sharding = None if isinstance(leaf, jax.core.Tracer) else getattr(leaf, "sharding", None)
-        with suppress(ValueError):  # an abstract mesh has no devices
-            platforms |= {device.platform for device in getattr(sharding, "device_set", ())}
+    placed = (getattr(x, "sharding", None) for x in leaves if not isinstance(x, jax.core.Tracer))
+    platforms = {device.platform for sharding in placed for device in devices_of(sharding)}
     return platforms or {jex_backend.get_default_device().platform}
+
+
+def is_of_topology(devices: Iterable[jax.Device]) -> bool:
+    """Whether devices are those of a topology (``jax.experimental.topologies``), not of a job."""
+    clients = jex_backend.backends().values()
+    return any(device.client not in clients for device in devices)
+
+
+def names_of(devices: Iterable[jax.Device]) -> str:
+    """Devices in words, such as ``"4 x TPU v5 lite"``."""
+    kinds = Counter(device.device_kind for device in devices)
+    return ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
 
 
 def other_platforms(leaves: Sequence[Any]) -> set[str]:
@@ -375,7 +394,9 @@ def partitions(array: object) -> tuple[int, ...] | None:
     """
     while isinstance(array, jax.core.Tracer) and hasattr(array, "primal"):
         array = array.primal
-    if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+    if isinstance(array, jax.core.Tracer):
+        return None
+    if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
         return None
     sharding = array.sharding
     if not is_on_several_devices(sharding):

@@ -19,7 +19,7 @@ from jax.extend.backend import get_compile_options
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
-from bucketjit._jax.arrays import device_list, register_lapack
+from bucketjit._jax.arrays import device_list, is_of_topology, register_lapack
 from bucketjit._jax.config import looks_for_nans
 from bucketjit._raised import in_one_line, is_of_machine
 
@@ -127,7 +127,11 @@ def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, .
     if any(layout is not None for layout in around.dispatch_in_layouts):
         raise NotPlain("it has layouts of its own")
     try:
-        raw = around.backend.serialize_executable(around.xla_executable)
+        xla = around.xla_executable
+        if is_of_topology(placement.devices):
+            raw = xla.serialize()
+        else:
+            raw = around.backend.serialize_executable(xla)
     except Exception as error:
         raise NotPlain(in_one_line(error)) from error
     return bytes(raw), tuple(sorted(around.kept_var_idx))
@@ -146,6 +150,17 @@ def _is_placed(around: Any, placement: Placement) -> bool:
         s.is_equivalent_to(want, aval.ndim)
         for s, want, aval in zip(found, wanted, avals, strict=True)
     )
+
+
+class ForElsewhere:
+    """An executable in a file for a device of a topology, which no process here can look into."""
+
+    _kept_var_idx = ()
+
+    def as_text(self) -> None:
+        """XLA does not tell."""
+
+    cost_analysis = memory_analysis = as_text
 
 
 def deserialized(raw: bytes, placement: Placement) -> Any:

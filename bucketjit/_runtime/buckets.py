@@ -22,7 +22,6 @@ from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import other_platforms
-from bucketjit._masking.padding_plan import planned
 from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
@@ -35,7 +34,7 @@ _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 # What compilers compute fast, by platform and whether an attention meets the size: the smallest
 # bucket, what steps are multiples of, and why. The table is in ``docs/accelerators.md``.
 _FAST = {
-    ("tpu", False): (16, 8, "smaller sizes and others than multiples of 8 take as many cycles"),
+    ("tpu", False): (16, 8, "smaller sizes, and those between multiples of 8, save no cycles"),
     ("tpu", True): (128, 128, "an attention is one fused kernel at multiples of 128"),
     ("gpu", False): (8, 8, "matrix products take multiples of 8"),
 }
@@ -55,6 +54,8 @@ def on_platforms(
         ladder, strategies.Pow2 | strategies.Linear
     ):
         return strategy, ""
+    from bucketjit._masking.padding_plan import planned
+
     key = platform, variable in planned(program.jaxpr).attended
     least, multiple, reason = _FAST.get(key, (1, 1, ""))
     multiple = 1 if isinstance(ladder, strategies.Pow2) else multiple
@@ -224,8 +225,11 @@ class Buckets:
     def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
         """See `ChoosesBuckets.why`."""
         learning, platforms = self.learning(program), other_platforms(call.leaves)
-        every = ((self._config.strategy_of(v), v) for v in call.sizes if platforms)
-        reasons = [on_platforms(s, v, program, platforms)[1] for s, v in every]
+        reasons = [
+            on_platforms(self._config.strategy_of(v), v, program, platforms)[1]
+            for v, n in call.sizes.items()
+            if platforms and bucket_or_size(self._config, v, n)[1] != bucket[v]
+        ]
         learnt = "" if learning is None else learning.why(bucket)
         return "; ".join(filter(None, (learnt, *reasons)))
 

@@ -333,6 +333,7 @@ class Counters:
             nbytes=entry.nbytes,
             flops=entry.flops if entry.flops >= 0 else None,
             pinned=slot.pinned,
+            device="" if entry.origin is None else entry.origin.signature.device,
         )
 
     def snapshot(self, hits: Any, misses: int, evictions: int, slots: Any, **parts: Any) -> Stats:

@@ -132,6 +132,7 @@ class BucketStats:
             on CPU), and the arrays that it closes over.
         flops: Floating point operations of one call; None if XLA does not report them.
         pinned: Whether it is exempt from eviction.
+        device: The device of a topology that it was compiled for; ``""`` if it runs here.
     """
 
     sizes: Mapping[str, int]
@@ -142,6 +143,7 @@ class BucketStats:
     nbytes: int = 0
     flops: float | None = None
     pinned: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True)

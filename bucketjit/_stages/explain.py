@@ -91,7 +91,9 @@ class Explanation:
         remedy: What to do about that, or an empty string.
         computed: The sizes that the program computes, each with its bound and the line, and what
             is presumed of them. If a run computes others, the call runs again.
-        why: Why its bucket was made, if buckets are learnt; else an empty string.
+        why: Why its bucket was made, if buckets are learnt, or why it suits the device; else an
+            empty string.
+        device: The device of a topology that it is for; an empty string if it runs here.
         rules: Whether its text lists the program, the guards and the equations that are masked.
     """
 
@@ -107,6 +109,7 @@ class Explanation:
     remedy: str = ""
     computed: tuple[str, ...] = ()
     why: str = ""
+    device: str = ""
     rules: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -116,6 +119,7 @@ class Explanation:
         count = counted(len(self.masked), "operation")
         more = " (explain(..., rules=True) lists them)" if self.masked and not self.rules else ""
         told = [
+            ("device", self.device),
             ("padding", "" if is_exact else self._padding()),
             ("why", self.reason),
             ("what to do", self.remedy),
@@ -299,6 +303,7 @@ def explain(
         masked,
         computed=program.computed_in_words(),
         why=engine.buckets.why(program, call, decision.bucket),
+        device=call.signature.device,
         rules=bool(rules),
     )
 
@@ -311,5 +316,6 @@ def _explained_exact(
         engine.requests.exact_key(call) in engine.cache,
         reason=why.reason,
         remedy=why.remedy,
+        device=call.signature.device,
         rules=bool(rules),
     )

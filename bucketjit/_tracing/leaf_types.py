@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax import arrays
-from bucketjit._jax.arrays import explicit_sharding, is_on_several_devices, on_one_device
+from bucketjit._jax.arrays import explicit_sharding, on_one_device
 from bucketjit._raised import first_line
 from bucketjit._tracing.cures import cure, cure_of_dtype, described
 from bucketjit.errors import ArgumentError
@@ -31,6 +30,8 @@ class LeafType(NamedTuple):
             types; None if it is not.
         partitions: The number of equal parts that each axis is cut into over several devices, which
             must divide padded sizes too; None if no axis is cut.
+        target: The sharding of a struct on devices of a topology, which are in no process; None for
+            all other leaves.
     """
 
     dtype: Any
@@ -38,6 +39,7 @@ class LeafType(NamedTuple):
     rank: int
     sharding: Any = None
     partitions: tuple[int, ...] | None = None
+    target: Any = None
 
 
 _SCALARS = {
@@ -109,15 +111,14 @@ def _type_of_struct(value: jax.ShapeDtypeStruct, path: str) -> tuple[LeafType, t
         )
     if not can_be(value.shape, value.dtype):
         raise ArgumentError(f"no array of {value.dtype} can have the shape {value.shape}")
-    mesh = getattr(explicit_sharding(value), "mesh", None)
-    if is_on_several_devices(value.sharding) or isinstance(mesh, jax.sharding.Mesh):
-        try:
-            array = jnp.zeros(value.shape, value.dtype, device=value.sharding)
-        except (ValueError, MemoryError, jax.errors.JaxRuntimeError) as error:
-            raise ArgumentError(f"{value}: {first_line(error)}") from error
-        return leaf_type(array, path)
-    weak = bool(value.weak_type)
-    return LeafType(_canonical(value.dtype, path), weak, len(value.shape)), tuple(value.shape)
+    try:
+        placed = explicit_sharding(jax.typeof(value)), arrays.partitions(value)
+    except ValueError as error:
+        raise ArgumentError(f"{value}: {first_line(error)}") from error
+    devices = arrays.devices_of(value.sharding)
+    target = value.sharding if arrays.is_of_topology(devices) else None
+    known = bool(value.weak_type), len(value.shape), *placed, target
+    return LeafType(_canonical(value.dtype, path), *known), tuple(value.shape)
 
 
 def _canonical(dtype: np.dtype[Any], path: str) -> Any:

@@ -21,6 +21,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._jax.arrays import names_of
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
 from bucketjit._tracing.parameters import Key, Parameters
 from bucketjit.errors import ArgumentError
@@ -163,6 +164,8 @@ def _leaf_facts(path: str, value: Any) -> LeafFacts:
 
 def placed(kind: LeafType) -> str:
     """How a leaf is sharded, in words, as far as that is part of its type; else empty."""
+    if kind.target is not None:
+        return f"on {names_of(kind.target.device_set)}"
     if kind.sharding is not None:
         return f"sharded {kind.sharding.spec}"
     return "" if kind.partitions is None else f"cut into {kind.partitions} parts"

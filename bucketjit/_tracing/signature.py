@@ -25,6 +25,7 @@ from bucketjit._ir.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import TraceRefused
+from bucketjit._jax.arrays import names_of
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._tracing.binding import bind_sizes, without_empty
 from bucketjit._tracing.leaf_types import LeafType
@@ -101,6 +102,16 @@ class Signature(TracedPrograms):
 
     def _note(self, reasons: Sequence[str]) -> None:
         self._learn(reasons=(*self._learnt.reasons, *reasons))
+
+    @property
+    def target(self) -> Any:
+        """The sharding of arguments on devices of a topology; None if they are here."""
+        return next((t.target for t in self.types if t.target is not None), None)
+
+    @property
+    def device(self) -> str:
+        """The devices of a topology that arguments are on, in words; ``""`` if they are here."""
+        return "" if self.target is None else names_of(self.target.device_set)
 
     @property
     def tokens(self) -> Tokens | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import bucketjit
 from bucketjit import BucketedExec, Overflow, strategies
 from bucketjit.errors import BucketOverflowError, SpecError
 from bucketjit.types import Event
@@ -27,6 +28,39 @@ def total(x: Any) -> Any:
 
 def buckets(executor: Any) -> list[dict[str, int]]:
     return [dict(b.sizes) for b in executor.stats().buckets]
+
+
+# --- what fits a device ------------------------------------------------------------------------
+
+
+def attended(x: Any) -> Any:
+    return jax.nn.softmax(jnp.einsum("bsd,btd->bst", x, x)) @ x
+
+
+@pytest.mark.parametrize(
+    ("platforms", "strategy", "expected"),
+    [
+        ({"tpu"}, "pow2", {"b": [16, 16, 256], "s": [128, 128, 256]}),
+        ({"tpu"}, "auto", {"b": [16, 16, 256], "s": [128, 128, 256]}),
+        ({"tpu"}, strategies.Linear(100), {"b": [104, 104, 200], "s": [128, 128, 256]}),
+        ({"tpu"}, strategies.Pow2(max=200), {"b": [16, 16, 200], "s": [128, 128, 200]}),
+        ({"tpu"}, strategies.Pow2(min=4), {"b": [4, 8, 256], "s": [4, 8, 256]}),
+        ({"tpu"}, strategies.Boundaries([9, 500]), {"b": [9, 9, 500], "s": [9, 9, 500]}),
+        ({"gpu"}, strategies.Linear(10), {"b": [16, 16, 200], "s": [16, 16, 200]}),
+        (set(), "pow2", {"b": [2, 8, 256], "s": [2, 8, 256]}),
+    ],
+)
+def test_buckets_fit_the_device(
+    platforms: set[str], strategy: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bucketjit._runtime.buckets.other_platforms", lambda leaves: platforms)
+    executor = bucketjit.jit(attended, dynamic_axes="b, s, 4", buckets=strategy)
+    told = [executor.explain(np.ones((n, n, 4), np.float32)) for n in (2, 7, 200)]
+    assert {v: [t.bucket[v] for t in told] for v in ("b", "s")} == expected
+    assert ("s: on a TPU, an attention is one fused kernel" in told[0].why) == (
+        expected["s"][0] == 128
+    )
+    assert_like_jit(executor, attended, np.ones((2, 7, 4), np.float32))
 
 
 # --- the policies ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -57,11 +58,26 @@ def _of_process(device: jax.Device) -> dict[str, str]:
     """The part that stays the same while the process runs."""
     return {
         **versions(),
-        "platform": f"{device.platform} {device.client.platform_version}",
+        "platform": f"{device.platform} {_compiler(device)}",
         "device": device.device_kind,
-        "system": f"{platform.system()} {platform.machine()}",
+        "system": f"{platform.system()} {platform.machine()}" if device.platform == "cpu" else "",
         "cpu": _processor() if device.platform == "cpu" else "",
     }
+
+
+def _compiler(device: jax.Device) -> str:
+    """The compiler of a device, as processes with and without the device tell it."""
+    if device.platform != "gpu":
+        return str(device.client.platform_version)
+    every = (f"jax-{name}-pjrt" for name in ("cuda12", "cuda13", "rocm7"))
+    return " ".join(f"{name} {version}" for name in every if (version := _version(name)))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 @functools.cache

@@ -20,11 +20,17 @@ from bucketjit._compile.files.store import ExecutableFiles, Store
 from bucketjit._compile.kernel import Kernel, loaded
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.program import Program
-from bucketjit._jax.arrays import device_name
+from bucketjit._jax.arrays import device_name, is_of_topology
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
 from bucketjit._jax.jaxprs import open_jaxpr
-from bucketjit._jax.serialization import NotPlain, cache_hits, deserialized, serialized
+from bucketjit._jax.serialization import (
+    ForElsewhere,
+    NotPlain,
+    cache_hits,
+    deserialized,
+    serialized,
+)
 from bucketjit._raised import in_one_line, is_of_machine
 
 
@@ -73,11 +79,15 @@ class Stored:
             if found is None:
                 return None
             placement = kernel.placement()
-            xla = deserialized(found[1], placement)
             if kernel.is_exact:
                 results = list(self._traced.jaxpr.out_avals), self._traced.out_info
             else:
                 results = kernel.results()
+            if is_of_topology(placement.devices):
+                return kernel.executable(
+                    kernel.function, ForElsewhere(), results[1], began, loaded=True
+                )
+            xla = deserialized(found[1], placement)
             return loaded(kernel, xla, found[0], results, placement, self._failed, began)
         except Exception as error:
             if not is_of_machine(error):
@@ -174,7 +184,10 @@ def _details(kernel: Kernel) -> Sequence[Any]:
 
 
 def _type_text(value: object) -> str:
-    """The shape, dtype and weak type of an array, and whether it is committed to its devices."""
+    """The shape, dtype and weak type of an array, and whether it is placed by a mesh.
+
+    An array that is committed to the only device needs no other executable than one that is not.
+    """
     aval = jax.typeof(value)
-    placed = getattr(value, "sharding", None) is not None
+    placed = isinstance(getattr(value, "sharding", None), jax.sharding.NamedSharding)
     return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))} {placed}"
