@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 

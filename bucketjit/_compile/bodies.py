@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -80,11 +80,13 @@ class TracedBodies:
         program, rules = call.program, self._rules
         assert isinstance(program, Program)
         needed = self.workarounds(program)
+        even = call.signature.evenness(call.tokens)
+        cut = frozenset(v for guard in even for v in guard.variables)
 
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
             after, uneven = needed.after(), transform.uneven
-            return masked(program, consts, bucket, names, rules(), after, uneven)
+            return masked(program, consts, bucket, names, rules(), after, uneven, cut)
 
         pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
@@ -115,8 +117,12 @@ def masked(
     rules: RuleTable,
     after: Callable[[], Hook] | None,
     uneven: tuple[str, ...] = (),
+    cut: Set[str] = frozenset(),
 ) -> Body:
-    """A program at padded sizes, with zeros in the padding of its results."""
+    """A program at padded sizes, with zeros in the padding of its results.
+
+    ``cut`` are the variables of axes that a mesh cuts, along which a fill takes what is local.
+    """
 
     def body(
         vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
@@ -130,16 +136,16 @@ def masked(
             hook = poison_equations(poison)
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
-        padding, known = None if is_poisoned else 0, Padding()
+        padding, known = None if is_poisoned else 0, Padding(cut=cut)
         try:
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)
             typed = zip(outs[:count], program.out_shapes, program.out_types, strict=True)
-            cut = [
+            ended = [
                 with_type(x if known.holds(x, shape, 0) else _ended(x, shape, at), *kind)
                 for x, shape, kind in typed
             ]
-            return [*cut, *outs[count:]]
+            return [*ended, *outs[count:]]
         except (MaskingError, FloatingPointError):  # the latter: jax_debug_nans has found a NaN
             raise
         except Exception as error:

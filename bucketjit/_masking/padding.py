@@ -40,7 +40,7 @@ one, so the trace of JAX is compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -99,10 +99,17 @@ class _Constant(NamedTuple):
 
 
 class Padding:
-    """What is known of the padding of the values of a program."""
+    """What is known of the padding of the values of a program.
 
-    def __init__(self, constants: dict[int, _Constant] | None = None) -> None:
-        self.plan = Plan()
+    Args:
+        constants: Constants that are known already.
+        cut: The variables of axes that a mesh cuts.
+    """
+
+    def __init__(
+        self, constants: dict[int, _Constant] | None = None, cut: Set[str] = frozenset()
+    ) -> None:
+        self.plan, self.cut = Plan(), cut
         self._constants = {} if constants is None else constants
         self._follows_facts = False
         self._facts: dict[int, tuple[Any, str, Fact]] = {}
