@@ -1,7 +1,8 @@
 """What the compilers of TPUs and of NVIDIA's GPUs make of derived masks, on a machine without one.
 
     make accelerator-compilers                   both targets, and benchmarks/README.md
-    make accelerator-compilers ARGS=--sample     a minute for each; fails if a program got dearer
+    make accelerator-compilers ARGS=--sample     a minute for each, and tests of targets; it fails
+                                                 if a program takes more cycles or kernels
 
 The compilers come with packages (`libtpu`, `jax-cuda12-plugin`), which `make` installs into an
 environment of their own. A TPU's compiler writes the cycles that it expects beside each kernel, a
@@ -14,7 +15,9 @@ import argparse
 import functools
 import itertools
 import operator
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -252,6 +255,21 @@ def main() -> None:
         rows = compiled_alone(target, **SAMPLE, models=SAMPLE_MODELS)
         print(SECTIONS[0].tables(rows))
         found += dearer(kept["rows"], rows)
+    tests = subprocess.run(
+        [
+            str(PYTHON),
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "tests/accelerator/test_targets.py",
+        ],
+        cwd=ROOT,
+        env={**os.environ, **VARIABLES},
+    )
+    if tests.returncode:
+        sys.exit(tests.returncode)
     if found:
         sys.exit("dearer than in benchmarks/results:\n" + "\n".join(found))
 

@@ -20,6 +20,7 @@ from bucketjit._ir.dynamic_axes import (
 )
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
+from bucketjit._jax.arrays import names_of
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import default_entries, is_default_name
@@ -217,6 +218,15 @@ class Signer:
                     f"int; got the float {value!r}, of rank 0"
                 )
             final.append(kind)
+        placed = [
+            (p, k.target.device_set) for k, (p, _) in zip(final, paths, strict=True) if k.target
+        ]
+        for path, devices in placed:
+            if devices != placed[0][1]:
+                raise ArgumentError(
+                    f"{path} is on {names_of(devices)}, and {placed[0][0]} on "
+                    f"{names_of(placed[0][1])}: arguments of a call must be on the same devices"
+                )
         fn, sharded = self._config.fn, self._config.sharded
         if sharded is not None:
             from bucketjit._tracing.shards import on_shards
