@@ -24,9 +24,7 @@ from bucketjit.strategies.auto import Auto
 from bucketjit.strategies.base import Strategy, checked_bucket
 from bucketjit.strategies.boundaries import Boundaries, buckets_of
 from bucketjit.strategies.exact import Exact
-from bucketjit.strategies.exponential import Exponential
-from bucketjit.strategies.linear import Linear
-from bucketjit.strategies.pow2 import Pow2
+from bucketjit.strategies.ladders import Exponential, Linear, Pow2
 
 if TYPE_CHECKING:
     from bucketjit.strategies.assessment import Assessment, assess, assess_joint

@@ -1,4 +1,4 @@
-"""A strategy whose buckets are powers of any base."""
+"""The ladders: strategies whose buckets are powers of two, multiples of a step, or other powers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,77 @@ _SMALLEST_BASE = 1.001
 # Rungs are computed as integers that count units of 2**-_FRACTION_BITS: floats would drift, and
 # exact fractions grow by 50 bits with every rung.
 _FRACTION_BITS = 128
+
+
+@dataclasses.dataclass(frozen=True, repr=False, kw_only=True)
+class Pow2(Ladder):
+    """Round up to a power of two: 1, 2, 4, 8, ...
+
+    Few buckets, and up to half of a bucket is padding. Give ``min`` whenever small sizes are
+    possible: buckets 1, 2 and 4 cost a compile each and save next to nothing.
+
+    Args:
+        min: No bucket is smaller than this; the smallest bucket is the first power of two that
+            is not.
+        max: The largest bucket, whether or not it is a power of two; None for no limit.
+        multiple_of: Round every bucket up to a multiple of this.
+
+    Raises:
+        TypeError: If a parameter is not an int.
+        ValueError: If a parameter is below 1, ``max`` is below ``min``, or ``max`` is not a
+            multiple of ``multiple_of``.
+
+    Examples:
+        >>> [Pow2().bucket(n) for n in (1, 3, 8, 9)]
+        [1, 4, 8, 16]
+        >>> [Pow2(min=4, max=12).bucket(n) for n in (1, 5, 9)]
+        [4, 8, 12]
+        >>> [Pow2(multiple_of=6).bucket(n) for n in (1, 7, 13, 25)]
+        [6, 12, 18, 36]
+    """
+
+    def rung_beyond(self, size: int) -> int:
+        """Return the smallest rung that is strictly larger than ``size``."""
+        return 1 << size.bit_length()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Linear(Ladder):
+    """Round up to a multiple of a step: ``step``, ``2 * step``, ``3 * step``, ...
+
+    At most ``step - 1`` positions are padding, whatever the size; the number of buckets grows
+    with the largest size.
+
+    Args:
+        step: The distance between two buckets.
+        min: No bucket is smaller than this; the smallest bucket is the first multiple of
+            ``step`` that is not.
+        max: The largest bucket, whether or not it is a multiple of ``step``; None for no limit.
+        multiple_of: Round every bucket up to a multiple of this.
+
+    Raises:
+        TypeError: If a parameter is not an int.
+        ValueError: If a parameter is below 1, ``max`` is below ``min``, or ``max`` is not a
+            multiple of ``multiple_of``.
+
+    Examples:
+        >>> [Linear(8).bucket(n) for n in (1, 8, 9, 17)]
+        [8, 8, 16, 24]
+        >>> [Linear(10, min=25, max=48).bucket(n) for n in (1, 31, 41)]
+        [30, 40, 48]
+        >>> [Linear(10, multiple_of=8).bucket(n) for n in (1, 17, 25)]
+        [16, 24, 32]
+    """
+
+    step: int
+
+    def __post_init__(self) -> None:
+        self._normalise("step")
+        super().__post_init__()
+
+    def rung_beyond(self, size: int) -> int:
+        """Return the smallest rung that is strictly larger than ``size``."""
+        return (size // self.step + 1) * self.step
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
