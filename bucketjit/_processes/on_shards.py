@@ -32,9 +32,9 @@ from bucketjit._ir.shard_reductions import COMBINED, shard_mean_p, shard_psum_p
 from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
 from bucketjit._jax.user_code import source_line
-from bucketjit._processes.build_shards import array_leaves
-from bucketjit._processes.shard_axis import (
+from bucketjit._processes.build_shards import (
     LocalShards,
+    array_leaves,
     global_rows,
     global_whole,
     is_foreign,
