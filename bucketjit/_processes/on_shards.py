@@ -48,16 +48,6 @@ from bucketjit._runtime.runs import counted
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
 
-def is_same_on_all(program: Program, axis: Any) -> list[bool]:
-    """For each result of a program, whether all shards have the same."""
-    return _followed(_SameOnAll(axis), program)[: len(program.out_shapes)]
-
-
-def refuse_two_weightings(program: Program) -> None:
-    """Refuse a program that sums gradients of means, or averages gradients of sums."""
-    _followed(_OneWeighting(), program)
-
-
 def _followed(analysis: Analysis[Any], program: Program) -> list[Any]:
     """What an analysis finds of the results of a program."""
     jaxpr = program.jaxpr
@@ -247,8 +237,8 @@ class OnShards:
             )
         assert isinstance(program, Program)
         try:
-            refuse_two_weightings(program)
-            same = is_same_on_all(program, self._chosen.axis)
+            _followed(_OneWeighting(), program)  # raises if gradients are weighed in both ways
+            same = _followed(_SameOnAll(self._chosen.axis), program)[: len(program.out_shapes)]
         except MaskingError as refusal:
             raise no_exact_shape(refusal) from None
         differing = [
