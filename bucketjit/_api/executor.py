@@ -11,11 +11,11 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import jax
 
-from bucketjit._api.bound import BoundMethod
+from bucketjit._api.bound import Bindable
 from bucketjit._api.options import Options, config_of, configured, global_name, options_of
 from bucketjit._api.staging import Staging
 from bucketjit._arrays.padding import copied, without_padding
@@ -62,10 +62,7 @@ def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..
     return call
 
 
-Q = ParamSpec("Q")
-
-
-class BucketedExec(Staging[P, R]):
+class BucketedExec(Staging[P, R], Bindable[P, R]):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,
@@ -204,18 +201,6 @@ class BucketedExec(Staging[P, R]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with(fn=copy.deepcopy(self._config.fn, memo))
-
-    @overload
-    def __get__(self, instance: None, owner: object = None) -> Self: ...
-
-    @overload
-    def __get__(
-        self: BucketedExec[Concatenate[Any, Q], R], instance: object, owner: object = None
-    ) -> BoundMethod[Q, R]: ...
-
-    def __get__(self, instance: object, owner: object = None) -> Any:
-        """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""
-        return self if instance is None else BoundMethod(self, instance)
 
     # --- calls inside transformations ---
 

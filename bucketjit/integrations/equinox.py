@@ -35,9 +35,10 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.tracers import literal_of
+from bucketjit._runtime.call_path import P, R
 from bucketjit._tracing.parameters import Static
 from bucketjit.errors import ArgumentError, SpecError
-from bucketjit.integrations._wrapped import P, R, Wrapped
+from bucketjit.integrations._wrapped import Wrapped
 
 __all__ = ["FilteredExec", "filter_jit"]
 
