@@ -29,7 +29,7 @@ from typing import Any, Literal, Unpack, overload
 import jax
 import numpy as np
 
-from bucketjit._api.decorator import jit as bucketed
+from bucketjit._api.executor import jit as bucketed
 from bucketjit._api.options import Options
 from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra

@@ -29,7 +29,7 @@ from typing import Any, Unpack, overload
 import jax
 import numpy as np
 
-from bucketjit._api.decorator import jit as bucketed
+from bucketjit._api.executor import jit as bucketed
 from bucketjit._api.options import Options
 from bucketjit._arrays.padding import without_padding
 from bucketjit._extras import Extra
