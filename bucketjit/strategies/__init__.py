@@ -20,11 +20,9 @@ with a ``bucket(n: int) -> int`` method that keeps the contract of :class:`Strat
 import importlib
 from typing import TYPE_CHECKING
 
-from bucketjit.strategies.auto import Auto
 from bucketjit.strategies.base import Strategy, checked_bucket
 from bucketjit.strategies.boundaries import Boundaries, buckets_of
-from bucketjit.strategies.exact import Exact
-from bucketjit.strategies.ladders import Exponential, Linear, Pow2
+from bucketjit.strategies.rounding import Auto, Exact, Exponential, Linear, Pow2
 
 if TYPE_CHECKING:
     from bucketjit.strategies.assessment import Assessment, assess, assess_joint

@@ -1,4 +1,4 @@
-"""The ladders: strategies whose buckets are powers of two, multiples of a step, or other powers."""
+"""Strategies whose buckets follow a rule: three ladders, every size, and what calls teach."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import math
 import numbers
 from fractions import Fraction
 
-from bucketjit.strategies.base import Ladder
+from bucketjit.strategies.base import Ladder, logical_size, positive_int
 
 _SMALLEST_BASE = 1.001
 
@@ -173,3 +173,67 @@ def _as_base(value: object) -> int | float | Fraction:
             f"base must be at least {_SMALLEST_BASE}, not {base}; Exact() pads nothing at all"
         )
     return base
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """Give every size its own bucket: no padding, and one compile per size.
+
+    Examples:
+        >>> Exact().bucket(7)
+        7
+    """
+
+    def bucket(self, n: int, /) -> int:
+        """Return the size itself.
+
+        Args:
+            n: The logical size, 0 or more.
+
+        Returns:
+            ``n``, as a Python int.
+
+        Raises:
+            TypeError: If ``n`` is not an int.
+            ValueError: If ``n`` is negative.
+        """
+        return logical_size(n)
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """Learn the buckets from the sizes that come, and from what compiling and running cost.
+
+    A size that no bucket holds gets a power of two. A better bucket is compiled when the seconds
+    that it would have saved reach what compiling it costs. Several variables are learnt together.
+    A bucketed function with a directory for its executables (`BucketedExec.with_persistence`)
+    starts with the buckets that are there.
+
+    Where there are no calls to learn from (a saved function, a warm-up, several processes that
+    agree on a bucket), it is `Pow2`.
+
+    Args:
+        buckets: The largest number of buckets that are learnt. Sizes that none of them holds get
+            further ones.
+
+    Raises:
+        TypeError: If ``buckets`` is not an int.
+        ValueError: If it is below 1.
+
+    Examples:
+        >>> import bucketjit, jax.numpy as jnp, numpy as np
+        >>> total = bucketjit.jit(jnp.sum, buckets="auto")
+        >>> for n in (100, 37, 200):
+        ...     _ = total(np.ones(n, np.float32))
+        >>> [(dict(bucket.sizes), bucket.why) for bucket in total.stats().learnt]
+        [({'batch': 128}, 'no bucket held a call'), ({'batch': 256}, 'no bucket held a call')]
+    """
+
+    buckets: int = 20
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buckets", positive_int("buckets", self.buckets))
+
+    def bucket(self, n: int, /) -> int:
+        """Return the power of two that holds a size; see `Pow2`."""
+        return 1 << max(0, logical_size(n) - 1).bit_length()
