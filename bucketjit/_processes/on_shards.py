@@ -31,7 +31,7 @@ from bucketjit._ir.program import Program
 from bucketjit._ir.shard_reductions import COMBINED, shard_mean_p, shard_psum_p
 from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
-from bucketjit._jax.user_code import source_line
+from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._processes.build_shards import (
     LocalShards,
     array_leaves,
@@ -120,7 +120,7 @@ class _SameOnAll(Analysis[bool]):
                 raise MaskingError(
                     f"{eqn.primitive.name}: it holds a collective, and its {what} differs from "
                     "shard to shard, so shards would wait for each other for ever"
-                    + _line(source_line(inner, (eqn,)) or source_line(eqn)),
+                    + in_brackets(source_line(inner, (eqn,)) or source_line(eqn)),
                     "decide by a value that is the same on all shards, such as jax.lax.pmax "
                     "of it, or take the collective out",
                 )
@@ -156,7 +156,7 @@ class _OneWeighting(Analysis[_Through]):
             raise MaskingError(
                 f"a gradient that was taken through {others[0]} is combined by "
                 f"{_NAMES[primitive]}, which weighs shards of different sizes in another way"
-                + _line(source_line(eqn)),
+                + in_brackets(source_line(eqn)),
                 "use jax.lax.pmean for both, or psum for both; or take the gradient of the sum of "
                 "each shard, and divide its psum by the psum of what it counts",
             )
@@ -167,10 +167,6 @@ def _axes(eqn: JaxprEqn) -> Sequence[Any]:
     """The axes that a collective names."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return names if isinstance(names, tuple | list) else (names,)
-
-
-def _line(line: str | None) -> str:
-    return f" [{line}]" if line else ""
 
 
 def _differs(eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
