@@ -95,13 +95,10 @@ class Wrapped(Bindable[P, R]):
 
         @functools.wraps(build)
         def builder(*args: Any, **kwargs: Any) -> Any:
-            return self._around(build(*args, **kwargs))
+            executor = build(*args, **kwargs)
+            return type(self)(self.__wrapped__, executor, self._out, self._is_quiet)
 
         return builder
-
-    def _around(self, executor: BucketedExec[..., Any]) -> Self:
-        """The same wrapper around another bucketed function of the same function."""
-        return type(self)(self.__wrapped__, executor, self._out, self._is_quiet)
 
     def stats(self) -> Stats:
         """A snapshot of what the bucketed function has done; see `BucketedExec.stats`."""
