@@ -14,10 +14,8 @@ from bucketjit._version import __version__
 
 if TYPE_CHECKING:
     from bucketjit import errors, integrations, metrics, rules, stages, strategies, types
-    from bucketjit._api.decorator import jit
-    from bucketjit._api.executor import BucketedExec
-    from bucketjit._api.loaded import load
-    from bucketjit._api.refining import refine
+    from bucketjit._api.executor import BucketedExec, jit
+    from bucketjit._api.loaded import load, refine
     from bucketjit._api.sized import sized
     from bucketjit._arrays.padded import Padded
     from bucketjit._config import Check, CompileBudget, Fallback, Overflow
@@ -55,9 +53,9 @@ _PLACES = {
     "Overflow": "_config",
     "Padded": "_arrays.padded",
     "Ragged": "_runtime.rows.stacked",
-    "jit": "_api.decorator",
+    "jit": "_api.executor",
     "load": "_api.loaded",
-    "refine": "_api.refining",
+    "refine": "_api.loaded",
     "sized": "_api.sized",
 }
 

@@ -22,7 +22,7 @@ from bucketjit._api.options import Buckets, DynamicAxes
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._events import Event
-from bucketjit._runtime.rows.explained import MapExplanation
+from bucketjit._runtime.rows.map import MapExplanation
 from bucketjit._runtime.statistics import BucketStats, LearntBucket, ProgramStats, Stats
 from bucketjit._stages.explain import Explanation, MaskedEquation
 from bucketjit._stages.report import Report

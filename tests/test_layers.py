@@ -305,7 +305,7 @@ _UNUSED = (
     *("_runtime.checked_calls", "_compile.(rows|files.(fingerprint|stored))", "_masking.checks"),
     *("_masking.vector_signs", "_masking.rules.(?!elementwise|reductions)", "_ir.computed_sizes"),
     *("_tracing.(concrete|made_for|mismatches|pairing|skeleton)", "metrics", "integrations"),
-    *("strategies.(_search|assessment|fitting)",),
+    *("strategies.(_search|fitting)",),
 )
 # What traces, masks and lowers.
 _UNUSED_BY_JIT = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, Self, overload
 
-P = ParamSpec("P")
-R = TypeVar("R")
+from bucketjit._runtime.call_path import P, R
+
+Q = ParamSpec("Q")
 
 # Methods that take the arguments of a call.
 _OF_CALLS = ("explain", "export_bounded", "export_dynamic", "lower", "trace", "warmup")
@@ -22,8 +23,8 @@ class BoundMethod(Generic[P, R]):
 
     __slots__ = ("__func__", "__self__")
 
-    def __init__(self, function: Callable[..., R], instance: object) -> None:
-        self.__func__: Any = function
+    def __init__(self, function: Any, instance: object) -> None:
+        self.__func__ = function
         self.__self__ = instance
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,3 +79,19 @@ class BoundMethod(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<bound method {self.__func__!r} of {self.__self__!r}>"
+
+
+class Bindable(Generic[P, R]):
+    """A bucketed function that may be a method of a class."""
+
+    @overload
+    def __get__(self, instance: None, owner: object = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: Bindable[Concatenate[Any, Q], R], instance: object, owner: object = None
+    ) -> BoundMethod[Q, R]: ...
+
+    def __get__(self, instance: object, owner: object = None) -> Any:
+        """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""
+        return self if instance is None else BoundMethod(self, instance)

@@ -309,6 +309,6 @@ class Compiling(BucketBuilders[P, R]):
             >>> float(on_mesh(np.ones(2, np.float32), np.ones((5, 2), np.float32)))
             4.0
         """
-        from bucketjit._processes.shard_axis import checked_axis
+        from bucketjit._processes.build_shards import checked_axis
 
         return self._with(sharded=checked_axis(mesh, axis))

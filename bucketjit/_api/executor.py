@@ -1,4 +1,4 @@
-"""`BucketedExec`, the callable that users make from a function.
+"""`BucketedExec`, the callable that users make from a function, and `jit`, its decorator.
 
 Its ``with_...`` methods and its other methods are in the files beside this one, by topic, and the
 call path is in `bucketjit._runtime.call_path`. Here are its options, calls inside of
@@ -11,11 +11,11 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import jax
 
-from bucketjit._api.bound import BoundMethod
+from bucketjit._api.bound import Bindable
 from bucketjit._api.options import Options, config_of, configured, global_name, options_of
 from bucketjit._api.staging import Staging
 from bucketjit._arrays.padding import copied, without_padding
@@ -62,10 +62,7 @@ def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..
     return call
 
 
-Q = ParamSpec("Q")
-
-
-class BucketedExec(Staging[P, R]):
+class BucketedExec(Staging[P, R], Bindable[P, R]):
     """A function compiled once per bucket of sizes, with the results of the unpadded one.
 
     The function is traced once with symbolic sizes. Each call rounds its sizes up to a bucket,
@@ -205,18 +202,6 @@ class BucketedExec(Staging[P, R]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self._with(fn=copy.deepcopy(self._config.fn, memo))
 
-    @overload
-    def __get__(self, instance: None, owner: object = None) -> Self: ...
-
-    @overload
-    def __get__(
-        self: BucketedExec[Concatenate[Any, Q], R], instance: object, owner: object = None
-    ) -> BoundMethod[Q, R]: ...
-
-    def __get__(self, instance: object, owner: object = None) -> Any:
-        """Bind to an instance if the function is a method of a class, as ``jax.jit`` does."""
-        return self if instance is None else BoundMethod(self, instance)
-
     # --- calls inside transformations ---
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -289,3 +274,68 @@ class BucketedExec(Staging[P, R]):
         signed = self._engine.signer.sign(args, kwargs, structs=True)
         call = call_of_shard(self._engine, signed)
         return explain(self._engine, call, rules, unpadded=None if self._plain is None else WHY)
+
+
+@overload
+def jit(fn: Callable[P, R], **options: Unpack[Options]) -> BucketedExec[P, R]: ...
+
+
+@overload
+def jit(
+    fn: None = None, **options: Unpack[Options]
+) -> Callable[[Callable[P, R]], BucketedExec[P, R]]: ...
+
+
+def jit(fn: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any:
+    """Compile a function once per bucket of sizes; `BucketedExec` as a decorator.
+
+    The parameters are those of `BucketedExec`, which describes them; only the default of
+    ``buckets`` differs. Those that ``jax.jit`` has too have the same names. The function may be a
+    method: then ``self`` is the first argument, a pytree, or static by ``static_argnums=0``.
+
+    Args:
+        fn: The function. Left out if the decorator has options: ``@jit(buckets=...)``.
+        dynamic_axes: Which axes are open.
+        buckets: ``"auto"`` (the default), which learns them from the calls; ``"pow2"``,
+            ``"exact"``, a list of sizes, or a strategy; or one of these by the name of a dimension
+            variable.
+        overflow: What to do with sizes beyond the largest bucket, or a dict of that by the name of
+            a dimension variable.
+        constraints: Conditions that the sizes of every call satisfy.
+        static_argnums: Positions of arguments that are compile-time constants.
+        static_argnames: Names of such arguments.
+        donate_argnums: Positions of arguments whose buffers may be reused.
+        donate_argnames: Names of such arguments; they are donated if passed by position.
+        fallback: What to do with calls that cannot be masked.
+        check: Checked execution, for tests.
+        out: The form of results: ``"jax"``, ``"numpy"`` or ``"padded"``.
+        copy_inputs: Whether NumPy arguments are copied, so that they may be overwritten as soon as
+            the call returns.
+        maxsize: How many executables to keep; None for no bound.
+        compile_budget: How much may be compiled, see `CompileBudget`.
+        compiler_options: Options of XLA by name.
+        warn_after: How many executables calls compile before a warning tells which axis varied.
+        in_shardings: Not an option, see `BucketedExec`.
+        out_shardings: Not an option, see `BucketedExec`.
+
+    Returns:
+        The bucketed function, or a decorator that makes it.
+
+    Raises:
+        SpecError, StrategyContractError, TypeError, ValueError: What `BucketedExec` raises.
+
+    Examples:
+        >>> import bucketjit, jax.numpy as jnp, numpy as np
+        >>> @bucketjit.jit(buckets=[4, 16], dynamic_axes="n")
+        ... def spread(x):
+        ...     '''Largest minus smallest.'''
+        ...     return x.max() - x.min()
+        >>> float(spread(np.arange(3.0))), float(spread(np.arange(9.0)))
+        (2.0, 8.0)
+        >>> spread.cache_size(), spread.__doc__
+        (2, 'Largest minus smallest.')
+    """
+    options.setdefault("buckets", "auto")
+    if fn is None:
+        return functools.partial(BucketedExec, **options)
+    return BucketedExec(fn, **options)

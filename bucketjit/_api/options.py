@@ -153,19 +153,6 @@ def checked_dim(dim: object, what: str = "dim") -> str:
     return dim
 
 
-def _buckets(given: object) -> dict[str, Any]:
-    """The strategy of all variables, or those of single ones."""
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping):
-        return {"default": strategy_of("buckets", given)}
-    per_dim = {
-        checked_dim(v, "a key of buckets"): strategy_of(f"buckets[{v!r}]", each)
-        for v, each in given.items()
-    }
-    return {"per_dim": MappingProxyType(per_dim)}
-
-
 def overflow_policy(name: str, given: object) -> Overflow:
     """The overflow policy that an option names; see `member`."""
     if isinstance(given, str) and given == "split":
@@ -175,15 +162,23 @@ def overflow_policy(name: str, given: object) -> Overflow:
     return member(Overflow, name, given)
 
 
-def _overflow(given: object) -> dict[str, Any]:
-    """The overflow policy of all variables, or those of single ones."""
+def _by_dim(
+    option: str, check: Callable[[str, object], Any], field: str, per_dim: str, given: object
+) -> dict[str, Any]:
+    """An option that is one field for all variables, and another one for single ones, checked."""
     if not isinstance(given, Mapping):
-        return {"overflow": overflow_policy("overflow", given)}
-    policies = {
-        checked_dim(dim, "a key of overflow"): overflow_policy(f"overflow[{dim!r}]", each)
-        for dim, each in given.items()
+        return {field: check(option, given)}
+    entries = {
+        checked_dim(dim, f"a key of {option}"): check(f"{option}[{dim!r}]", entry)
+        for dim, entry in given.items()
     }
-    return {"overflow_per_dim": MappingProxyType(policies)}
+    return {per_dim: MappingProxyType(entries)}
+
+
+def _buckets(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return _by_dim("buckets", strategy_of, "default", "per_dim", given)
 
 
 def _shardings(name: str, instead: str) -> Callable[[object], dict[str, Any]]:
@@ -223,7 +218,7 @@ def _field(
 OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "dynamic_axes": _field("dynamic_axes"),
     "buckets": _buckets,
-    "overflow": _overflow,
+    "overflow": partial(_by_dim, "overflow", overflow_policy, "overflow", "overflow_per_dim"),
     "constraints": _field("constraints", _constraints),
     "static_argnums": _field("static_argnums"),
     "static_argnames": _field("static_argnames"),

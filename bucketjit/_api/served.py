@@ -22,7 +22,7 @@ from bucketjit._stages.views import Views
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
-    from bucketjit._runtime.rows.explained import MapExplanation
+    from bucketjit._runtime.rows.map import MapExplanation
 
 
 class Served(CallPath[P, R], Views):
@@ -155,8 +155,7 @@ class Served(CallPath[P, R], Views):
               padding: 44% of what is computed
         """
         from bucketjit._runtime.rows.examples import examples_of
-        from bucketjit._runtime.rows.explained import explain_map
-        from bucketjit._runtime.rows.map import options_of
+        from bucketjit._runtime.rows.map import explain_map, options_of
 
         engine = self._engine
         args, kwargs = self._in_places(args, kwargs)

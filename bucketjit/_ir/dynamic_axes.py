@@ -297,16 +297,12 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
         remedy = f"an axis is a name, or _ where it is static, as in {whole!r}"
         if not rank:
             remedy = "a scalar has no axes: give None"
+        axes = "1 axis" if len(parts) == 1 else f"{len(parts)} axes"
         raise ArgumentError(
-            f"{path}: dynamic_axes {shown!r} describes {counted_axes(len(parts))}, but the "
+            f"{path}: dynamic_axes {shown!r} describes {axes}, but the "
             f"argument has shape {tuple(shape)} of rank {rank}; {remedy}"
         )
     return tuple(_checked(p, path) for p in parts)
-
-
-def counted_axes(count: int) -> str:
-    """The text of a number of axes: ``"1 axis"``, ``"2 axes"``."""
-    return "1 axis" if count == 1 else f"{count} axes"
 
 
 def _shown(entry: object) -> str:

@@ -87,27 +87,24 @@ def _replaced(dim: Dim, variable: str, value: int) -> Dim | None:
         return None
 
 
-def _extreme(name: str, one: Dim, other: Dim) -> Dim:
-    like = one if is_symbolic(one) else other
-    return fresh_dimension(like, f"{name}({one}, {other})")
+def _extreme(name: str, one: Dim | None, other: Dim | None) -> Dim | None:
+    """The ``max`` or the ``min`` of two bounds, one of the two if that is known."""
+    if one is None or other is None:
+        return None
+    is_smaller = is_at_most(one, other)
+    if is_smaller or is_at_most(other, one):
+        return other if is_smaller == (name == "max") else one
+    return fresh_dimension(one if is_symbolic(one) else other, f"{name}({one}, {other})")
 
 
 def largest(one: Dim | None, other: Dim | None) -> Dim | None:
-    """The larger one of two bounds, one of the two if that is known."""
-    if one is None or other is None:
-        return None
-    if is_at_most(one, other):
-        return other
-    return one if is_at_most(other, one) else _extreme("max", one, other)
+    """The larger one of two bounds."""
+    return _extreme("max", one, other)
 
 
 def smallest(one: Dim | None, other: Dim | None) -> Dim | None:
-    """The smaller one of two bounds, one of the two if that is known."""
-    if one is None or other is None:
-        return None
-    if is_at_most(one, other):
-        return one
-    return other if is_at_most(other, one) else _extreme("min", one, other)
+    """The smaller one of two bounds."""
+    return _extreme("min", one, other)
 
 
 def tighter(pick: Callable[[Any, Any], Any], one: Dim | None, other: Dim | None) -> Dim | None:

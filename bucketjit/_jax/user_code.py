@@ -35,6 +35,11 @@ def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     return next(filter(None, lines), "")
 
 
+def in_brackets(line: str | None) -> str:
+    """A line of user code at the end of a message, or ``""``."""
+    return f" [{line}]" if line else ""
+
+
 # The folders of JAX, whose functions under ``jit`` have their names in it.
 _FOLDER_OF_JAX = os.path.dirname(jax.__file__) + os.sep
 

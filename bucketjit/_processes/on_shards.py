@@ -31,10 +31,10 @@ from bucketjit._ir.program import Program
 from bucketjit._ir.shard_reductions import COMBINED, shard_mean_p, shard_psum_p
 from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr, shape_of
 from bucketjit._jax.primitives import CALLBACKS
-from bucketjit._jax.user_code import source_line
-from bucketjit._processes.build_shards import array_leaves
-from bucketjit._processes.shard_axis import (
+from bucketjit._jax.user_code import in_brackets, source_line
+from bucketjit._processes.build_shards import (
     LocalShards,
+    array_leaves,
     global_rows,
     global_whole,
     is_foreign,
@@ -46,16 +46,6 @@ from bucketjit._runtime.decisions import Because
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import counted
 from bucketjit.errors import FallbackError, MaskingError, SpecError
-
-
-def is_same_on_all(program: Program, axis: Any) -> list[bool]:
-    """For each result of a program, whether all shards have the same."""
-    return _followed(_SameOnAll(axis), program)[: len(program.out_shapes)]
-
-
-def refuse_two_weightings(program: Program) -> None:
-    """Refuse a program that sums gradients of means, or averages gradients of sums."""
-    _followed(_OneWeighting(), program)
 
 
 def _followed(analysis: Analysis[Any], program: Program) -> list[Any]:
@@ -130,7 +120,7 @@ class _SameOnAll(Analysis[bool]):
                 raise MaskingError(
                     f"{eqn.primitive.name}: it holds a collective, and its {what} differs from "
                     "shard to shard, so shards would wait for each other for ever"
-                    + _line(source_line(inner, (eqn,)) or source_line(eqn)),
+                    + in_brackets(source_line(inner, (eqn,)) or source_line(eqn)),
                     "decide by a value that is the same on all shards, such as jax.lax.pmax "
                     "of it, or take the collective out",
                 )
@@ -166,7 +156,7 @@ class _OneWeighting(Analysis[_Through]):
             raise MaskingError(
                 f"a gradient that was taken through {others[0]} is combined by "
                 f"{_NAMES[primitive]}, which weighs shards of different sizes in another way"
-                + _line(source_line(eqn)),
+                + in_brackets(source_line(eqn)),
                 "use jax.lax.pmean for both, or psum for both; or take the gradient of the sum of "
                 "each shard, and divide its psum by the psum of what it counts",
             )
@@ -177,10 +167,6 @@ def _axes(eqn: JaxprEqn) -> Sequence[Any]:
     """The axes that a collective names."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return names if isinstance(names, tuple | list) else (names,)
-
-
-def _line(line: str | None) -> str:
-    return f" [{line}]" if line else ""
 
 
 def _differs(eqn: JaxprEqn, ins: Sequence[bool]) -> Sequence[bool]:
@@ -247,8 +233,8 @@ class OnShards:
             )
         assert isinstance(program, Program)
         try:
-            refuse_two_weightings(program)
-            same = is_same_on_all(program, self._chosen.axis)
+            _followed(_OneWeighting(), program)  # raises if gradients are weighed in both ways
+            same = _followed(_SameOnAll(self._chosen.axis), program)[: len(program.out_shapes)]
         except MaskingError as refusal:
             raise no_exact_shape(refusal) from None
         differing = [

@@ -148,29 +148,9 @@ class CallSums:
             self.padded[variable] += calls * batch.padded_rows * size
 
 
-@dataclass
-class SelectedRows:
-    """What runs of one program have selected by one computed size.
-
-    Attributes:
-        runs: The number of runs that told it.
-        selected: The rows that they selected, in all.
-        rows: The rows that they selected from.
-        most: The largest number of rows that one of them selected.
-    """
-
-    runs: int = 0
-    selected: int = 0
-    rows: int = 0
-    most: int = 0
-
-    def add(self, selected: int, rows: int) -> None:
-        """Add a run."""
-        self.runs += 1
-        self.selected += selected
-        self.rows += rows
-        self.most = max(self.most, selected)
-
+# Of the runs that told one computed size: how many, the rows that they selected, those that they
+# selected from, and the largest number that one of them selected.
+SelectedRows = tuple[int, int, int, int]
 
 # Call counters kept after their handler was dropped: its last calls may still be running.
 _RETIRED = 256
@@ -309,14 +289,15 @@ class Counters:
         """Count rows that a run selected; see `bucketjit._compile.computed_results.Selected`."""
         self.history.settle(but="counts")
         with self._lock:
-            known = self._selected.setdefault(program, {})
+            sums = self._selected.setdefault(program, {})
             for variable, (selected, of) in rows.items():
-                known.setdefault(variable, SelectedRows()).add(selected, of)
+                runs, total, bounds, most = sums.get(variable, (0, 0, 0, 0))
+                sums[variable] = runs + 1, total + selected, bounds + of, max(most, selected)
 
     def selected_by(self, program: Interface) -> Mapping[str, SelectedRows]:
         """What runs of a program have selected, by variable."""
         with self._lock:
-            return copy.deepcopy(self._selected.get(program, {}))
+            return dict(self._selected.get(program, {}))
 
     def _bucket(self, slot: Slot[Any], moment: Moment) -> BucketStats | None:
         """The statistics of the executable in a slot; None if it has just left the cache."""

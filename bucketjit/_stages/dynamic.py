@@ -33,7 +33,7 @@ from bucketjit._jax.exporting import (
     with_derivatives,
 )
 from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
-from bucketjit._jax.user_code import source_line
+from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.concrete import at_other_sizes
@@ -179,8 +179,7 @@ def refuse_callbacks(jaxpr: Jaxpr) -> None:
 
 
 def _place(eqn: JaxprEqn, around: Sequence[JaxprEqn] = ()) -> str:
-    line = source_line(eqn, around)
-    return f" [{line}]" if line else ""
+    return in_brackets(source_line(eqn, around))
 
 
 # --- the function that is exported ----------------------------------------------------------

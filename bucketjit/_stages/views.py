@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
-from bucketjit._runtime.counters import SelectedRows
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import alive
 from bucketjit._runtime.moments import Moment
@@ -165,13 +164,10 @@ def _learnt(engine: Engine, moment: Moment) -> tuple[LearntBucket, ...]:
 
 def _computed(engine: Engine, program: Interface) -> tuple[ComputedSizeStats, ...]:
     """The sizes that a program computes, and what runs have told of them."""
-    told = engine.counters.selected_by(program)
+    selected = engine.counters.selected_by(program)
     return tuple(
         ComputedSizeStats(
-            size=f"{variable} - 1",
-            bound=made.bound,
-            line=one_line(made.line),
-            **dataclasses.asdict(told.get(variable, SelectedRows())),
+            *(f"{variable} - 1", made.bound, one_line(made.line)), *selected.get(variable, ())
         )
         for variable, made in program.computed.items()
     )

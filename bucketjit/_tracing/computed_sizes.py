@@ -46,7 +46,7 @@ from bucketjit._jax.jaxprs import (
     without_dead_code,
 )
 from bucketjit._jax.primitives import CALLS, name_of
-from bucketjit._jax.user_code import raising_code, raising_line, source_line
+from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, source_line
 from bucketjit._raised import text_of
 from bucketjit.errors import MaskingError
 
@@ -82,7 +82,7 @@ def meeting_of_sizes(
         what = f"arrays of different computed sizes meet: {sides}; select both by one mask"
         remedy = f"or {whole}"
     code, line = raising_code(error), raising_line(error)
-    return TraceRefused(f"{f'{code}: ' if code else ''}{what}{_at(line)}", remedy, error)
+    return TraceRefused(f"{f'{code}: ' if code else ''}{what}{in_brackets(line)}", remedy, error)
 
 
 def _told(variable: str, sizing: Sizing, presumed: Mapping[str, int]) -> str:
@@ -133,7 +133,7 @@ def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
                 line = source_line(eqn, equations_around(jaxpr, eqn))
                 raise TraceRefused(
                     f"{eqn.primitive.name}: it returns an array, or needs one for a derivative, "
-                    f"whose size is computed inside of it{_at(line)}",
+                    f"whose size is computed inside of it{in_brackets(line)}",
                     _REMEDY,
                 )
 
@@ -211,7 +211,7 @@ def with_counts(
     for names, why, remedy in wanted:
         own = names & computed
         if missing := own - set(counts):
-            raise TraceRefused(f"{why}{_at(sizing.computed[min(missing)].line)}", remedy)
+            raise TraceRefused(f"{why}{in_brackets(sizing.computed[min(missing)].line)}", remedy)
         needed |= own
     kept = [v for v, name in zip(jaxpr.outvars[results:], counts, strict=True) if name in needed]
     jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])
@@ -220,10 +220,6 @@ def with_counts(
     returned = tuple(v for v in counts if v in needed)
     more = {"computed": sizing.computed, "counts": returned, "presumed": presumed}
     return jaxpr, tuple(g for g in guards if not g.variables & computed), more
-
-
-def _at(line: str) -> str:
-    return f" [{line}]" if line else ""
 
 
 _CONSTANT = "requires a constant"  # JAX says it of int(size), and where Python iterates

@@ -29,7 +29,7 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around
 from bucketjit._jax.number_hooks import NUMBER_OF_SIZES
 from bucketjit._jax.primitives import name_of
-from bucketjit._jax.user_code import source_line
+from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit.errors import MaskingError
 
 _NARROW = frozenset(("int2", "int4", "int8", "int16", "uint2", "uint4", "uint8", "uint16"))
@@ -66,7 +66,7 @@ def refuse_decisions(jaxpr: Jaxpr) -> None:
         line = source_line(eqn, equations_around(jaxpr, eqn))
         raise MaskingError(
             f"{eqn.primitive.name}: {refusal}, and is not as exact at symbolic sizes"
-            + (f" [{line}]" if line else ""),
+            + in_brackets(line),
             "compute it of an array, such as jnp.float32(x.shape[0]), or leave the axis static",
         ) from None
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Self
 
-from bucketjit._api.bound import BoundMethod
+from bucketjit._api.bound import Bindable
 from bucketjit._api.executor import BucketedExec
 from bucketjit._api.options import configured, global_name, options_of
+from bucketjit._runtime.call_path import P, R
 from bucketjit._stages.explain import asked
 from bucketjit.types import Explanation, Report, Stats, WarmupReport
-
-P = ParamSpec("P")
-Q = ParamSpec("Q")
-R = TypeVar("R")
 
 # Methods of a bucketed function that take no arguments of the function, and change no option.
 _SAME = (
@@ -32,7 +29,7 @@ _SAME = (
 _WRITES = ("save", "export_dynamic", "export_bounded")  # no file has the objects of a library
 
 
-class Wrapped(Generic[P, R]):
+class Wrapped(Bindable[P, R]):
     """A function of a library's objects, which a bucketed function runs on their arrays.
 
     Args:
@@ -73,18 +70,6 @@ class Wrapped(Generic[P, R]):
         """Run the function."""
         raise NotImplementedError
 
-    @overload
-    def __get__(self, instance: None, owner: object = None) -> Self: ...
-
-    @overload
-    def __get__(
-        self: Wrapped[Concatenate[Any, Q], R], instance: object, owner: object = None
-    ) -> BoundMethod[Q, R]: ...
-
-    def __get__(self, instance: object, owner: object = None) -> Any:
-        """Bind to an instance if the function is a method of a class."""
-        return self if instance is None else BoundMethod(self, instance)
-
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__name__} of {self.executor!r}>"
 
@@ -110,13 +95,10 @@ class Wrapped(Generic[P, R]):
 
         @functools.wraps(build)
         def builder(*args: Any, **kwargs: Any) -> Any:
-            return self._around(build(*args, **kwargs))
+            executor = build(*args, **kwargs)
+            return type(self)(self.__wrapped__, executor, self._out, self._is_quiet)
 
         return builder
-
-    def _around(self, executor: BucketedExec[..., Any]) -> Self:
-        """The same wrapper around another bucketed function of the same function."""
-        return type(self)(self.__wrapped__, executor, self._out, self._is_quiet)
 
     def stats(self) -> Stats:
         """A snapshot of what the bucketed function has done; see `BucketedExec.stats`."""

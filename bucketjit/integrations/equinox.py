@@ -29,15 +29,16 @@ from typing import Any, Literal, Unpack, overload
 import jax
 import numpy as np
 
-from bucketjit._api.decorator import jit as bucketed
+from bucketjit._api.executor import jit as bucketed
 from bucketjit._api.options import Options
 from bucketjit._arrays.padded import Padded
 from bucketjit._extras import Extra
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.tracers import literal_of
+from bucketjit._runtime.call_path import P, R
 from bucketjit._tracing.parameters import Static
 from bucketjit.errors import ArgumentError, SpecError
-from bucketjit.integrations._wrapped import P, R, Wrapped
+from bucketjit.integrations._wrapped import Wrapped
 
 __all__ = ["FilteredExec", "filter_jit"]
 

@@ -29,12 +29,13 @@ from typing import Any, Unpack, overload
 import jax
 import numpy as np
 
-from bucketjit._api.decorator import jit as bucketed
+from bucketjit._api.executor import jit as bucketed
 from bucketjit._api.options import Options
 from bucketjit._arrays.padding import without_padding
 from bucketjit._extras import Extra
+from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError
-from bucketjit.integrations._wrapped import P, R, Wrapped
+from bucketjit.integrations._wrapped import Wrapped
 
 __all__ = ["ModuleExec", "jit"]
 

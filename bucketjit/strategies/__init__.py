@@ -20,17 +20,12 @@ with a ``bucket(n: int) -> int`` method that keeps the contract of :class:`Strat
 import importlib
 from typing import TYPE_CHECKING
 
-from bucketjit.strategies.auto import Auto
 from bucketjit.strategies.base import Strategy, checked_bucket
 from bucketjit.strategies.boundaries import Boundaries, buckets_of
-from bucketjit.strategies.exact import Exact
-from bucketjit.strategies.exponential import Exponential
-from bucketjit.strategies.linear import Linear
-from bucketjit.strategies.pow2 import Pow2
+from bucketjit.strategies.rounding import Auto, Exact, Exponential, Linear, Pow2
 
 if TYPE_CHECKING:
-    from bucketjit.strategies.assessment import Assessment, assess, assess_joint
-    from bucketjit.strategies.fitting import fit
+    from bucketjit.strategies.fitting import Assessment, assess, assess_joint, fit
 
 __all__ = [
     "Assessment",
@@ -49,16 +44,13 @@ __all__ = [
 ]
 
 
-# Calls need none of these: their modules are imported when they are first used.
-_PLACES = {
-    **dict.fromkeys(("Assessment", "assess", "assess_joint"), "assessment"),
-    "fit": "fitting",
-}
+# Calls need none of these: their module is imported when they are first used.
+_OF_FITTING = ("Assessment", "assess", "assess_joint", "fit")
 
 
 def __getattr__(name: str) -> object:
-    if name in _PLACES:
-        return getattr(importlib.import_module(f"bucketjit.strategies.{_PLACES[name]}"), name)
+    if name in _OF_FITTING:
+        return getattr(importlib.import_module("bucketjit.strategies.fitting"), name)
     raise AttributeError(f"{__name__} has no {name!r}; choose from {', '.join(__all__)}")
 
 

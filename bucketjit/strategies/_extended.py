@@ -6,7 +6,7 @@ import dataclasses
 
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Ladder, Strategy, checked_strategy
-from bucketjit.strategies.exponential import Exponential
+from bucketjit.strategies.rounding import Exponential
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

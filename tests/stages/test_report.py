@@ -15,7 +15,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
-from bucketjit._stages.picture import picture_of
+from bucketjit._stages.report import picture_of
 from bucketjit.errors import FallbackWarning
 
 

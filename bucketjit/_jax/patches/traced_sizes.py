@@ -57,15 +57,11 @@ def is_traced_size(value: Any) -> bool:
     return is_traced(value) and np.ndim(value) == 0 and jnp.issubdtype(value.dtype, np.integer)
 
 
-def entries_of(index: slice) -> tuple[Any, Any, Any]:
-    """The start, stop and step of a slice."""
-    return index.start, index.stop, index.step
-
-
 def has_traced_slice(idx: Any) -> bool:
     """Whether an end or a step of a slice in an index is known at run time only."""
     indices = idx if isinstance(idx, tuple) else (idx,)
-    return any(isinstance(i, slice) and any(map(is_traced, entries_of(i))) for i in indices)
+    slices = (i for i in indices if isinstance(i, slice))
+    return any(any(map(is_traced, (i.start, i.stop, i.step))) for i in slices)
 
 
 def as_value(size: Any, dtype: Any = np.int32) -> Any:
