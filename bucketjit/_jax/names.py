@@ -109,9 +109,9 @@ USES = (
     # Explicit padding that is symbolic.
     # Since 0.4. Until conv_general_dilated takes it.
     ("lax.convolution", "operator"),
-    # Derivatives of products.
+    # psum(1) over an open axis, and derivatives of products.
     # Since 0.2. Until they take an axis of symbolic size.
-    ("lax.lax", "_reduce_jvp"),
+    ("lax.lax", "_const _reduce_jvp"),
     # The type of indices into an open axis.
     # Since 0.7. Until JAX takes int32 for it.
     ("lax.utils", "int_dtype_for_dim"),

@@ -46,6 +46,7 @@ def refusing_one_size(
     if not isinstance(program, Program) or program.computed or program.pairing:
         return call
     users = fixed_by(map(parse_constraint, constraints), sizes)
+    users |= {v for v, n in sizes.items() if n == 1}  # which broadcasts, in a program of its own
     if not sizes.keys() - users or fixed_by(program.guards, sizes) < sizes.keys():
         return call
     from bucketjit._tracing.concrete import at_other_sizes

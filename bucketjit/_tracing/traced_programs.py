@@ -313,8 +313,9 @@ class TracedPrograms:
             nested = self._tree_at(tokens, shapes, sizes, presumed)
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
-        is_fixed = fixed_by(program.guards, sizes) and not program.computed
-        if is_fixed:  # it serves one size; concrete traces may do more
+        fixed = () if program.computed else fixed_by(program.guards, sizes)
+        # It serves one size; concrete traces may do more, but not at size 1, which broadcasts.
+        if any(sizes[v] > 1 for v in fixed):
             call = self._pair(tokens, shapes, sizes)
             # A concrete trace does not hold what a primitive of another library decides.
             if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):

@@ -63,6 +63,7 @@ def test_a_size_that_is_treated_apart_is_no_fallback(name: str) -> None:
     for n in (3, 1, 6, 7):
         assert_like_jit(executor, APART[name], ramp(n))
     assert executor.cache_size() == 3
+    assert {made.kind for made in executor.stats().programs if made.guards} == {"symbolic"}
 
 
 def test_a_size_that_the_user_fixes_is_no_fallback() -> None:

@@ -18,6 +18,16 @@ _lax_utils = names.module("lax.utils")
 _flags: Any = jax.config  # its flags are public, but have no types
 
 
+@patch(names.module("lax.lax"), "_const")
+def _constant(original: Any, example: Any, value: Any) -> Any:
+    """``lax.psum(1, "rows")`` over an open axis is its size, and ``lax.pmean`` divides by it.
+
+    JAX makes an int of it. Since lax.lax, 0.1. Until it takes a symbolic size for a number.
+    """
+    is_size = is_symbolic_dim(value) and isinstance(example, int)
+    return value if is_size else original(example, value)
+
+
 @patch(_lax_utils, "int_dtype_for_dim")
 def _type_for_dim(original: Any, size: Any, *, signed: bool) -> Any:
     """For every size that an executable here can have, the exact run takes int32.
@@ -106,4 +116,4 @@ def _slices_one(part: Any) -> bool:
     return kind != "BOOLEAN" and getattr(part.index, "step", None) in (None, 1, -1)
 
 
-INDICES = (_type_for_dim, _clamped, _reversed, _sizes)
+INDICES = (_constant, _type_for_dim, _clamped, _reversed, _sizes)

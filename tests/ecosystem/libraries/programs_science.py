@@ -330,6 +330,7 @@ MODELS = [
         of(page_rank),
         (floats("n, 4"), ints("e", 1), ints("e", 1)),
         ({"n": 6, "e": 9}, {"n": 8, "e": 16}, {"n": 5, "e": 1}),
+        way="paired",  # ``0.15 / n`` is added to data, not multiplied
         make=drawn_graph,
     ),
 ]
