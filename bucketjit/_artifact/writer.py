@@ -91,6 +91,13 @@ class SaveOptions:
         except ExportError as error:
             raise SpecError(f"save: {error}") from None
 
+    def on(self, target: Any) -> SaveOptions:
+        """For the platform of a device of a topology, where there is one and none is asked for."""
+        if target is None or self.platforms is not None:
+            return self
+        (platform,) = {device.platform for device in target.device_set}
+        return replace(self, platforms=[OF_BACKENDS.get(platform, platform)])
+
 
 class _Members:
     """The members of the archive that is being made.
@@ -140,10 +147,7 @@ def save(
     call = engine.signer.sign(args, kwargs, structs=True)
     _refuse_placed(call)
     target = call.signature.target
-    if target is not None and options.platforms is None:
-        (platform,) = {device.platform for device in target.device_set}
-        options = replace(options, platforms=[OF_BACKENDS.get(platform, platform)])
-    call = engine.resolve(call)
+    options, call = options.on(target), engine.resolve(call)
     if call.program is None:
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
