@@ -224,8 +224,8 @@ SECTIONS = (
         "The pairs of *How lean the masked program is*, compiled for devices that are not here. "
         "Derived programs are those of `bucketjit.jit`, with their sizes as one vector; ratios are "
         "to the same function masked by hand, and *by hand, to exact* is that over the function "
-        "without masks at the exact shape (float32). Cycles are what the TPU's compiler expects; it tells "
-        "none for *fused* kernels (attention, gathers), so both programs must have as many.",
+        "without masks at the exact shape (float32). Cycles are what the TPU's compiler expects; it "
+        "tells none for *fused* kernels (attention, gathers): both programs must have as many.",
         (
             Column("target", "target"),
             Column("model", "model"),
