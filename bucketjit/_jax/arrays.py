@@ -117,8 +117,9 @@ def devices_of(sharding: Any) -> Set[jax.Device]:
 def platforms_of(leaves: Iterable[Any]) -> set[str]:
     """The platforms that arguments, or their types, are on; the default one if none says."""
     placed = (getattr(x, "sharding", None) for x in leaves if not isinstance(x, jax.core.Tracer))
-    platforms = {device.platform for sharding in placed for device in devices_of(sharding)}
-    return platforms or {jex_backend.get_default_device().platform}
+    # A call runs on the devices of any argument that is on some.
+    found = next(filter(None, map(devices_of, placed)), {jex_backend.get_default_device()})
+    return {device.platform for device in found}
 
 
 def is_of_topology(devices: Iterable[jax.Device]) -> bool:
