@@ -19,6 +19,7 @@ from bucketjit._ir.shard_reductions import (
     refuse_groups,
     sum_over_shards,
 )
+from bucketjit._jax.jaxprs import modules_of_jax
 from bucketjit._jax.patches.callbacks import DEBUG_CALLBACKS
 from bucketjit._jax.patches.convolution import SYMBOLIC_INDICES
 from bucketjit._jax.patches.indexing import INDICES
@@ -32,7 +33,6 @@ from bucketjit._jax.patches.shapes import inferred_sizes, lengths, squeezes
 from bucketjit._jax.patches.shard_collectives import uneven_collectives
 from bucketjit._jax.patches.shuffles import SHUFFLES
 from bucketjit._jax.patches.size_decisions import BRIEF_DECISIONS
-from bucketjit._jax.primitives import modules_of_jax
 
 _ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
 

@@ -45,8 +45,7 @@ from bucketjit._ir.ranges import (
     within_type,
 )
 from bucketjit._ir.sized import sized_p, unsized_p
-from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
-from bucketjit._jax.primitives import called_jaxpr
+from bucketjit._jax.jaxprs import called_jaxpr, dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.tracers import constant_of, equation_of, literal_of
 from bucketjit._jax.user_code import is_code_of_jax
 

@@ -35,11 +35,11 @@ from bucketjit._jax.jaxprs import (
     is_jaxpr,
     is_literal,
     is_shaped,
+    name_of,
     open_jaxpr,
     variables_read,
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._jax.primitives import name_of
 from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.array_ops import select
