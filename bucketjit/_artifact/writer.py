@@ -52,8 +52,8 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import Path as Steps
 from bucketjit._stages.dynamic import check_platforms, refuse_callbacks
 from bucketjit._stages.explain import masked_equations
-from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import without_empty
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
 _OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")
