@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
-from bucketjit._ir.shard_reductions import (
+from bucketjit._ir.primitives import (
     axis_of_shards,
     mean_over_shards,
     refuse_groups,
@@ -136,7 +136,7 @@ selecting_jax = Replacing(*SELECTIONS)
 uneven_shards = Replacing(
     *uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)
 )
-"""While active, collectives know uneven shards; see `bucketjit._ir.shard_reductions`."""
+"""While active, collectives know uneven shards; see `bucketjit._ir.primitives`."""
 
 forgetful_jax = Replacing(weak_finalizers, *CACHES, context=leaving_nothing)
 """While active, traces that fail can be freed, and none leaves anything behind in JAX."""

@@ -26,7 +26,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic, variables_of
 from bucketjit._ir.opaque import looked_inside
-from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._ir.primitives import sized_p, unsized_p
 from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.config import current_trace, without_leak_checks
 from bucketjit._jax.jaxprs import (

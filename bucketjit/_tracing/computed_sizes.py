@@ -32,9 +32,9 @@ from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.expressions import evaluate_text, is_symbolic, solve, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
 from bucketjit._ir.open_sizes import Noticing
+from bucketjit._ir.primitives import makes_size
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
 from bucketjit._ir.ranges import solved_for
-from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
     CALLS,
     all_equations,

@@ -27,7 +27,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from bucketjit._ir.closures import held_by
 from bucketjit._ir.dataflow import SIZE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape
-from bucketjit._ir.sized import size_constant_p
+from bucketjit._ir.primitives import size_constant_p
 from bucketjit._jax.jaxprs import (
     CALLS,
     equation,

@@ -20,8 +20,7 @@ from jax.extend.core import Jaxpr
 
 from bucketjit._ir.associative_scan import associative_scan_p
 from bucketjit._ir.combine import Combine
-from bucketjit._ir.shard_reductions import COMBINED
-from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
+from bucketjit._ir.primitives import COMBINED, size_constant_p, sized_p, unsized_p
 from bucketjit._jax import jaxprs
 from bucketjit._jax.fingerprints import is_name_of_axis, parts_of, text_of
 from bucketjit._jax.jaxprs import CALLBACKS, is_jaxpr, is_literal, open_jaxpr
