@@ -163,7 +163,7 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
             self._plain = plain_jit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
         if config.ahead is not None:
-            from bucketjit._stages.listed_buckets import Ahead
+            from bucketjit._stages.ahead import Ahead
 
             self._engine.preparer = Ahead(config.ahead.workers)
         make: Callable[[Config], Any] = functools.partial(self._of, shared=self._engine.shared)
