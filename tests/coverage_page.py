@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import tests.cases
-from bucketjit._jax import primitives
+from bucketjit._jax import jaxprs
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED
 from bucketjit._stages import explain
@@ -87,7 +87,7 @@ def keys() -> frozenset[str]:
 
 def keys_here() -> set[str]:
     """Those that this JAX has."""
-    return {name for name in keys() if primitives.primitive(name) is not None}
+    return {name for name in keys() if jaxprs.primitive(name) is not None}
 
 
 # --- what a rule refuses ----------------------------------------------------------------------

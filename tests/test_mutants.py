@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from bucketjit._jax import primitives
+from bucketjit._jax import jaxprs
 from bucketjit._jax.jaxprs import scan_arity
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
@@ -499,7 +499,7 @@ def _caught(case: Case, gradient: bool = False, rules: Any = None) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_the_harness_catches(mutant: Mutant) -> None:
     assert _passes(mutant.case, mutant.gradient)
-    primitive = primitives.primitive(mutant.primitive)
+    primitive = jaxprs.primitive(mutant.primitive)
     assert primitive in default_rules(), f"there is no rule for {mutant.primitive} to break"
     _caught(mutant.case, mutant.gradient, {**default_rules(), primitive: mutant.rule})
 
@@ -508,7 +508,7 @@ def test_the_harness_catches(mutant: Mutant) -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
 def test_a_daily_case_catches_it_too(mutant: Mutant) -> None:
     """What is left out of the daily form of cases catches nothing alone."""
-    primitive = primitives.primitive(mutant.primitive)
+    primitive = jaxprs.primitive(mutant.primitive)
     broken = {**default_rules(), primitive: mutant.rule}
     for case in DAILY:
         if mutant.primitive in case.covers:
@@ -587,7 +587,7 @@ def test_zero_padding_alone_would_not_catch_them() -> None:
             "dot with the left side filled",
             "max unmasked",
         ):
-            primitive = primitives.primitive(mutant.primitive)
+            primitive = jaxprs.primitive(mutant.primitive)
             rules = {**default_rules(), primitive: mutant.rule}
             tame = Case(mutant.case.name, mutant.case.fn, mutant.case.args, domains=("positive",))
             try:

@@ -22,9 +22,8 @@ from bucketjit._arrays.padding import copied, without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Config, Out
 from bucketjit._environment import DISABLE, is_disabled, log_as_asked
-from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.config import jit_disabled, only_differentiated
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._jax.transformations import only_differentiated
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.derivatives import Derivatives
@@ -164,7 +163,7 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
             self._plain = plain_jit(config, self._engine.signer, self._engine.counters)
         self._fast_path = self._engine.memory.fast_path
         if config.ahead is not None:
-            from bucketjit._stages.listed_buckets import Ahead
+            from bucketjit._stages.ahead import Ahead
 
             self._engine.preparer = Ahead(config.ahead.workers)
         make: Callable[[Config], Any] = functools.partial(self._of, shared=self._engine.shared)

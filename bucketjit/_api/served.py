@@ -14,9 +14,8 @@ from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._config import DEFAULT_MAXSIZE, Background, check_seconds, is_int_from
 from bucketjit._events import Listener
-from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.config import NO_TRACE, THREAD_TRACE, jit_disabled
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.call_path import CallPath, P, R
 from bucketjit._stages.views import Views
 from bucketjit.errors import SpecError

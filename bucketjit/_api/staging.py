@@ -10,8 +10,8 @@ import jax
 
 from bucketjit._api.compiling import Compiling
 from bucketjit._config import Check, is_int_from
+from bucketjit._jax.config import only_differentiated
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._jax.transformations import only_differentiated
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.decisions import NO_STRATEGY, Masked
 from bucketjit.errors import ArtifactError, ExportError, MaskingError

@@ -32,11 +32,10 @@ from bucketjit._runtime.buckets import ChoosesBuckets, Exactly
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts, SharedState
 from bucketjit._tracing.axis_guesses import Shapes
-from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.made_for import MadeFor, fixed_signature
-from bucketjit._tracing.resolution import Resolution, variables_in
+from bucketjit._tracing.resolution import Resolution, variables_in, without_empty
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArtifactError, BucketOverflowError

@@ -9,13 +9,12 @@ from typing import Any
 import jax
 
 from bucketjit._artifact.saved_program import LoadedProgram
-from bucketjit._compile.argument_types import device_of, without_values
+from bucketjit._compile.argument_types import Body, Transform, device_of, without_values
 from bucketjit._compile.bodies import Options
 from bucketjit._compile.executable import Executable, Pads
 from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.fingerprint import digest
 from bucketjit._compile.kernel import Kernel, exact_kernel, kernel, loaded
-from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds
 from bucketjit._config import Config
 from bucketjit._events import shown

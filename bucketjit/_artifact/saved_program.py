@@ -23,7 +23,7 @@ from bucketjit._ir.expressions import Shape, evaluate_text
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
-from bucketjit._jax.transformations import eval_context
+from bucketjit._jax.config import eval_context
 from bucketjit.errors import ArtifactError
 
 

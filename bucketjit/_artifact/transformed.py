@@ -28,7 +28,7 @@ from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Out
 from bucketjit._ir.expressions import evaluate
 from bucketjit._jax.arrays import key_impl, with_type
-from bucketjit._jax.transformations import eval_context, only_differentiated
+from bucketjit._jax.config import eval_context, only_differentiated
 from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.inlined import note_inlined

@@ -23,7 +23,7 @@ from bucketjit._artifact.archive import (
     pack,
     write_archive,
 )
-from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, unmasked
+from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, table_of, unmasked
 from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.manifest import (
     FORMAT,
@@ -41,7 +41,6 @@ from bucketjit._artifact.manifest import (
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_executables import OF_BACKENDS
 from bucketjit._artifact.saved_program import Source
-from bucketjit._artifact.size_tables import table_of
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.files.environment import versions
 from bucketjit._ir.dynamic_axes import Tokens
@@ -52,8 +51,8 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import Path as Steps
 from bucketjit._stages.dynamic import check_platforms, refuse_callbacks
 from bucketjit._stages.explain import masked_equations
-from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import without_empty
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError
 
 _OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl")

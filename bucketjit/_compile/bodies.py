@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from bucketjit._arrays.padding import plain
-from bucketjit._compile.argument_types import padded_leaf_shapes
+from bucketjit._compile.argument_types import Body, Transform, padded_leaf_shapes
 from bucketjit._compile.files.store import ExecutableFiles
 from bucketjit._compile.kernel import Kernel, exact_kernel, kernel
-from bucketjit._compile.transform import Body, Transform
 from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
 from bucketjit._config import Check, Config
 from bucketjit._ir.bucket_sizes import BucketSizes

@@ -16,8 +16,7 @@ from jax.extend.core import Jaxpr
 from bucketjit._compile.executable import Executable
 from bucketjit._ir.program import Program
 from bucketjit._jax.compiler import run_once
-from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr
-from bucketjit._jax.primitives import CALLBACKS
+from bucketjit._jax.jaxprs import CALLBACKS, all_equations, bodies, open_jaxpr
 
 # Some tenths of a second. In a longer run, the setup is too small a part to be noticed.
 _MOST_FLOPS = 1e10

@@ -21,9 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bucketjit._compile.argument_types import Expected, abstract, device_of
+from bucketjit._compile.argument_types import ONE, Body, Expected, Transform, abstract, device_of
 from bucketjit._compile.executable import Executable, OpenOut, Pads
-from bucketjit._compile.transform import ONE, Body, Transform
 from bucketjit._config import Check
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic, shape_function

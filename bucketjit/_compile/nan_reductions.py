@@ -27,8 +27,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir.dataflow import ELEMENTWISE, Analysis, follow
-from bucketjit._jax.jaxprs import Atom, all_equations, bodies, dtype_of, shape_of
-from bucketjit._jax.primitives import CALLS, name_of
+from bucketjit._jax.jaxprs import CALLS, Atom, all_equations, bodies, dtype_of, name_of, shape_of
 
 _EXTREMA = ("reduce_max", "reduce_min")
 _CHOICES = frozenset(

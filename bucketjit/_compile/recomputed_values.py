@@ -22,8 +22,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import ELEMENTWISE, Analysis, follow, follow_inside, through
-from bucketjit._jax.jaxprs import Atom, all_equations, bodies, is_literal
-from bucketjit._jax.primitives import CALLBACKS, CALLS, name_of
+from bucketjit._jax.jaxprs import CALLBACKS, CALLS, Atom, all_equations, bodies, is_literal, name_of
 
 # Sets of primitives. Choices return some of the numbers of an operand.
 _COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))

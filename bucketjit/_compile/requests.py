@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from bucketjit._compile.argument_types import device_of, without_values
+from bucketjit._compile.argument_types import ONE, Transform, device_of, without_values
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.record import Record
 from bucketjit._compile.files.store import ExecutableFiles
-from bucketjit._compile.transform import ONE, Transform
 from bucketjit._config import Config
 from bucketjit._events import emit
 from bucketjit._ir.interface import Interface

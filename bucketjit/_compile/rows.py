@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._arrays.padding import pad
-from bucketjit._compile.argument_types import abstract
+from bucketjit._compile.argument_types import Body, Transform, abstract
 from bucketjit._compile.executable import Pads
-from bucketjit._compile.transform import Body, Transform
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import with_type
 from bucketjit._tracing.call import Call

@@ -46,9 +46,8 @@ from bucketjit._ir.combine import (
     run,
     struct_of,
 )
-from bucketjit._jax.jaxprs import stage
+from bucketjit._jax.jaxprs import lower_by, stage
 from bucketjit._jax.patches.shapes import fresh_dimension
-from bucketjit._jax.primitives import lower_by
 
 associative_scan_p = jex_core.Primitive("associative_scan")
 associative_scan_p.multiple_results = True

@@ -23,7 +23,7 @@ from bucketjit._ir.bounds import (
     upper_bound_text,
 )
 from bucketjit._ir.expressions import Dim, Shape, compiled, is_symbolic, parsed, variables_of
-from bucketjit._jax.transformations import current_trace
+from bucketjit._jax.config import current_trace
 from bucketjit.errors import MaskingError
 
 

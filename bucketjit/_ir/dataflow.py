@@ -27,8 +27,7 @@ from typing import Any, Generic, TypeVar
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from bucketjit._jax.jaxprs import Atom, bodies, open_jaxpr, scan_arity
-from bucketjit._jax.primitives import CALLS, called_jaxpr, name_of
+from bucketjit._jax.jaxprs import CALLS, Atom, bodies, called_jaxpr, name_of, open_jaxpr, scan_arity
 from bucketjit._jax.tracers import equation_of
 
 ELEMENTWISE = (

@@ -13,12 +13,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from bucketjit._ir.associative_scan import associative_scan_of
-from bucketjit._ir.shard_reductions import (
+from bucketjit._ir.primitives import (
     axis_of_shards,
     mean_over_shards,
     refuse_groups,
     sum_over_shards,
 )
+from bucketjit._jax.jaxprs import modules_of_jax
 from bucketjit._jax.patches.callbacks import DEBUG_CALLBACKS
 from bucketjit._jax.patches.convolution import SYMBOLIC_INDICES
 from bucketjit._jax.patches.indexing import INDICES
@@ -32,7 +33,6 @@ from bucketjit._jax.patches.shapes import inferred_sizes, lengths, squeezes
 from bucketjit._jax.patches.shard_collectives import uneven_collectives
 from bucketjit._jax.patches.shuffles import SHUFFLES
 from bucketjit._jax.patches.size_decisions import BRIEF_DECISIONS
-from bucketjit._jax.primitives import modules_of_jax
 
 _ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
 
@@ -136,7 +136,7 @@ selecting_jax = Replacing(*SELECTIONS)
 uneven_shards = Replacing(
     *uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)
 )
-"""While active, collectives know uneven shards; see `bucketjit._ir.shard_reductions`."""
+"""While active, collectives know uneven shards; see `bucketjit._ir.primitives`."""
 
 forgetful_jax = Replacing(weak_finalizers, *CACHES, context=leaving_nothing)
 """While active, traces that fail can be freed, and none leaves anything behind in JAX."""

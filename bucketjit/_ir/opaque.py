@@ -20,8 +20,7 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.jax_patches import lenient_jax
-from bucketjit._jax.jaxprs import all_equations, open_jaxpr, struct_of
-from bucketjit._jax.primitives import implementation
+from bucketjit._jax.jaxprs import all_equations, implementation, open_jaxpr, struct_of
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit.errors import MaskingError

@@ -15,8 +15,7 @@ from jax.extend.core import Jaxpr
 from bucketjit._ir.expressions import Dim, Shape, evaluate_text
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, product
-from bucketjit._jax.jaxprs import all_equations, shape_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import all_equations, name_of, shape_of
 from bucketjit._jax.user_code import defining_line, source_line
 from bucketjit.errors import MaskingError
 

@@ -24,6 +24,7 @@ from jax.extend.core import JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
 from bucketjit._ir.expressions import Dim
+from bucketjit._ir.primitives import sized_p, unsized_p
 from bucketjit._ir.ranges import (
     Range,
     fitted,
@@ -44,9 +45,7 @@ from bucketjit._ir.ranges import (
     times,
     within_type,
 )
-from bucketjit._ir.sized import sized_p, unsized_p
-from bucketjit._jax.jaxprs import dtype_of, open_jaxpr, shape_of
-from bucketjit._jax.primitives import called_jaxpr
+from bucketjit._jax.jaxprs import called_jaxpr, dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.tracers import constant_of, equation_of, literal_of
 from bucketjit._jax.user_code import is_code_of_jax
 

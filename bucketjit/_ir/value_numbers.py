@@ -15,8 +15,7 @@ import numpy as np
 
 from bucketjit._ir import dataflow
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
-from bucketjit._jax.primitives import CALLS, called_jaxpr
+from bucketjit._jax.jaxprs import CALLS, called_jaxpr, is_jaxpr, open_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of
 
 _BITS_OF_SIZES = 32

@@ -71,16 +71,6 @@ def device_list(devices: Sequence[jax.Device]) -> Any:
     return type(one._internal_device_list)(tuple(devices))
 
 
-@functools.cache
-def register_lapack() -> None:
-    """Register LAPACK's functions, without which a factorisation calls a null address.
-
-    Lowering does it, and an executable that was read has none. The import of scipy in it takes 100
-    ms.
-    """
-    jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
-
-
 _target: ContextVar[Set[str]] = ContextVar("_target", default=frozenset())
 
 

@@ -19,7 +19,7 @@ from jax.extend.backend import get_compile_options
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
-from bucketjit._jax.arrays import device_list, is_of_topology, register_lapack
+from bucketjit._jax.arrays import device_list, is_of_topology
 from bucketjit._jax.config import looks_for_nans
 from bucketjit._raised import in_one_line, is_of_machine
 
@@ -163,6 +163,16 @@ class ForElsewhere:
     cost_analysis = memory_analysis = as_text
 
 
+@functools.cache
+def _register_lapack() -> None:
+    """Register LAPACK's functions, without which a factorisation calls a null address.
+
+    Lowering does it, and an executable that was read has none. The import of scipy in it takes 100
+    ms.
+    """
+    jax.jit(jax.lax.linalg.cholesky).lower(jax.ShapeDtypeStruct((1, 1), "float32"))
+
+
 def deserialized(raw: bytes, placement: Placement) -> Any:
     """The executable in the bytes that `serialized` made; XLA reads it without Python's lock.
 
@@ -173,7 +183,7 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
     """
     device = placement.device
     if device.platform == "cpu" and b"lapack_" in raw:
-        register_lapack()
+        _register_lapack()
     numbers = np.array([[d.id for d in placement.devices]])
     options = get_compile_options(1, numbers.size, device_assignment=numbers)
     return device.client.deserialize_executable(

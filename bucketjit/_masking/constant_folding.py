@@ -19,8 +19,7 @@ import jax
 import numpy as np
 from jax.extend.core import JaxprEqn
 
-from bucketjit._jax.jaxprs import Atom, dtype_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import Atom, dtype_of, name_of
 
 _LARGEST = 16  # elements; an index has one for each axis
 

@@ -26,21 +26,20 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic, variables_of
 from bucketjit._ir.opaque import looked_inside
-from bucketjit._ir.sized import sized_p, unsized_p
+from bucketjit._ir.primitives import sized_p, unsized_p
 from bucketjit._jax.arrays import explicit_sharding
-from bucketjit._jax.config import without_leak_checks
+from bucketjit._jax.config import current_trace, without_leak_checks
 from bucketjit._jax.jaxprs import (
     EquationScopes,
     bind_equation,
     is_jaxpr,
     is_literal,
     is_shaped,
+    name_of,
     open_jaxpr,
     variables_read,
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._jax.primitives import name_of
-from bucketjit._jax.transformations import current_trace
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.array_ops import select
 from bucketjit._masking.constant_folding import folded

@@ -30,8 +30,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._jax.jaxprs import bodies, varies
-from bucketjit._jax.primitives import CALLS, name_of
+from bucketjit._jax.jaxprs import CALLS, bodies, name_of, varies
 
 # Names of the primitives whose rules evaluate the programs among their parameters.
 _CONTROL = CALLS | {

@@ -51,9 +51,8 @@ from jax.extend.core import JaxprEqn
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.ranges import is_at_most
-from bucketjit._jax.jaxprs import dtype_of, shape_of
-from bucketjit._jax.primitives import name_of
-from bucketjit._jax.transformations import current_trace
+from bucketjit._jax.config import current_trace
+from bucketjit._jax.jaxprs import dtype_of, name_of, shape_of
 from bucketjit._masking.padding_constants import CHANGES, is_simple, limit
 from bucketjit._masking.padding_facts import (
     CERTAIN,

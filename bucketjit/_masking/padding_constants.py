@@ -14,8 +14,7 @@ from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import shape_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import name_of, shape_of
 
 _PARTS = 16  # floats are followed if they are multiples of 1/16
 

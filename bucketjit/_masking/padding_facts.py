@@ -32,8 +32,7 @@ from jax.extend.core import JaxprEqn
 from bucketjit._ir import dataflow
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, groups, is_symbolic
-from bucketjit._jax.jaxprs import Atom, dtype_of, is_literal, shape_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import Atom, dtype_of, is_literal, name_of, shape_of
 
 Fills = frozenset[Any]  # the planned fills that a fact depends on
 CERTAIN: Fills = frozenset()

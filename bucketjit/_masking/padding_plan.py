@@ -28,8 +28,7 @@ from bucketjit._ir import dataflow
 from bucketjit._ir.dataflow import Analysis
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.ranges import is_at_most
-from bucketjit._jax.jaxprs import Atom, dtype_of, open_jaxpr, scan_arity, shape_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, open_jaxpr, scan_arity, shape_of
 from bucketjit._masking.padding_facts import (
     CERTAIN,
     DIVIDED,

@@ -24,8 +24,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.dataflow import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic, symbolic_axes
 from bucketjit._jax.arrays import by_platform, key_impl, key_shape, platform
-from bucketjit._jax.jaxprs import AnyJaxpr, open_jaxpr
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import AnyJaxpr, name_of, open_jaxpr
 from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, is_key, select, zeroed
 from bucketjit._masking.padding import Padding
 from bucketjit._masking.padding_plan import fills_of_product, summed_pairs

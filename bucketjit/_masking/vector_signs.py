@@ -28,8 +28,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
-from bucketjit._jax.jaxprs import Atom, dtype_of, shape_of
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, shape_of
 
 #: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
 #: count the matrices of a batch, then the axis that counts the vectors.

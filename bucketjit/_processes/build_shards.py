@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bucketjit._compile.transform import Body, Transform
+from bucketjit._compile.argument_types import Body, Transform
 from bucketjit._config import Sharded
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface

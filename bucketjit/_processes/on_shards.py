@@ -27,10 +27,9 @@ from bucketjit._config import Check, Out, Sharded
 from bucketjit._ir.dataflow import Analysis, follow, table, through
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
+from bucketjit._ir.primitives import COMBINED, shard_mean_p, shard_psum_p
 from bucketjit._ir.program import Program
-from bucketjit._ir.shard_reductions import COMBINED, shard_mean_p, shard_psum_p
-from bucketjit._jax.jaxprs import all_equations, bodies, open_jaxpr, shape_of
-from bucketjit._jax.primitives import CALLBACKS
+from bucketjit._jax.jaxprs import CALLBACKS, all_equations, bodies, open_jaxpr, shape_of
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._processes.build_shards import (
     LocalShards,

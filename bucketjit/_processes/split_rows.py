@@ -19,8 +19,8 @@ from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
-from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import bind_sizes
 from bucketjit.errors import ArgumentError
 
 

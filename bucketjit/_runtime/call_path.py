@@ -14,9 +14,8 @@ from bucketjit._arrays.padding import copied
 from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._jax.arrays import NotPlaced
-from bucketjit._jax.config import jit_disabled
+from bucketjit._jax.config import NO_TRACE, THREAD_TRACE, jit_disabled
 from bucketjit._jax.tracebacks import shortened
-from bucketjit._jax.transformations import NO_TRACE, THREAD_TRACE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.bucket_handler import Evicted
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath

@@ -17,9 +17,9 @@ from bucketjit._config import Config, Out
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import is_symbolic, variables_of
 from bucketjit._ir.program import Program
+from bucketjit._jax.config import eval_context
 from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import first_effect
-from bucketjit._jax.transformations import eval_context
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError

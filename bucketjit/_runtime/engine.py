@@ -41,8 +41,8 @@ from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
-from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import bind_sizes
 from bucketjit.errors import FallbackError, MaskingError
 
 _NOT_AS_TRACED = MaskingError(

@@ -91,7 +91,7 @@ class SharedState:
 
 
 class Preparer(Protocol):
-    """Compiles for later calls before a new call runs; see `bucketjit._stages.listed_buckets`.
+    """Compiles for later calls before a new call runs; see `bucketjit._stages.ahead`.
 
     It is called on the slow path only.
     """

@@ -30,9 +30,9 @@ import numpy as np
 from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
+from bucketjit._jax.config import eval_context, hold_weakly, set_linearization
 from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import shaped, struct_of
-from bucketjit._jax.transformations import eval_context, hold_weakly, set_linearization
 
 Flat = Callable[..., list[Any]]  # arrays -> a list of arrays
 Shapes = tuple[tuple[str, ...], ...]  # a token per axis of each argument or result

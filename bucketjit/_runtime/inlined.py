@@ -15,7 +15,7 @@ from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.open_sizes import Noticing
-from bucketjit._jax.transformations import (
+from bucketjit._jax.config import (
     innermost_transformation,
     only_differentiated,
     only_shapes,

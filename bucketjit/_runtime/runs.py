@@ -19,8 +19,8 @@ from bucketjit._jax.compiler import failed_running
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
-from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import bind_sizes
 
 # The function is traced at sizes ``first * n + second * i`` for the i-th variable. Several factors,
 # because a few rows more need not show in the shape of ``x[::2]``.

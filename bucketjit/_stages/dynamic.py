@@ -25,8 +25,8 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from bucketjit._ir.expressions import Shape, is_symbolic, variables_of
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
+from bucketjit._ir.primitives import size_constant_p
 from bucketjit._ir.program import Program
-from bucketjit._ir.sized import size_constant_p
 from bucketjit._jax.exporting import (
     assert_sizes,
     register_namedtuples,

@@ -26,11 +26,9 @@ from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
-from bucketjit._stages.listed_buckets import compile_all, volume
-from bucketjit._stages.requests import Unmasked, combinations, requests_of
-from bucketjit._tracing.binding import bind_sizes
+from bucketjit._stages.ahead import Unmasked, combinations, compile_all, requests_of, volume
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.resolution import variables_in
+from bucketjit._tracing.resolution import bind_sizes, variables_in
 from bucketjit.errors import MaskingError, SpecError
 
 

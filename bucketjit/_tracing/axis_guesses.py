@@ -28,7 +28,7 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._ir.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, tokens_of
 from bucketjit._ir.expressions import bind_unique_names
-from bucketjit._tracing.binding import check_declared
+from bucketjit._tracing.resolution import check_declared
 from bucketjit.errors import ArgumentError
 
 Shapes = Sequence[tuple[int, ...]]

@@ -32,20 +32,21 @@ from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.expressions import evaluate_text, is_symbolic, solve, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
 from bucketjit._ir.open_sizes import Noticing
+from bucketjit._ir.primitives import makes_size
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
 from bucketjit._ir.ranges import solved_for
-from bucketjit._ir.sized import makes_size
 from bucketjit._jax.jaxprs import (
+    CALLS,
     all_equations,
     bodies,
     equations_around,
     first_effect,
+    name_of,
     open_jaxpr,
     rebuilt_jaxpr,
     shape_of,
     without_dead_code,
 )
-from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, source_line
 from bucketjit._raised import text_of
 from bucketjit.errors import MaskingError

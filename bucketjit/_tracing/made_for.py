@@ -10,10 +10,10 @@ import numpy as np
 
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.interface import Interface
-from bucketjit._tracing.binding import without_empty
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.mismatches import Shape, facts_made_for, facts_of_call, in_words, mismatches
 from bucketjit._tracing.parameters import Key
+from bucketjit._tracing.resolution import without_empty
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.traced_programs import Instead
 from bucketjit.errors import ArgumentError

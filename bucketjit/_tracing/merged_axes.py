@@ -34,13 +34,14 @@ from bucketjit._jax.jaxprs import (
     Atom,
     EquationScopes,
     bind_equation,
+    called_jaxpr,
     is_literal,
+    name_of,
     open_jaxpr,
     shape_of,
     struct_of,
     without_dead_code,
 )
-from bucketjit._jax.primitives import called_jaxpr, name_of
 
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 

@@ -7,7 +7,7 @@
 
 Both sides are plain values, so a file can hold one. A call is described without a `Signature`: its
 arguments may fit none. Sizes of open axes are not compared here: binding them does that
-(`bucketjit._tracing.binding`). Why a signature is new is said in the same way.
+(`bucketjit._tracing.resolution`). Why a signature is new is said in the same way.
 """
 
 from __future__ import annotations

@@ -1,16 +1,23 @@
-"""What a signature knows of calls of some shapes: their sizes and the program that serves them."""
+"""What a signature knows of calls of some shapes: their sizes and the program that serves them.
+
+The sizes are those that bind the dimension variables to the axes of the arguments.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bucketjit._ir.dynamic_axes import Tokens, places_of
-from bucketjit._ir.expressions import variables_of
+from jax import export
+
+from bucketjit._ir.dynamic_axes import STATIC, Tokens, places_of
+from bucketjit._ir.expressions import evaluate_text, solve, variables_of
 from bucketjit._ir.interface import NO_SIZE_CONSTANTS, Interface, SizeConstants
 from bucketjit._ir.program import TraceRefused
+from bucketjit.errors import ArgumentError, SizeMismatchError
 
 
 @dataclass(frozen=True)
@@ -68,3 +75,73 @@ def variables_in(tokens: Tokens) -> tuple[str, ...]:
         if not place.token.isdigit():
             found.update(dict.fromkeys(variables_of(place.token)))
     return tuple(found)
+
+
+def check_declared(token: str, size: int, where: str) -> None:
+    """Raise if an axis that was declared with a number has another size."""
+    if int(token) != size:
+        raise ArgumentError(f"{where} has size {size}, declared {token} in dynamic_axes")
+
+
+@functools.lru_cache(maxsize=1024)
+def without_empty(tokens: Tokens, empty: frozenset[str]) -> Tokens:
+    """The tokens of a call in which some variables are 0: their axes are no longer open."""
+    return tuple(tuple(_at_zero(token, empty) for token in row) for row in tokens)
+
+
+def _at_zero(token: str, empty: frozenset[str]) -> str:
+    if token == STATIC or token.isdigit() or empty.isdisjoint(own := variables_of(token)):
+        return token
+    if empty.issuperset(own):
+        return str(evaluate_text(token, dict.fromkeys(own, 0)))
+    rest = re.sub(r"[^\W\d]\w*", lambda name: "0" if name[0] in empty else name[0], token)
+    return str(export.symbolic_shape(rest)[0])
+
+
+def bind_sizes(
+    tokens: Tokens, shapes: Sequence[Sequence[int]], paths: Sequence[str]
+) -> dict[str, int]:
+    """The size of each dimension variable in a call."""
+    sizes: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    expressions: list[tuple[str, int, str]] = []
+    for leaf, axis, token in places_of(tokens).opened:
+        size, where = shapes[leaf][axis], f"axis {axis} of {paths[leaf]}"
+        if token.isdigit():
+            check_declared(token, size, where)
+        elif token.isidentifier():
+            if sizes.setdefault(token, size) != size:
+                raise SizeMismatchError(
+                    f"dimension {token!r} is {sizes[token]} at {origin[token]} and {size} at "
+                    f"{where}; one name means one size: give the axes names of their own, or pass "
+                    "arrays of one size"
+                )
+            origin.setdefault(token, where)
+        else:
+            expressions.append((token, size, where))
+    _bind_expressions(expressions, sizes, origin)
+    return sizes
+
+
+def _bind_expressions(
+    expressions: list[tuple[str, int, str]], sizes: dict[str, int], origin: dict[str, str]
+) -> None:
+    """Solve expressions for their unknown variables, then check that each one gives its size."""
+    # One expression may need a variable that another one gives, so each round may solve one more.
+    for _ in expressions:
+        for token, size, where in expressions:
+            for name, value in solve(token, size, sizes).items():
+                sizes[name], origin[name] = value, where
+    for token, size, where in expressions:
+        missing = [v for v in variables_of(token) if v not in sizes]
+        if missing:
+            raise ArgumentError(
+                f"{where} has size {size}, declared {token!r}: no whole size of "
+                f"{', '.join(missing)} gives that"
+            )
+        if evaluate_text(token, sizes) != size:
+            known = ", ".join(f"{v} = {sizes[v]} at {origin[v]}" for v in variables_of(token))
+            value = evaluate_text(token, sizes)
+            raise SizeMismatchError(
+                f"{where} has size {size}, but {token!r} is {value} with {known}"
+            )

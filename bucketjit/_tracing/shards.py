@@ -12,8 +12,8 @@ import jax
 from bucketjit._config import Sharded
 from bucketjit._ir.expressions import is_symbolic, variables_in
 from bucketjit._ir.jax_patches import uneven_shards
-from bucketjit._ir.shard_reductions import Shards, tracing_for
-from bucketjit._jax.transformations import named_axis
+from bucketjit._ir.primitives import Shards, tracing_for
+from bucketjit._jax.config import named_axis
 
 
 def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., Any]:

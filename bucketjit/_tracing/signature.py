@@ -27,9 +27,8 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import TraceRefused
 from bucketjit._jax.arrays import names_of
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
-from bucketjit._tracing.binding import bind_sizes, without_empty
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit._tracing.resolution import Resolution
+from bucketjit._tracing.resolution import Resolution, bind_sizes, without_empty
 from bucketjit._tracing.traced_programs import TracedPrograms, may_try
 from bucketjit.errors import ArgumentError, SpecError
 

@@ -26,9 +26,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, follow_inside, through
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around
+from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around, name_of
 from bucketjit._jax.number_hooks import NUMBER_OF_SIZES
-from bucketjit._jax.primitives import name_of
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit.errors import MaskingError
 

@@ -27,17 +27,18 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from bucketjit._ir.closures import held_by
 from bucketjit._ir.dataflow import SIZE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape
-from bucketjit._ir.sized import size_constant_p
+from bucketjit._ir.primitives import size_constant_p
 from bucketjit._jax.jaxprs import (
+    CALLS,
     equation,
     is_jaxpr,
     is_literal,
     is_shaped,
+    name_of,
     open_jaxpr,
     rebuilt_jaxpr,
     variable,
 )
-from bucketjit._jax.primitives import CALLS, name_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._raised import is_of_machine
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._jax.primitives import primitives
+from bucketjit._jax.jaxprs import primitives
 from tests.harness import Arg, Case
 
 ALL = ("mixed", "negative", "positive", "special")

@@ -11,7 +11,7 @@ import jax.scipy.linalg as jsl
 import numpy as np
 from jax import lax
 
-from bucketjit._jax.primitives import primitive
+from bucketjit._jax.jaxprs import primitive
 from tests.harness import Arg, Case
 
 la = lax.linalg

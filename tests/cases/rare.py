@@ -9,7 +9,7 @@ from jax._src.lax.eval_jaxpr import eval_jaxpr_p
 from jax._src.random import prng
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from bucketjit._jax.primitives import primitive
+from bucketjit._jax.jaxprs import primitive
 from tests.harness import Arg, Case
 
 BOTH = "b, s"

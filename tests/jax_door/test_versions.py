@@ -22,10 +22,10 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec
-from bucketjit._jax import arrays, names, transformations
+from bucketjit._jax import arrays, config, names
 from bucketjit._jax.arrays import with_type
+from bucketjit._jax.config import parts_of_a_linearization, set_linearization
 from bucketjit._jax.names import NEWEST, OLDEST, USES, trouble_of_versions
-from bucketjit._jax.transformations import parts_of_a_linearization, set_linearization
 from bucketjit.errors import FallbackWarning
 
 ROOT = Path(bucketjit.__file__).parent.parent
@@ -306,6 +306,6 @@ def test_a_rule_of_the_user_that_fails_is_a_defect_still() -> None:
 def test_a_linearization_with_other_parts_is_left_to_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts_of_a_linearization() in (4, 5)
     primitive = jax.extend.core.Primitive("of_no_linearization")
-    monkeypatch.setattr(transformations, "parts_of_a_linearization", lambda: 6)
+    monkeypatch.setattr(config, "parts_of_a_linearization", lambda: 6)
     set_linearization(primitive, lambda *args: None)
-    assert primitive not in transformations._ad.primitive_linearizations
+    assert primitive not in config._ad.primitive_linearizations

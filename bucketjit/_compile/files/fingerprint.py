@@ -20,12 +20,10 @@ from jax.extend.core import Jaxpr
 
 from bucketjit._ir.associative_scan import associative_scan_p
 from bucketjit._ir.combine import Combine
-from bucketjit._ir.shard_reductions import COMBINED
-from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
-from bucketjit._jax import primitives
+from bucketjit._ir.primitives import COMBINED, size_constant_p, sized_p, unsized_p
+from bucketjit._jax import jaxprs
 from bucketjit._jax.fingerprints import is_name_of_axis, parts_of, text_of
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
-from bucketjit._jax.primitives import CALLBACKS
+from bucketjit._jax.jaxprs import CALLBACKS, is_jaxpr, is_literal, open_jaxpr
 from bucketjit._jax.serialization import NotPlain
 
 # Parameters of equations that do not change what a traced program computes: functions that only
@@ -151,7 +149,7 @@ class _Digester:
         name = primitive.name
         if name in _ELSEWHERE:
             raise NoDigest(f"what {name} does is not part of the program")
-        if primitive not in _OWN and primitives.primitive(name) is not primitive:
+        if primitive not in _OWN and jaxprs.primitive(name) is not primitive:
             raise NoDigest(f"the primitive {name} is of another library, whose code is not known")
         self.primitives.add(primitive)
         return "primitive", name.encode()

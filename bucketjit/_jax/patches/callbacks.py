@@ -9,8 +9,8 @@ import jax
 from jax.export import is_symbolic_dim
 from jax.interpreters import batching
 
+from bucketjit._jax.jaxprs import primitives
 from bucketjit._jax.patches.patch import patch
-from bucketjit._jax.primitives import primitives
 
 
 def _rolled(prim: Any, original: Any, axis: Any, args: Any, dims: Any, **params: Any) -> Any:

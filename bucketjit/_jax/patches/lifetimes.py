@@ -16,10 +16,9 @@ import jax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.config import same_nan_checks
+from bucketjit._jax.config import hold_weakly, same_nan_checks
 from bucketjit._jax.patches.patch import Patch, patch
 from bucketjit._jax.tracers import traces_are_unshared
-from bucketjit._jax.transformations import hold_weakly
 
 _core = names.module("core")
 _partial_eval = names.module("interpreters.partial_eval")

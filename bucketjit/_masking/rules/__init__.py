@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bucketjit._jax.primitives import primitive
+from bucketjit._jax.jaxprs import primitive
 from bucketjit._masking.rule_context import Rule
 
 # Those that most programs use stand first.

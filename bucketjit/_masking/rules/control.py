@@ -16,6 +16,7 @@ from jax.extend.core import Jaxpr
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.jaxprs import (
+    called_jaxpr,
     dtype_of,
     expand_hi_primitive,
     open_jaxpr,
@@ -23,7 +24,6 @@ from bucketjit._jax.jaxprs import (
     shape_of,
     stage,
 )
-from bucketjit._jax.primitives import called_jaxpr
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.padding_facts import NOTHING, Fact
 from bucketjit._masking.padding_plan import facts_of_loop

@@ -16,7 +16,7 @@ from jax.experimental import io_callback as jax_io_callback
 
 from bucketjit._ir.closures import holds_a_size
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.primitives import has_ordered_effect
+from bucketjit._jax.jaxprs import has_ordered_effect
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic
-from bucketjit._ir.sized import size_constant_p, sized_p, unsized_p
+from bucketjit._ir.primitives import size_constant_p, sized_p, unsized_p
 from bucketjit._jax.arrays import with_type
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
@@ -84,7 +84,7 @@ def size_constant(ctx: RuleContext) -> Any:
 
 # --- sized --------------------------------------------------------------------------------------
 
-# Sizes that the program computes; see `bucketjit._ir.sized`.
+# Sizes that the program computes; see `bucketjit._ir.primitives`.
 
 
 def sized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:

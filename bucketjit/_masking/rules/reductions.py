@@ -15,8 +15,7 @@ from jax import Array, dtypes, lax
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import is_jaxpr, is_literal, name_of, open_jaxpr
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 # --- monoids ------------------------------------------------------------------------------------

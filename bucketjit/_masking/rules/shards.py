@@ -12,10 +12,8 @@ from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic
-from bucketjit._ir.shard_reductions import shard_mean_p, shard_psum_p
-from bucketjit._ir.sized import makes_size
-from bucketjit._jax.jaxprs import all_equations, open_jaxpr, shape_of
-from bucketjit._jax.primitives import primitive
+from bucketjit._ir.primitives import makes_size, shard_mean_p, shard_psum_p
+from bucketjit._jax.jaxprs import all_equations, open_jaxpr, primitive, shape_of
 from bucketjit._masking.loops import CASTS, WITHOUT_TYPES
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.control import evaluate_strong

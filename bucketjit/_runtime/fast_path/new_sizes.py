@@ -22,8 +22,8 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_one_device
 from bucketjit._runtime.fast_path.bucket_handler import Clock, Where
 from bucketjit._runtime.fast_path.layout import ARRAY, DEVICE_ARRAY, Layout, reading_static
-from bucketjit._tracing.binding import bind_sizes
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.resolution import bind_sizes
 from bucketjit.errors import ArgumentError
 
 _MOST_LEAST = 8  # smallest sizes of calls in a learnt bucket that are kept

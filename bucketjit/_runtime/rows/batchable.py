@@ -14,8 +14,7 @@ import jax
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import key_impl
-from bucketjit._jax.jaxprs import all_equations
-from bucketjit._jax.primitives import name_of
+from bucketjit._jax.jaxprs import all_equations, name_of
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError

@@ -11,7 +11,7 @@ import jax.scipy.linalg as jsl
 import pytest
 from jax import lax
 
-from bucketjit._jax.primitives import primitive
+from bucketjit._jax.jaxprs import primitive
 from tests.masking.rules.test_refusals_numeric import of, refusal
 
 
