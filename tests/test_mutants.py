@@ -285,7 +285,7 @@ MUTANTS = [
     Mutant("tiles of padding", "tile", unmasked, "tile"),
     Mutant("a scan over the padded length", "scan", every_padded_step, "scan_of_a_length"),
     Mutant("bits of the padded shape", "random_bits", drawn_at_padded_shape, "random_total_bits_8"),
-    Mutant("convolution unmasked", "conv_general_dilated", unmasked, "conv_valid_1d", True),
+    Mutant("convolution unmasked", "conv_general_dilated", unmasked, "conv_same_2d"),
     Mutant("window sum unmasked", "reduce_window_sum", unmasked, "window_sum_same_stride"),
     Mutant("window max filled with zero", "reduce_window_max", filled_with(0), "window_max_same"),
     Mutant("cholesky of zeros", "cholesky", filled_with(0), "linalg_cholesky"),
