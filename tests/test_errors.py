@@ -214,16 +214,6 @@ def test_wrong_types() -> None:
                     assert any(p in message for p in part.split("|"))
 
 
-@pytest.mark.parametrize("name", ["object array", "text", "masked array"])
-def test_wrong_types_in_the_first_call_and_without_a_strategy(name: str) -> None:
-    value, _ = WRONG_TYPES[name]
-    for executor in (BucketedExec(double), BucketedExec(double).with_pow2()):
-        with pytest.raises(ArgumentError, match="x: "):
-            executor(value)
-        assert executor.cache_size() == 0
-        assert_like_jit(executor, double, ramp(3))
-
-
 @pytest.mark.parametrize("static", [[1], {}, np.zeros(2), {1}, (1, [2])], ids=repr)
 @pytest.mark.parametrize("how", ["position", "name", "by name"])
 def test_unhashable_static_arguments(static: Any, how: str) -> None:
