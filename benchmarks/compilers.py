@@ -222,10 +222,10 @@ SECTIONS = (
         "accelerators",
         "What the compilers of accelerators say",
         "The pairs of *How lean the masked program is*, compiled for devices that are not here. "
-        "Derived programs are those of `bucketjit.jit`, with their sizes as one vector; ratios are "
-        "to the same function masked by hand, and *by hand, to exact* is that over the function "
-        "without masks at the exact shape (float32). Cycles are what the TPU's compiler expects; it "
-        "tells none for *fused* kernels (attention, gathers): both programs must have as many.",
+        "Derived programs are those of `bucketjit.jit`, with their sizes as one vector. Ratios are to "
+        "the same function masked by hand; *by hand, to exact* is that over the function without "
+        "masks at the exact shape (float32). Cycles are what the TPU's compiler expects. It tells "
+        "none for *fused* kernels (attention, gathers): both programs must have as many.",
         (
             Column("target", "target"),
             Column("model", "model"),

@@ -98,10 +98,6 @@ def assert_steps(mesh: Any, executor: BucketedExec, sizes: Sequence[int]) -> Non
         assert_same(executor(w, x), jax.jit(step)(w, x))
 
 
-def step_by_row(w: Any, x: Any) -> Any:
-    return jax.nn.softmax(x @ w)
-
-
 @case
 def a_dense_layer(mesh: Any) -> None:
     check(mesh, lambda w, x: (jax.nn.softmax(x @ w), x.mean(0)))

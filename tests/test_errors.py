@@ -143,7 +143,7 @@ def test_variadic_arguments_are_named_by_position() -> None:
         ([1], ramp(3, 2), ramp(3), ["x", "axis 1", "(3,)"]),
         ([-2], ramp(3, 2), ramp(3), ["x", "(3,)"]),
         (("b", "s"), ramp(3, 2), ramp(3), ["x", "b, s", "(3,)"]),
-        ("b, 2", ramp(3, 2), ramp(3, 5), ["axis 1 of x", "5", "2"]),
+        ("b, 2", ramp(3, 2), ramp(3, 5), ["axis 1 of x has size 5, declared 2"]),
     ],
     ids=str,
 )
@@ -212,16 +212,6 @@ def test_wrong_types() -> None:
                 assert message.startswith(where) and "expected" in message
                 for part in parts:
                     assert any(p in message for p in part.split("|"))
-
-
-@pytest.mark.parametrize("name", ["object array", "text", "masked array"])
-def test_wrong_types_in_the_first_call_and_without_a_strategy(name: str) -> None:
-    value, _ = WRONG_TYPES[name]
-    for executor in (BucketedExec(double), BucketedExec(double).with_pow2()):
-        with pytest.raises(ArgumentError, match="x: "):
-            executor(value)
-        assert executor.cache_size() == 0
-        assert_like_jit(executor, double, ramp(3))
 
 
 @pytest.mark.parametrize("static", [[1], {}, np.zeros(2), {1}, (1, [2])], ids=repr)
@@ -308,15 +298,19 @@ class _Answers:
             raise self.bad
         return self.bad
 
+    def __repr__(self) -> str:
+        return "mine"
 
-@pytest.mark.parametrize("answer", [4, 0, -1, "8", 8.0, None, True, [8]], ids=repr)
+
+@pytest.mark.parametrize("answer", [4, 0, -1, "8", 8.0, np.float64(8), None, True, [8]], ids=repr)
 def test_a_strategy_that_breaks_its_contract(answer: Any) -> None:
     executor = BucketedExec(double, dynamic_axes="seq").with_strategy(_Answers(answer))
     with nothing_lost(executor, double, ramp(3)):
         for _ in range(2):
             with pytest.raises(StrategyContractError) as raised:
                 executor(ramp(5))
-            for part in ("'seq'", "5", repr(answer)):
+            what = "a bucket of at least 5" if type(answer) is int else f"({type(answer).__name__})"
+            for part in ("mine", "dimension 'seq' of size 5", f"not {answer!r}", what):
                 assert part in str(raised.value)
 
 
@@ -330,11 +324,14 @@ def test_a_strategy_for_one_dimension_that_breaks_its_contract() -> None:
         executor(ramp(3, 6))
 
 
-def test_a_bucket_that_no_array_can_have() -> None:
-    executor = BucketedExec(double, dynamic_axes="seq").with_strategy(_Answers(2**61))
+@pytest.mark.parametrize(
+    ("bucket", "told"), [(2**61, r"seq=23\d+ pads .*\(5,\)"), (2**70, "at most .* 'seq' of size 5")]
+)
+def test_a_bucket_that_no_array_can_have(bucket: int, told: str) -> None:
+    executor = BucketedExec(double, dynamic_axes="seq").with_strategy(_Answers(bucket))
     with nothing_lost(executor, double, ramp(3)):
         for _ in range(2):
-            with pytest.raises(StrategyContractError, match=r"seq=23\d+ pads .*\(5,\)"):
+            with pytest.raises(StrategyContractError, match=told):
                 executor(ramp(5))
 
 
@@ -375,6 +372,10 @@ def test_beyond_the_largest_bucket(build: Callable[[BucketedExec], BucketedExec]
     ("options", "match"),
     [
         ({"constraints": ("b",)}, "'b'"),
+        ({"constraints": 5}, "constraints must be a list"),
+        ({"constraints": None}, "constraints must be a list"),
+        ({"constraints": (4,)}, "constraints: expected text"),
+        ({"constraints": "b >= 4.5"}, "sizes are whole numbers"),
         ({"constraints": ("b > 3",)}, "b > 3"),
         ({"constraints": "b = 3"}, "b = 3"),
         ({"static_argnums": 5}, "static_argnums.*5"),
@@ -382,6 +383,7 @@ def test_beyond_the_largest_bucket(build: Callable[[BucketedExec], BucketedExec]
         ({"static_argnums": "x"}, "static_argnums"),
         ({"static_argnums": 1.0}, "static_argnums"),
         ({"static_argnames": "z"}, "z"),
+        ({"static_argnames": 3}, "static_argnames: expected names"),
         ({"donate_argnums": (0, 7)}, "donate_argnums.*7"),
         ({"static_argnums": 0, "donate_argnums": 0}, "both static and donated"),
     ],
@@ -457,19 +459,6 @@ def test_errors_survive_pickling() -> None:
         assert vars(copy) == vars(error)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"constraints": (4,)}, "constraints: expected text"),
-        ({"constraints": "b >= 4.5"}, "sizes are whole numbers"),
-        ({"static_argnames": 3}, "static_argnames: expected names"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        BucketedExec(double, **options)
-
-
 def test_options_that_are_none_as_with_jit() -> None:
     none: dict[str, Any] = dict.fromkeys(("static_argnums", "static_argnames", "donate_argnums"))
     np.testing.assert_array_equal(BucketedExec(double, **none).with_pow2()(ramp(3)), 2 * ramp(3))
@@ -491,11 +480,3 @@ def test_a_strategy_that_is_not_idempotent_or_monotone(strategy: Any) -> None:
     with pytest.raises(StrategyContractError, match="'batch' of size 3 into the bucket"):
         executor(ramp(3))
     assert executor.cache_size() == 0
-
-
-def test_a_wrong_static_size_says_the_same_twice() -> None:
-    executor = BucketedExec(double, dynamic_axes="3, b").with_pow2()
-    executor(ramp(3, 2))
-    for _ in range(2):
-        with pytest.raises(ArgumentError, match="axis 0 of x has size 5, declared 3"):
-            executor(ramp(5, 2))

@@ -14,7 +14,6 @@ SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t
 ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
 moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
 
-MODE = lax.GatherScatterMode
 AT = Arg("t", "int32", "-b", "b")  # valid, negative ones too
 WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
 WILD_ONE = Arg("", "int32", "-2*b - 2", "2*b + 2")

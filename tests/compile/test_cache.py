@@ -1,4 +1,3 @@
-import functools
 import gc
 import sys
 import threading
@@ -108,36 +107,16 @@ def others_compile(pool, cache, interrupted, again):
 
 
 class TestOneThread:
-    def test_info_has_the_shape_of_functools(self):
-        theirs = functools.lru_cache(maxsize=4)(abs).cache_info()
-        ours = ExecutableCache(4).info()
-        assert ours._fields == theirs._fields
-        assert ours == theirs
-
-    def test_evicts_the_least_recently_used(self):
-        evicted = []
-        cache = ExecutableCache(2, on_evict=lambda *item: evicted.append(item))
-        fill(cache, "a", "b")
-        cache.get("a")
-        fill(cache, "c")
-        why = "the least recently used, for want of room (maxsize=2)"
-        assert evicted == [("b", "entry b", why)]
-        cache.get_or_compile("a", never)
-        fill(cache, "d")
-        assert evicted[1:] == [("c", "entry c", why)]
-        assert list(dict(cache.items())) == ["a", "d"]
-        assert cache.evictions == 2
-        assert cache.info().currsize == len(cache) == 2
-
-    def test_why_entries_leave(self):
+    @pytest.mark.parametrize(("limits", "kept"), [({}, 2), ({"max_bytes": 10, "weigh": len}, 1)])
+    def test_why_entries_leave(self, limits, kept):
         told = []
-        cache = ExecutableCache(
-            9, max_bytes=10, weigh=len, on_evict=lambda *item: told.append(item)
-        )
-        for key in ("four", "five5", "seven77"):
-            cache.get_or_compile(key, lambda key=key: key)
-        why = "the least recently used, for want of room (max_bytes=10)"
-        assert told == [("four", "four", why), ("five5", "five5", why)]
+        cache = ExecutableCache(2, on_evict=lambda *item: told.append(item), **limits)
+        fill(cache, "a", "b", "c")
+        bound = "max_bytes=10" if limits else "maxsize=2"
+        why = f"the least recently used, for want of room ({bound})"
+        assert told == [(key, f"entry {key}", why) for key in "abc"[: 3 - kept]]
+        cache.clear()
+        assert told[3 - kept :] == [(key, f"entry {key}", "cleared") for key in "abc"[3 - kept :]]
 
     def test_snapshots_are_snapshots(self):
         cache = ExecutableCache(2)
@@ -146,47 +125,12 @@ class TestOneThread:
         fill(cache, "c")
         assert items == [("a", "entry a"), ("b", "entry b")]
 
-    def test_looking_does_not_use(self):
-        cache = ExecutableCache(2)
-        fill(cache, "a", "b")
-        cache.get("a")
-        cache.items(), len(cache), cache.info()
-        fill(cache, "c")
-        assert list(dict(cache.items())) == ["a", "c"]
-        assert cache.info().hits == 1
-
-    def test_clear_empties_and_resets(self):
-        evicted = []
-        cache = ExecutableCache(2, on_evict=lambda *item: evicted.append(item))
-        fill(cache, "a", "b", "c", "c")
-        assert [key for key, *_ in evicted] == ["a"]
-        cache.clear()
-        assert cache.info() == CacheInfo(0, 0, 2, 0)
-        assert cache.evictions == 0
-        assert sorted(evicted[1:]) == [("b", "entry b", "cleared"), ("c", "entry c", "cleared")]
-        fill(cache, "b")
-        assert list(dict(cache.items())) == ["b"]
-
     def test_what_leaves_is_freed(self):
         cache = ExecutableCache(1)
         entries = {key: weakref.ref(cache.get_or_compile(key, Entry)) for key in "abc"}
         assert [ref() is None for ref in entries.values()] == [True, True, False]
         cache.clear()
         assert entries["c"]() is None
-
-    def test_a_failed_compile_leaves_no_trace(self):
-        cache = ExecutableCache(2)
-        fill(cache, "a", "b")
-
-        def fail():
-            raise OSError("no memory")
-
-        with pytest.raises(OSError, match="no memory"):
-            cache.get_or_compile("c", fail)
-        assert list(dict(cache.items())) == ["a", "b"]
-        assert cache.evictions == 0
-        assert cache.get_or_compile("c", lambda: "C") == "C"
-        assert cache.info().misses == 3
 
     def test_a_failed_compile_frees_what_it_held(self):
         cache, held = ExecutableCache(2), []

@@ -9,7 +9,6 @@ import logging
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 import warnings
@@ -154,6 +153,14 @@ def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
         ({"sizes": [{"batch": strategies.Pow2(max=8)}]}, "each dict of a list has one size"),
         ({"sizes": {"batch": (n for n in (1.5, 2))}}, "the sizes of 'batch' must be ints"),
         ({"sizes": {"batch": iter([-1])}}, "the sizes of 'batch' must be ints"),
+        ({"sizes": {"batch": "3"}}, "the sizes of 'batch' must be ints"),
+        ({"sizes": {"batch": []}}, "the sizes of 'batch' must be ints"),
+        (
+            {"sizes": {"batch": strategies.Pow2()}},
+            r"strategy that has a largest bucket such as .*got Pow2\(\)",
+        ),
+        ({"sizes": {"batch": strategies.Linear(1, max=70_000)}}, "not too many below it"),
+        ({"sizes": strategies.Linear(8)}, r"has a largest bucket .*got Linear\(8\)"),
         ({"time_budget": "soon"}, "time_budget must be seconds, or None, got 'soon'"),
         ({"time_budget": float("nan")}, "time_budget must be seconds"),
         ({"sizes": {"batch": range(10**9)}}, "more than 4194304 sizes of 'batch' are too many"),
@@ -315,26 +322,6 @@ def test_progress_is_told_in_lines(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     executor.warmup(ramp(1), sizes={"batch": [1, 2, 4]}, progress=False)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"c": 3}, "no dimension 'c'; these arguments have 'n'"),
-        ({"n": "3"}, "must be ints"),
-        ({"n": []}, "must be ints"),
-        ({"n": strategies.Pow2()}, r"strategy that has a largest bucket such as .*got Pow2\(\)"),
-        ({"n": strategies.Linear(1, max=70_000)}, "not too many below it"),
-        (strategies.Linear(8), r"strategy that has a largest bucket .*got Linear\(8\)"),
-        ("all", "sizes must be a dict"),
-        ([3], "expected dicts"),
-    ],
-)
-def test_wrong_sizes_are_refused(sizes: Any, message: str) -> None:
-    executor = BucketedExec(jnp.cos, dynamic_axes="n").with_pow2()
-    with pytest.raises(SpecError, match=message):
-        executor.warmup(ramp(1), sizes=sizes, progress=False)
-    np.testing.assert_allclose(executor(ramp(3)), np.cos(ramp(3)), rtol=1e-5)
 
 
 def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -539,45 +526,7 @@ def test_the_queue_is_bounded() -> None:
     assert executor.cache_size() == 7
 
 
-_CALL_AT_EXIT = """
-import atexit, threading
-import numpy as np
-from bucketjit import BucketedExec
-
-executor = BucketedExec(lambda x: x.sum(0)).with_pow2().with_background_compile()
-executor(np.ones((64, 2), np.float32))
-
-def call():
-    print(executor(np.ones((3, 2), np.float32)))  # served by the larger bucket
-    executor.wait_for_compiles()
-    print(executor.cache_size())
-
-atexit.register(call)
-"""
-
-
-def test_a_call_while_the_interpreter_ends_starts_no_compile() -> None:
-    done = run(_CALL_AT_EXIT)
-    assert (done.returncode, done.stdout) == (0, "[3. 3.]\n1\n"), done.stderr
-
-
-_EXIT = """
-    import jax, jax.numpy as jnp, numpy as np, threading, time
-    from bucketjit import BucketedExec
-    def slow(ctx, x):
-        if x.shape[0] < 64:
-            time.sleep(0.5)
-        return ctx.bind(x)
-    executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: slow})
-    executor = executor.with_background_compile()
-    executor(np.ones(64, np.float32))
-    for n in (1, 2, 4, 8, 16, 32):
-        executor(np.ones(n, np.float32))
-    print("done")
-"""
-
-
-_IMPATIENT = """
+_IMPORTS = """
 import atexit, os, signal, threading, time
 import jax, jax.numpy as jnp, numpy as np
 from bucketjit import BucketedExec
@@ -589,8 +538,23 @@ def slow(ctx, x):
     return ctx.bind(x)
 executor = BucketedExec(jnp.exp).with_pow2().with_rules({jax.lax.exp_p: slow})
 executor = executor.with_background_compile()
-for n in (64, 3):
-    executor(np.ones(n, np.float32))
+def call(*sizes):
+    for n in sizes:
+        y = executor(np.zeros(n, np.float32))
+    return y
+"""
+
+AT_EXIT = {
+    "a call starts no compile": (  # it is served by the larger bucket
+        """
+call(64)
+atexit.register(lambda: print(call(3), begun.wait(1), executor.cache_size()))
+""",
+        "[1. 1. 1.] False 1\n",
+    ),
+    "interrupts do not cut a compile short": (
+        """
+call(64, 3)
 begun.wait()
 def interrupt():
     ends.wait()
@@ -599,26 +563,19 @@ def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
 threading.Thread(target=interrupt, daemon=True).start()
 atexit.register(ends.set)
-"""
-
-
-def test_interrupts_do_not_cut_a_compile_short_while_the_interpreter_ends() -> None:
-    done = run(_IMPATIENT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_the_interpreter_ends_with_compiles_waiting() -> None:
-    began = time.monotonic()
-    done = run(textwrap.dedent(_EXIT))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-    assert time.monotonic() - began < 60
-
-
-_WARMS_UP_AT_EXIT = """
-import atexit, threading
-import jax, jax.numpy as jnp, numpy as np
-from bucketjit import BucketedExec
-begun = threading.Event()
+""",
+        "",
+    ),
+    "compiles wait": ("call(64, 1, 2, 4, 8, 16, 32)", ""),
+    "who waits for them waits for nothing": (
+        """
+atexit.register(lambda: print(executor.wait_for_compiles(), flush=True))
+call(64, 1, 2, 4, 8, 16, 32)
+""",
+        "False\n",
+    ),
+    "a warm-up is under way in a thread": (
+        """
 executor = BucketedExec(jnp.exp).with_linear(1).with_on_event(lambda event: begun.set())
 example = jax.ShapeDtypeStruct((1,), np.float32)
 warm_up = lambda: executor.warmup(example, sizes={"batch": range(1, 257)}, progress=False)
@@ -626,28 +583,17 @@ thread = threading.Thread(target=warm_up, daemon=True)
 thread.start()
 atexit.register(lambda: (thread.join(), print(executor.cache_size() < 256, flush=True)))
 begun.wait()
-"""
+""",
+        "True\n",
+    ),
+}
 
 
-def test_the_interpreter_ends_with_a_warm_up_under_way_in_a_thread() -> None:
-    done = run(_WARMS_UP_AT_EXIT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
-
-
-_WAITS_AT_EXIT = """
-import atexit
-import numpy as np
-from bucketjit import BucketedExec
-executor = BucketedExec(lambda x: x * 2).with_pow2().with_background_compile()
-atexit.register(lambda: print(executor.wait_for_compiles(), flush=True))
-for n in (64, 1, 2, 4, 8, 16, 32):
-    executor(np.ones(n, np.float32))
-"""
-
-
-def test_who_waits_while_the_interpreter_ends_waits_for_nothing() -> None:
-    done = run(_WAITS_AT_EXIT)
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+@pytest.mark.parametrize("what", AT_EXIT)
+def test_the_interpreter_ends(what: str) -> None:
+    script, said = AT_EXIT[what]
+    done = run(_IMPORTS + script)
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
 _FORKS = """

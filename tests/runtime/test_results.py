@@ -352,14 +352,6 @@ def test_calls_like_an_earlier_one_take_the_warm_path(
     assert sum(b.hits for b in after.buckets) == after.hits
 
 
-def test_plans_of_evicted_executables_are_made_again() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1)
-    for n in (3, 5, 3, 5, 9, 3):
-        np.testing.assert_array_equal(executor(ramp(n)), 2 * ramp(n))
-    stats = executor.stats()
-    assert (stats.calls, stats.evictions, stats.compiles) == (6, 5, 6)
-
-
 def test_an_array_that_is_none_on_the_warm_path() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ramp(3))

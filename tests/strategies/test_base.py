@@ -41,15 +41,6 @@ def test_what_overflows_has_a_smaller_largest_bucket(largest):
         checked_bucket(Overflowing(np.int64(8)), "b", 9)
 
 
-def test_a_bucket_fits_a_shape():
-    class Huge:
-        def bucket(self, n):
-            return 2**70
-
-    with pytest.raises(errors.StrategyContractError, match="at most"):
-        checked_bucket(Huge(), "b", 9)
-
-
 STRATEGIES = [
     Pow2(max=100),
     Linear(8, max=100),
@@ -73,9 +64,6 @@ class Fixed:
 
     def bucket(self, n):
         return self.answer
-
-    def __repr__(self):
-        return f"Fixed({self.answer!r})"
 
 
 @given(sizes, sizes)
@@ -190,23 +178,6 @@ class TestCheckedBucket:
         assert type(bucket) is int
         assert bucket == 8
 
-    @pytest.mark.parametrize("answer", [8.0, np.float64(8), "8", None, True])
-    def test_refuses_what_is_no_int(self, answer):
-        with pytest.raises(errors.StrategyContractError) as caught:
-            checked_bucket(Fixed(answer), "batch", 1)
-        message = str(caught.value)
-        assert f"Fixed({answer!r})" in message
-        assert "dimension 'batch' of size 1" in message
-        assert f"({type(answer).__name__})" in message
-
-    def test_refuses_a_bucket_below_the_size(self):
-        with pytest.raises(
-            errors.StrategyContractError,
-            match=r"Fixed\(4\) must give a bucket of at least 5 for dimension 'batch' of size 5, "
-            "not 4",
-        ):
-            checked_bucket(Fixed(4), "batch", 5)
-
     def test_keeps_a_name_that_the_strategy_gave(self):
         class Named:
             def bucket(self, n):
@@ -214,11 +185,3 @@ class TestCheckedBucket:
 
         with pytest.raises(errors.BucketOverflowError, match="dimension 'tokens'"):
             checked_bucket(Named(), "batch", 11)
-
-    def test_lets_other_exceptions_of_a_strategy_pass(self):
-        class Broken:
-            def bucket(self, n):
-                raise ZeroDivisionError("its own fault")
-
-        with pytest.raises(ZeroDivisionError, match="its own fault"):
-            checked_bucket(Broken(), "batch", 11)

@@ -16,28 +16,17 @@ from jax.experimental import pallas as pl
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, PartitionSpec
 
-from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.program import Leaf
-from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._masking.rules.refused import REFUSED
-from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import MaskingError
+from tests.masking.rules import test_refusals_numeric
 
 
 def refusal(fn: Callable[..., Any], *shape: int | str, dtype: Any = "float32") -> MaskingError:
     """The refusal of a function of one array; nothing is computed."""
     dtype = jnp.dtype(dtype) if isinstance(dtype, str) else dtype
-    bucket = {"b": 4, "s": 8}
-    _, tree = jax.tree_util.tree_flatten(((0,), {}))
-    program = trace(fn, tree, [Leaf("x", shape, dtype)], bucket)
-    sizes = BucketSizes(bucket, program.lower, bucket)
-    padded = jax.ShapeDtypeStruct(sizes.padded_shape(program.in_shapes[0]), dtype)
-    with pytest.raises(MaskingError) as caught:
-        jax.eval_shape(
-            lambda x: interpret(program.jaxpr, program.consts, [x], sizes, default_rules()), padded
-        )
-    return caught.value
+    return test_refusals_numeric.refusal(fn, Leaf("x", shape, dtype), b=4, s=8)
 
 
 def says(error: MaskingError, reason: str, remedy: str) -> None:
