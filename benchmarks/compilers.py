@@ -207,11 +207,11 @@ TOLERANCE = 0.005
 def dearer(kept: Iterable[Row], rows: Iterable[Row]) -> list[str]:
     """What takes more cycles or kernels, over by hand, than the kept row of the same pair."""
     pair = operator.itemgetter("target", "model", "width", "dtype")
-    before = {pair(row): row for row in kept}
+    before = {pair(row): row for row in kept if "ours_kernels_ratio" in row}
     found = []
     for row in rows:
         for key in ("ours_cycles_ratio", "ours_kernels_ratio"):
-            was = before[pair(row)].get(key)
+            was = before.get(pair(row), {}).get(key)
             if was is not None and row[key] > was + TOLERANCE:
                 found.append(f"{', '.join(map(str, pair(row)))}: {key} {was:.3f} -> {row[key]:.3f}")
     return found
@@ -222,7 +222,7 @@ SECTIONS = (
         "accelerators",
         "What the compilers of accelerators say",
         "The pairs of *How lean the masked program is*, compiled for devices that are not here. "
-        "Derived programs are those of `bucketjit.jit`, with their sizes as one vector. Ratios are to "
+        "Derived programs are those of `bucketjit.jit`; their sizes are one vector. Ratios are to "
         "the same function masked by hand; *by hand, to exact* is that over the function without "
         "masks at the exact shape (float32). Cycles are what the TPU's compiler expects. It tells "
         "none for *fused* kernels (attention, gathers): both programs must have as many.",

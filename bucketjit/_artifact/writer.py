@@ -304,7 +304,8 @@ class _FunctionWriter:
 
 def _refuse_placed(call: Call) -> None:
     for path, kind in zip(call.signature.paths, call.signature.types, strict=True):
-        if kind.sharding is not None or kind.partitions is not None:
+        on_one = type(kind.target) in (type(None), jax.sharding.SingleDeviceSharding)
+        if kind.sharding is not None or kind.partitions is not None or not on_one:
             raise ArtifactError(
                 f"{path}: it is sharded over several devices, and a saved function runs on one; "
                 "save it with arguments on one device"

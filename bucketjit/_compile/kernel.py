@@ -128,7 +128,8 @@ class Kernel(NamedTuple):
             with selecting_jax(), traced_anew():
                 yield
         else:
-            with _refusing_defects(), traced_for(platforms_of(self.leaves)):
+            alone = self.call.signature.target is not None
+            with _refusing_defects(), traced_for(platforms_of(self.leaves), alone):
                 yield
 
     def executable(

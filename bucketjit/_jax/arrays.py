@@ -29,9 +29,10 @@ def device_name(device: jax.Device) -> str:
     It is the same in another process, and in all processes of a job, where ``device.id`` counts on
     from one process to the next. ``"cpu of process 1:2048"`` is a device of another process.
     """
-    if is_of_topology((device,)):  # as it counts there
-        return f"{device.platform}:{device.local_hardware_id or device.id}"
     local = device.client.local_devices()
+    if is_of_topology((device,)):  # as its process would count it
+        every = device.client.devices()
+        local = [d for d in every if d.process_index == device.process_index]
     if device in local:
         return f"{device.platform}:{local.index(device)}"
     return f"{device.platform} of process {device.process_index}:{device.id}"
@@ -71,13 +72,17 @@ def device_list(devices: Sequence[jax.Device]) -> Any:
     return type(one._internal_device_list)(tuple(devices))
 
 
-_target: ContextVar[Set[str]] = ContextVar("_target", default=frozenset())
+_target: ContextVar[tuple[Set[str], bool]]
+_target = ContextVar("_target", default=(frozenset(), False))
 
 
 @contextmanager
-def traced_for(platforms: Set[str]) -> Iterator[None]:
-    """A context in which programs are traced for devices of these platforms."""
-    token = _target.set(platforms)
+def traced_for(platforms: Set[str], alone: bool = True) -> Iterator[None]:
+    """A context in which programs are traced for devices of these platforms.
+
+    Unless ``alone``, the trace may run on other devices, too: JAX keeps it for all of them.
+    """
+    token = _target.set((platforms, alone))
     try:
         yield
     finally:
@@ -86,13 +91,13 @@ def traced_for(platforms: Set[str]) -> Iterator[None]:
 
 def platform() -> str | None:
     """The platform that programs are traced for; None if that is not known, or not one."""
-    platforms = _target.get() or ({"cpu"} if only_on_cpu() else {})
+    platforms = _target.get()[0] or ({"cpu"} if only_on_cpu() else {})
     return next(iter(platforms)) if len(platforms) == 1 else None
 
 
 def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """``lax.platform_dependent``, which traces one function alone where the platform is known."""
-    if (known := platform()) is not None:
+    if (known := platform()) is not None and (only_on_cpu() or _target.get()[1]):
         return (cpu if known == "cpu" else default)(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
 
@@ -106,8 +111,9 @@ def devices_of(sharding: Any) -> Set[jax.Device]:
 
 def platforms_of(leaves: Iterable[Any]) -> set[str]:
     """The platforms that arguments, or their types, are on; the default one if none says."""
-    placed = (getattr(x, "sharding", None) for x in leaves if not isinstance(x, jax.core.Tracer))
-    # A call runs on the devices of any argument that is on some.
+    arrays = (getattr(x, "array", x) for x in leaves if not isinstance(x, jax.core.Tracer))
+    placed = (getattr(x, "sharding", None) for x in arrays if getattr(x, "committed", True))
+    # A call runs on the devices of any argument that is committed to some.
     found = next(filter(None, map(devices_of, placed)), {jex_backend.get_default_device()})
     return {device.platform for device in found}
 
@@ -124,11 +130,12 @@ def names_of(devices: Iterable[jax.Device]) -> str:
     return ", ".join(kind if n == 1 else f"{n} x {kind}" for kind, n in kinds.items())
 
 
-def other_platforms(leaves: Sequence[Any]) -> set[str]:
-    """The platforms that arguments are on; empty if that is the CPU, as is nearly free to see."""
-    if only_on_cpu() and not any(type(x) is jax.ShapeDtypeStruct for x in leaves):
+def other_platforms(leaves: Sequence[Any], target: Any) -> set[str]:
+    """The platforms that arguments are on, or that a target has; empty if that is the CPU."""
+    if target is None and only_on_cpu():
         return set()
-    return platforms_of(leaves) - {"cpu"}
+    devices = devices_of(target)
+    return ({d.platform for d in devices} if devices else platforms_of(leaves)) - {"cpu"}
 
 
 _array = names.module("array")

@@ -359,7 +359,8 @@ class Padding:
                 return None
             of = self._softmax.get(id(known[0].of))
             is_maximum = of is not None and of.what == "scores"
-            return known[0] if is_maximum or all(map(np.any, others)) else None
+            is_divisor = all(np.any(np.asarray(x).astype(known[0].of.dtype)) for x in others)
+            return known[0] if is_maximum or is_divisor else None
         if one is None:
             return None
         if name == "reduce_sum":
@@ -374,9 +375,13 @@ class Padding:
             source = operands[0] if name == "sub" else one.of
             return one._replace(what=after, of=out) if is_beside(two, source, out.ndim) else None
         if name == "convert_element_type":  # halves are summed as floats
-            summed = self._softmax.get(id(one.of)) if what == "reduced" else one
-            is_float = jnp.issubdtype(out.dtype, jnp.floating)
-            return one if is_float and summed is not None and summed.what == "zeros" else None
+            # In another dtype than that of the exponentials, a sum may round to 0.
+            if what == "reduced":
+                summed = self._softmax.get(id(one.of))
+                is_back = summed is not None and summed.what == "zeros"
+                return one if is_back and out.dtype == one.of.dtype else None
+            widest = jnp.promote_types(operands[0].dtype, out.dtype)
+            return one if what == "zeros" and widest == out.dtype else None
         if what != "reduced":
             return None
         return spread(eqn, one) if name == "broadcast_in_dim" else one

@@ -378,6 +378,9 @@ def _peak(eqn: JaxprEqn, ins: Sequence[_Guess]) -> frozenset[int]:
             axis for axis in open_axes(shape_of(eqn.outvars[0])) if shape[axis : axis + 1] == (1,)
         )
         return ins[1].peak.union(is_one) - {-1}
+    if name == "transpose":
+        places = eqn.params["permutation"]
+        return frozenset(places.index(axis) if axis >= 0 else axis for axis in peaks)
     if name == "broadcast_in_dim" and peaks:
         kept = {
             place

@@ -93,10 +93,12 @@ def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None
         raise
 
 
-def bucket_or_size(config: Config, variable: str, n: int) -> tuple[bool, int]:
+def bucket_or_size(
+    config: Config, variable: str, n: int, strategy: Strategy | None = None
+) -> tuple[bool, int]:
     """The bucket of one variable, if its size alone decides it."""
     try:
-        return True, padded_size(config, variable, n)
+        return True, padded_size(config, variable, n, strategy)
     except Exception:  # the decision on the call raises it again
         return False, n
 
@@ -217,19 +219,19 @@ class Buckets:
 
     def _fitted(self, program: Interface, call: Call) -> dict[str, Strategy]:
         """The strategies that fit the devices of a call where that makes a difference."""
-        if not (platforms := other_platforms(call.leaves)):
+        if not (platforms := other_platforms(call.leaves, call.signature.target)):
             return {}
         every = {v: self._config.strategy_of(v) for v in call.sizes}
         return {v: on_platforms(s, v, program, platforms)[0] for v, s in every.items()}
 
     def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
         """See `ChoosesBuckets.why`."""
-        learning, platforms = self.learning(program), other_platforms(call.leaves)
-        reasons = [
-            on_platforms(self._config.strategy_of(v), v, program, platforms)[1]
-            for v, n in call.sizes.items()
-            if platforms and bucket_or_size(self._config, v, n)[1] != bucket[v]
-        ]
+        learning, reasons = self.learning(program), []
+        platforms = other_platforms(call.leaves, call.signature.target)
+        for v, n in call.sizes.items() if platforms else ():
+            fitted, reason = on_platforms(self._config.strategy_of(v), v, program, platforms)
+            own, suited = (bucket_or_size(self._config, v, n, s)[1] for s in (None, fitted))
+            reasons += [reason] if own != suited == bucket[v] else []
         learnt = "" if learning is None else learning.why(bucket)
         return "; ".join(filter(None, (learnt, *reasons)))
 
@@ -256,16 +258,19 @@ class Buckets:
         """The padded size of each variable, unfitted sizes left out."""
         sizes = call.sizes
         learning = self.learning(program, call) if learns else None
-        rounded = functools.partial(padded_sizes, self._config, self._fitted(program, call))
-        bucket = rounded(sizes) if learning is None else learning.bucket(sizes)
-        if growth := program.growth(bucket):
-            # The results have to fit into the buffers of a bucket, so its largest size is smaller.
-            longer = {v: n + growth.get(v, 0) for v, n in sizes.items()}
-            with contextlib.suppress(BucketOverflowError):
-                roomy = rounded(longer)
-                bucket = {v: n - growth.get(v, 0) for v, n in roomy.items()}
-        if program.fits(bucket):
-            return bucket
+        fitted = self._fitted(program, call)
+        for strategies_of in (fitted, {}) if fitted else ({},):
+            rounded = functools.partial(padded_sizes, self._config, strategies_of)
+            bucket = rounded(sizes) if learning is None else learning.bucket(sizes)
+            if growth := program.growth(bucket):
+                # The results have to fit into the buffers of a bucket, so its largest size is
+                # smaller.
+                longer = {v: n + growth.get(v, 0) for v, n in sizes.items()}
+                with contextlib.suppress(BucketOverflowError):
+                    roomy = rounded(longer)
+                    bucket = {v: n - growth.get(v, 0) for v, n in roomy.items()}
+            if program.fits(bucket):
+                return bucket
         key = tuple(sizes.items())
         with self._lock:
             known = self._cut.setdefault(program, cachetools.LRUCache(_CUT))

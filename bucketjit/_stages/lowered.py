@@ -14,6 +14,7 @@ from bucketjit._config import checked_options
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
+from bucketjit._jax.serialization import ForElsewhere
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, Subject, exact_types, symbolic_types
@@ -68,6 +69,8 @@ class Lowered(Stage):
         try:
             with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
                 entry = provider.get_apart(request) if is_apart else provider.get_own(request)
+                if type(entry.compiled) is ForElsewhere:
+                    entry = provider.get_apart(request._replace(kept=None))
         except MaskingError as error:
             engine.refuse(request, error)
             raise

@@ -12,6 +12,7 @@ varies: any axis under the default rule, otherwise a listed one.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,7 +103,7 @@ class Signature(TracedPrograms):
     def _note(self, reasons: Sequence[str]) -> None:
         self._learn(reasons=(*self._learnt.reasons, *reasons))
 
-    @property
+    @functools.cached_property
     def target(self) -> Any:
         """The sharding of arguments on devices of a topology; None if they are here."""
         return next((t.target for t in self.types if t.target is not None), None)

@@ -225,7 +225,8 @@ class Signer:
             if devices != placed[0][1]:
                 raise ArgumentError(
                     f"{path} is on {names_of(devices)}, and {placed[0][0]} on "
-                    f"{names_of(placed[0][1])}: arguments of a call must be on the same devices"
+                    f"{names_of(placed[0][1])}: arguments of a call must be on the same devices, "
+                    "and a topology is described once"
                 )
         fn, sharded = self._config.fn, self._config.sharded
         if sharded is not None:

@@ -29,6 +29,10 @@ SOFTMAXES: dict[str, Callable[[Any], Any]] = {
     "by hand": lambda x: by_hand(x) @ jnp.ones((x.shape[1], 2)),
     "attention": attention,
     "of halves": lambda x: jax.nn.softmax(x.astype(jnp.float16), -1) @ jnp.ones((x.shape[1], 2)),
+    "a sum that rounds to 0": lambda x: (
+        (y := jax.nn.softmax(x, -1) / 2**11)
+        / y.astype(jnp.float8_e4m3fn).astype(jnp.float32).sum(-1, keepdims=True)
+    ).sum(-1),
     "a sum to halves": lambda x: (
         (y := jnp.exp(x - x.max(-1, keepdims=True))) / y.sum(-1, keepdims=True).astype(jnp.float16)
     ).sum(-1),

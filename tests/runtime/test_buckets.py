@@ -53,7 +53,7 @@ def attended(x: Any) -> Any:
 def test_buckets_fit_the_device(
     platforms: set[str], strategy: Any, expected: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bucketjit._runtime.buckets.other_platforms", lambda leaves: platforms)
+    monkeypatch.setattr("bucketjit._runtime.buckets.other_platforms", lambda *call: platforms)
     executor = bucketjit.jit(attended, dynamic_axes="b, s, 4", buckets=strategy)
     told = [executor.explain(np.ones((n, n, 4), np.float32)) for n in (2, 7, 200)]
     assert {v: [t.bucket[v] for t in told] for v in ("b", "s")} == expected
@@ -61,6 +61,27 @@ def test_buckets_fit_the_device(
         expected["s"][0] == 128
     )
     assert_like_jit(executor, attended, np.ones((2, 7, 4), np.float32))
+
+
+def test_an_attention_of_jax_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bucketjit._runtime.buckets.other_platforms", lambda *call: {"tpu"})
+    executor = bucketjit.jit(jax.nn.dot_product_attention, dynamic_axes=("b, s, 2, 8",) * 3)
+    told = executor.explain(*[np.ones((3, 5, 2, 8), np.float32)] * 3)
+    assert dict(told.bucket) == {"b": 16, "s": 128}
+
+
+def test_sizes_that_guards_refuse_on_a_device_have_the_buckets_of_all_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bucketjit._runtime.buckets.other_platforms", lambda *call: {"tpu"})
+
+    def placed(x: Any, y: Any) -> Any:
+        x, y = x + jnp.ones((64, 4))[: x.shape[0]], y + jnp.ones((50, 4))[: y.shape[0]]
+        return jax.nn.softmax(x @ y.T) @ y
+
+    executor = bucketjit.jit(placed, dynamic_axes=("s, _", "t, _"), buckets="pow2")
+    told = executor.explain(np.ones((5, 4), np.float32), np.ones((9, 4), np.float32))
+    assert dict(told.bucket) == {"s": 8, "t": 16} and not told.why
 
 
 # --- the policies ------------------------------------------------------------------------------

@@ -67,10 +67,12 @@ def _of_process(device: jax.Device) -> dict[str, str]:
 
 def _compiler(device: jax.Device) -> str:
     """The compiler of a device, as processes with and without the device tell it."""
-    if device.platform != "gpu":
-        return str(device.client.platform_version)
-    every = (f"jax-{name}-pjrt" for name in ("cuda12", "cuda13", "rocm7"))
-    return " ".join(f"{name} {version}" for name in every if (version := _version(name)))
+    if device.platform == "gpu":
+        every = (f"jax-{name}-pjrt" for name in ("cuda12", "cuda13", "rocm7"))
+        found = [f"{name} {version}" for name in every if (version := _version(name))]
+        if found:
+            return f"{' '.join(found)} {getattr(device, 'compute_capability', '')}"
+    return str(device.client.platform_version)
 
 
 def _version(distribution: str) -> str:
