@@ -71,8 +71,11 @@ def device(target: str) -> Any:
     return described.devices[0]
 
 
-def cycles(text: str) -> int:
-    """The cycles of a module for a TPU; those of a loop as often as it is known to turn."""
+def cycles(text: str, turns: int = 1) -> int:
+    """The cycles of a module for a TPU; those of a loop as often as it is known to turn.
+
+    The compiler does not know it of loops over sequences: these turn ``turns`` times.
+    """
     bodies: dict[str, list[str]] = {}
     name = entry = ""
     for line in text.splitlines():
@@ -89,14 +92,14 @@ def cycles(text: str) -> int:
             if estimate := re.search(r'"estimated_cycles":"(\d+)"', line):
                 total += int(estimate[1])
             if loop := re.search(r" while\(.*body=%?([\w.\-]+)", line):
-                turns = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-                total += of(loop[1]) * int(turns[1] if turns else 1)
+                known = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+                total += of(loop[1]) * (int(known[1]) if known else turns)
         return total
 
     return of(entry)
 
 
-def figures(compiled: Any) -> dict[str, int]:
+def figures(compiled: Any, turns: int = 1) -> dict[str, int]:
     """Cycles (of a TPU), kernels, fused kernels that tell no cycles, and temporary bytes."""
     text = compiled.as_text()
     entry = text[text.index("ENTRY") :]
@@ -106,7 +109,7 @@ def figures(compiled: Any) -> dict[str, int]:
         if "tpu_custom_call" in line and "estimated_cycles" not in line
     ]
     return {
-        "cycles": cycles(text),
+        "cycles": cycles(text, turns),
         "kernels": len(_KERNEL.findall(entry)),
         "fused": len(untold),
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
@@ -159,7 +162,8 @@ def compile_pairs(
                     raise
                 row["note"] = f"exact: {str(error).split(':')[0].lower()} error"
             else:
-                row |= {f"{name}_{key}": n for key, n in figures(compiled).items()}
+                turns = (model.sizes if name == "exact" else model.bucket).get("s", 1)
+                row |= {f"{name}_{key}": n for key, n in figures(compiled, turns).items()}
         for key in ("cycles", "kernels"):
             for name, to in (("ours", "hand"), ("hand", "exact")):
                 if row.get(f"{to}_{key}"):
