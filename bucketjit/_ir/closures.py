@@ -7,14 +7,27 @@ import enum
 import functools
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.expressions import Dim, is_symbolic
+
+
+class SizedHost(NamedTuple):
+    """Stands in an equation for a host function that may differ from size to size.
+
+    Attributes:
+        at: Returns the function of the trace at these logical sizes.
+        depends_on: A symbolic size. It marks the equation as one that depends on sizes.
+    """
+
+    at: Callable[[Mapping[str, int]], Any]
+    depends_on: Dim
+
 
 # Types of values that hold no size.
 _PLAIN = (
@@ -54,15 +67,12 @@ def _contents(cell: CellType) -> Any:
         return _UNBOUND
 
 
-def holds_a_size(value: object) -> bool | None:
+def holds_a_size(value: object, depth: int = 12, seen: Any = None) -> bool | None:
     """Whether a symbolic size (an expression such as ``2*n``) can be reached from a value.
 
     The search follows closures, and what the garbage collector knows of all other objects.
     """
-    return _holds_a_size(value, 12, {})
-
-
-def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | None:
+    seen = {} if seen is None else seen
     if is_symbolic(value):
         return True
     # A tracer may stand for a number that was computed from a size, so it is never a plain "no".
@@ -80,7 +90,7 @@ def _holds_a_size(value: object, depth: int, seen: dict[int, Any]) -> bool | Non
     if parts is None or depth == 0 or len(seen) == _MOST_SEARCHED:
         return None
     seen[id(value)] = value  # a reference, so that no other object gets this id meanwhile
-    answers = {_holds_a_size(part, depth - 1, seen) for part in parts}
+    answers = {holds_a_size(part, depth - 1, seen) for part in parts}
     return True if True in answers else None if None in answers else False
 
 

@@ -30,7 +30,7 @@ from bucketjit.errors import MaskingError, ShapeCheckError
 if TYPE_CHECKING:
     from bucketjit._ir.computed_sizes import Computed
 
-_BYTES_OF_TREE = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
+_BYTES_OF_OBJECT = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,19 @@ class SizeConstants:
         sizes: The unfitted sizes, in the order of `Program.unfitted`.
         values: Constants that depend on the sizes: scalars, or arrays of logical shape.
         out_tree: Tree of the outputs if its auxiliary data depends on the sizes, else None.
+        hosts: The functions that callbacks with results call on the host, in order.
     """
 
     sizes: tuple[int, ...] = ()
     values: tuple[np.ndarray, ...] = ()
     out_tree: Any = None
+    hosts: tuple[Any, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the constants, plus an estimate for the tree."""
-        tree = 0 if self.out_tree is None else _BYTES_OF_TREE
-        return sum(v.nbytes for v in self.values) + tree
+        """Bytes of the constants, plus an estimate for the tree and the functions."""
+        objects = len(self.hosts) + (self.out_tree is not None)
+        return sum(v.nbytes for v in self.values) + objects * _BYTES_OF_OBJECT
 
 
 NO_SIZE_CONSTANTS = SizeConstants()

@@ -13,6 +13,7 @@ Traces at several sizes make one program if their skeletons are equal (see
 - A size. It becomes an expression of the dimension variables. If no expression fits, it becomes an
   *unfitted size*: an additional dimension variable.
 - A constant. It becomes a *size constant*: an input of the executable.
+- The host function of a callback with results, which looks up that of the trace of its call.
 - Data that is no array in the tree of the results. The tree is then taken from the trace at the
   logical sizes of a call, not from the program.
 
@@ -33,7 +34,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cachetools
-import jax
 import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
@@ -48,7 +48,7 @@ from bucketjit._raised import in_one_line, is_of_machine, text_of
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
 from bucketjit._tracing.held_output import flat, same_tree
 from bucketjit._tracing.merged_axes import keep_apart
-from bucketjit._tracing.skeleton import Skeleton, recompose, same_constant
+from bucketjit._tracing.skeleton import Skeleton, is_key, recompose, same_constant
 from bucketjit._tracing.symbolic import COMPUTE, program_of
 
 _SAMPLES = 6  # traces that a program is made from, at most
@@ -242,16 +242,17 @@ class Pairing:
         expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self.labels]
         if expected and (np.asarray(expected, np.int64)[self.label_of_size] != there).any():
             return None
-        values = []  # in the order of their numbers
-        constants = zip(self.skeleton.values, self.numbers, trace.skeleton.values, strict=True)
-        for mine, number, value in constants:
-            if number is None and not same_constant(mine, value):
-                return None
-            if number is not None:
-                values.append(np.asarray(value))
-        return SizeConstants(
-            tuple(found.values()), tuple(values), tree if self.nests_by_size else None
-        )
+        constants = [*zip(self.skeleton.values, self.numbers, trace.skeleton.values, strict=True)]
+        if not all(same_constant(mine, x) for mine, number, x in constants if number is None):
+            return None
+        values = tuple(np.asarray(x) for _, number, x in constants if number is not None)
+        tree = tree if self.nests_by_size else None
+        return SizeConstants(tuple(found.values()), values, tree, tuple(trace.skeleton.hosts))
+
+    def host_at(self, index: int, sizes: Sizes) -> Any:
+        """A host function of the trace at the logical sizes of a call that is being served."""
+        constants = self.size_constants({v: int(sizes[v]) for v in self.tracer.variables})
+        return constants and constants.hosts[index]
 
 
 def _bytes_of(size_constants: SizeConstants | None) -> int:
@@ -284,10 +285,11 @@ def _merged(
         *(nests_by_size, why),
     )
     scope = export.SymbolicScope(tuple(constraints))
-    dims = [x if isinstance(x, int) else _dimension(x, scope) for x in labels]
+    texts = ", ".join(map(str, (*labels, tracer.variables[0])))
+    *dims, size = export.symbolic_shape(texts, scope=scope)
     jaxpr, consts, size_constant_shapes = recompose(
         *(first.jaxpr, first.consts, [dims[i] for i in label_of_size], numbers),
-        _dimension(tracer.variables[0], scope),
+        *(size, pairing.host_at),
     )
     return program_of(
         *(jaxpr, _with_axes_apart(jaxpr, consts)),
@@ -346,20 +348,10 @@ def _numbers_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:
     for i, values in enumerate(zip(*(t.skeleton.values for t in traces), strict=True)):
         same = all(same_constant(values[0], v) for v in values[1:])
         numbers.append(None if same else sum(number is not None for number in numbers))
-        if not same and not _can_be_given(values):
+        if not same and any(map(is_key, values)):
             raise TraceRefused(
                 "a random key in the program depends on a size"
                 + traces[0].skeleton.line_of_constant(i),
                 "pass it as an argument, or use jax.random.fold_in with the size",
             )
     return numbers
-
-
-def _can_be_given(values: Sequence[Any]) -> bool:
-    """Whether these constants can be inputs of an executable: random keys cannot."""
-    dtypes = [getattr(v, "dtype", None) for v in values]
-    return not any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes)
-
-
-def _dimension(text: str, scope: export.SymbolicScope) -> Any:
-    return export.symbolic_shape(text, scope=scope)[0]

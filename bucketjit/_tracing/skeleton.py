@@ -14,8 +14,9 @@ fixed order, that of one walk. So those of several traces can be compared place 
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._ir.closures import held_by
+from bucketjit._ir.closures import SizedHost, held_by
 from bucketjit._ir.dataflow import SIZE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape
 from bucketjit._ir.primitives import size_constant_p
@@ -44,16 +45,9 @@ from bucketjit._raised import is_of_machine
 
 # Parameters that do not change what an equation computes: names, and functions for derivatives.
 # The programs here are traced after differentiation, so nobody calls these functions any more.
-_IDLE = frozenset(
-    (
-        "jvp_jaxpr_fun",
-        "jvp_jaxpr_thunk",
-        "fwd_jaxpr_thunk",
-        "bwd",
-        "out_trees",
-        "name",
-        "debug_info",
-    )
+_IDLE = (
+    *("jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd"),
+    *("out_trees", "name", "debug_info"),
 )
 
 
@@ -81,12 +75,14 @@ class Skeleton:
         values: Every constant, literals included, in order.
         owners: For each constant, its equation and those around it; empty for constants of the
             whole program.
+        hosts: The host function of every callback that has results, in order. They may differ.
     """
 
     parts: list[_Piece] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     owners: list[tuple[Any, ...]] = field(default_factory=list)
+    hosts: list[Any] = field(default_factory=list)
 
     def difference(self, other: Skeleton) -> str | None:
         """The first difference between two programs, in words, with its line."""
@@ -137,7 +133,6 @@ def _where(equations: tuple[Any, ...]) -> str:
 
 
 def _both(a: object, b: object) -> str:
-    """The difference between two parts, in words."""
     match a, b:
         case _Type(), _Type() if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
             return "an axis of size 1 at one size, of more at another, which broadcast differently"
@@ -199,14 +194,18 @@ def _same_parts(a: Any, b: Any, depth: int) -> bool:
     return all(_same(x, y, depth) for x, y in zip(held, others, strict=True))
 
 
+def is_key(value: Any) -> bool:
+    """Whether a constant is an array of random keys, which NumPy cannot read."""
+    return jax.dtypes.issubdtype(getattr(value, "dtype", bool), jax.dtypes.extended)
+
+
 def same_constant(a: Any, b: Any) -> bool:
     """Whether two constants of programs are equal bit by bit, in shape and in dtype."""
     if a is b:
         return True
-    dtypes = [getattr(x, "dtype", None) for x in (a, b)]
-    # NumPy cannot read random keys, so their words are compared.
-    if any(d is not None and jax.dtypes.issubdtype(d, jax.dtypes.extended) for d in dtypes):
-        return dtypes[0] == dtypes[1] and same_constant(*map(jax.random.key_data, (a, b)))
+    if is_key(a) or is_key(b):
+        same_type = getattr(a, "dtype", None) == getattr(b, "dtype", None)
+        return same_type and same_constant(*map(jax.random.key_data, (a, b)))
     x, y = np.asarray(a), np.asarray(b)
     return x.shape == y.shape and x.dtype == y.dtype and x.tobytes() == y.tobytes()
 
@@ -219,38 +218,33 @@ def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
 
 
 def recompose(
-    jaxpr: Jaxpr,
-    consts: Sequence[Any],
-    sizes: Sequence[Dim],
-    size_constants: Sequence[int | None],
-    depends_on: Dim,
+    jaxpr: Jaxpr, consts: Sequence[Any], *replacements: Any
 ) -> tuple[Any, Sequence[Any], tuple[Shape, ...]]:
-    """Rebuild a program with other sizes, and with size constants in place of some constants.
-
-    A size constant is filled in at run time. It is the result of an equation of `size_constant_p`.
-    """
-    work = _Together(iter(sizes), iter(size_constants), depends_on)
+    """Rebuild a program with the ``replacements`` that `_Together` describes."""
+    work = _Together(*replacements)
     together, kept = work.program(jaxpr, consts)
     return together, kept, tuple(shape for _, shape in sorted(work.shapes.items()))
 
 
 class _Together:
-    """Rebuilds a program, with a size and a constant after the other in the order of the walk.
+    """Rebuilds a program with other sizes, constants and host functions.
+
+    Args:
+        sizes: Each size, in the order of the walk.
+        numbers: For each constant, its number if `size_constant_p` is to fill it in at run time.
+        depends_on: A symbolic size.
+        host_at: Returns a host function, by its position, of the trace at logical sizes.
 
     Attributes:
         shapes: Shape of each size constant, by its number.
-        within: See `_Piece`.
-        what: See `_Piece`.
+        within, what: See `_Piece`.
     """
 
     def __init__(
-        self,
-        sizes: Iterator[Dim],
-        size_constants: Iterator[int | None],
-        depends_on: Dim,
+        self, sizes: Iterable[Dim], numbers: Iterable[int | None], depends_on: Dim, host_at: Any
     ) -> None:
-        self._sizes, self._size_constants = sizes, size_constants
-        self._depends_on = depends_on
+        self._sizes, self._numbers, self._depends_on = iter(sizes), iter(numbers), depends_on
+        self._hosts_at = (functools.partial(host_at, i) for i in itertools.count())
         self.shapes: dict[int, Shape] = {}
         self.within: tuple[Any, ...] = ()
         self.what = ""
@@ -264,7 +258,11 @@ class _Together:
 
     def constant(self, given: object) -> int | None:
         """The number of the size constant in the place of a constant; None if it stays."""
-        return next(self._size_constants)
+        return next(self._numbers)
+
+    def host(self, given: Any) -> Any:
+        """What takes the place of a host function."""
+        return SizedHost(next(self._hosts_at), self._depends_on)
 
     def program(self, original: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
         """The rebuilt program, and its constants."""
@@ -306,7 +304,9 @@ class _Together:
         for name in sorted(eqn.params):
             self.what, value = f"parameter {name}", eqn.params[name]
             self.part(name)
-            if name not in _IDLE:
+            if name == "callback" and eqn.outvars:
+                value = self.host(value)
+            elif name not in _IDLE:
                 value = self._param(value, name in slots)
             params[name] = value
         for i, var in enumerate(eqn.outvars):
@@ -365,7 +365,7 @@ class _Listing(_Together):
     """Lists the pieces of a program in a `Skeleton`, and leaves them as they are."""
 
     def __init__(self, found: Skeleton) -> None:
-        super().__init__(iter(()), iter(()), 0)
+        super().__init__((), (), 0, None)
         self._found = found
 
     def part(self, value: object) -> None:
@@ -378,3 +378,7 @@ class _Listing(_Together):
     def constant(self, given: object) -> None:
         self._found.values.append(given)
         self._found.owners.append(self.within)
+
+    def host(self, given: Any) -> Any:
+        self._found.hosts.append(given)
+        return given

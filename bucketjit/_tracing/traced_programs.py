@@ -312,9 +312,8 @@ class TracedPrograms:
             nested = self._tree_at(tokens, shapes, sizes, presumed)
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
-        fixed = () if program.computed else fixed_by(program.guards, sizes)
-        # It serves one size; concrete traces may do more, but not at size 1, which broadcasts.
-        if any(sizes[v] > 1 for v in fixed):
+        is_fixed = any(sizes[v] > 1 for v in fixed_by(program.guards, sizes))
+        if is_fixed and not program.computed:  # it serves one size; concrete traces may do more
             call = self._pair(tokens, shapes, sizes)
             # A concrete trace does not hold what a primitive of another library decides.
             if isinstance(call.program, Program) and not any(decisions_inside(call.program.jaxpr)):

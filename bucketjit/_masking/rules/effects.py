@@ -6,7 +6,7 @@ pads results, because slicing a NumPy array costs no compile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,10 @@ import numpy as np
 from jax import Array
 from jax.experimental import io_callback as jax_io_callback
 
-from bucketjit._ir.closures import holds_a_size
+from bucketjit._ir.closures import SizedHost, holds_a_size
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import has_ordered_effect
+from bucketjit._masking.array_ops import is_key
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 
@@ -24,18 +25,22 @@ class _Host:
     """The part of a callback that runs on the host: it cuts operands and pads results.
 
     Attributes:
-        sizes: Run-time value of every symbolic size of the operands and results.
+        sizes: Run-time values of the symbolic sizes that the host needs, by text.
+        function_at: Returns the host function, if there is one, at these sizes.
     """
 
     def __init__(self, ctx: RuleContext) -> None:
         shapes = [*ctx.in_shapes, *ctx.out_shapes]
-        dims = {str(d): d for shape in shapes for d in shape if is_symbolic(d)}
-        self.sizes = tuple(ctx.logical(d) for d in dims.values())
-        self._names = tuple(dims)
+        self.sizes = {str(d): ctx.logical(d) for s in shapes for d in s if is_symbolic(d)}
+        function = ctx.params.get("callback")
+        self.function_at: Callable[[Any], Any] = lambda sizes: function
+        if isinstance(function, SizedHost):
+            self.sizes.update(ctx.sizes.values)
+            self.function_at = function.at
         self._shapes = [tuple(str(d) if is_symbolic(d) else d for d in s) for s in shapes]
         self._padded = [ctx.padded_shape(s) for s in ctx.out_shapes]
 
-    def cut(self, sizes: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    def cut(self, sizes: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
         """The logical part of each operand, in memory of its own."""
         shapes = self._logical(sizes)[: len(arrays)]
         return [
@@ -43,7 +48,7 @@ class _Host:
             for x, shape in zip(arrays, shapes, strict=True)
         ]
 
-    def pad(self, sizes: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    def pad(self, sizes: Mapping[str, Any], results: Sequence[Any]) -> list[Any]:
         """Each result at its padded shape, with zeros for padding."""
         shapes = self._logical(sizes)[len(self._shapes) - len(self._padded) :]
         wide = []
@@ -56,10 +61,9 @@ class _Host:
             wide.append(whole)
         return wide
 
-    def _logical(self, sizes: Sequence[Any]) -> list[tuple[int, ...]]:
+    def _logical(self, sizes: Mapping[str, Any]) -> list[tuple[int, ...]]:
         """The logical shapes of the operands, then of the results."""
-        known = dict(zip(self._names, map(int, sizes), strict=True))
-        return [tuple(known[d] if isinstance(d, str) else d for d in s) for s in self._shapes]
+        return [tuple(int(sizes[d]) if isinstance(d, str) else d for d in s) for s in self._shapes]
 
 
 def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any]]:
@@ -79,10 +83,7 @@ def _prepare(ctx: RuleContext, operands: Sequence[Any]) -> tuple[_Host, list[Any
             "with partitioned=True it sees shards, which do not know their padding",
             "drop partitioned=True, or leave the axis static (None or _)",
         )
-    return _Host(ctx), [
-        jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
-        for x in operands
-    ]
+    return _Host(ctx), [jax.random.key_data(x) if is_key(x) else x for x in operands]
 
 
 def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
@@ -90,7 +91,7 @@ def debug_callback(ctx: RuleContext, *operands: Array) -> list[Any]:
     host, arrays = _prepare(ctx, operands)
     run, params = ctx.primitive.impl, dict(ctx.params)
 
-    def callback(sizes: Sequence[Any], *values: object) -> None:
+    def callback(sizes: Mapping[str, Any], *values: object) -> None:
         run(*host.cut(sizes, values), **params)
 
     jax.debug.callback(callback, host.sizes, *arrays)
@@ -103,10 +104,9 @@ def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     Under a later `vmap`, each row has sizes of its own, so there is one call per row.
     """
     host, arrays = _prepare(ctx, operands)
-    function = ctx.params["callback"]
 
-    def callback(sizes: Sequence[Any], *values: object) -> list[Any]:
-        return host.pad(sizes, function(*jax.device_put(host.cut(sizes, values))))
+    def callback(sizes: Mapping[str, Any], *values: object) -> list[Any]:
+        return host.pad(sizes, host.function_at(sizes)(*jax.device_put(host.cut(sizes, values))))
 
     structs = [jax.ShapeDtypeStruct(ctx.padded_shape(a.shape), a.dtype) for a in ctx.out_avals]
     sharding = ctx.params["sharding"]
