@@ -110,10 +110,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_694,
-    "lines": 48_710,
-    "files": 266,
-    "tests": 35_260,
+    "code": 30_662,
+    "lines": 48_688,
+    "files": 249,
+    "tests": 35_231,
     "long": 0,
     "packages": 13,
     "floors": 9,

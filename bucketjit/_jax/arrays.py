@@ -321,7 +321,6 @@ def _single_device(sharding: jax.sharding.Sharding) -> tuple[Any, list[Any]] | N
 
 
 SINGLE_DEVICE_SHARDING = jax.sharding.SingleDeviceSharding
-
 CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays; `type(x) is` needs no call
 
 KEY_ARRAY = _random.prng.PRNGKeyArray  # the class of typed random keys, which wrap an array
