@@ -316,10 +316,8 @@ def _first(eqn: JaxprEqn, along: _Along) -> Fills | None:
 
 def _converted(eqn: JaxprEqn, along: _Along) -> Fills | None:
     kinds = [dtype_of(v) for v in (*eqn.invars, *eqn.outvars)]
-    is_exact = kinds[-1].name != "float8_e8m0fnu"  # which has no 0
-    return (
-        along.zero[0] if is_exact and all(jnp.issubdtype(k, jnp.inexact) for k in kinds) else None
-    )
+    exact = all(jnp.issubdtype(k, jnp.inexact) and k.name != "float8_e8m0fnu" for k in kinds)
+    return along.zero[0] if exact else None
 
 
 def _product(eqn: JaxprEqn, along: _Along) -> Fills | None:
