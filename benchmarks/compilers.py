@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.alone import ROOT, run_alone
+from benchmarks.lean import MODELS
 from benchmarks.sections import Column, NotHere, Options, Row, Section, load, print_sections
 
 PYTHON = ROOT / ".venv-compilers" / "bin" / "python"
@@ -127,12 +128,11 @@ def compile_pairs(
     import jax.numpy as jnp
 
     import bucketjit
-    from benchmarks import lean
 
     at = jax.sharding.SingleDeviceSharding(device(target))
     rows: list[Row] = []
-    for dtype, width, make in itertools.product(dtypes, widths, lean.MODELS):
-        if models and make.__name__ not in models:
+    for dtype, width, make in itertools.product(dtypes, widths, MODELS):
+        if make.__name__ not in models:
             continue
         model = make(np.random.default_rng(0), width)
 
@@ -190,19 +190,13 @@ def by_target(options: Options) -> list[Row]:
     """The rows of both targets; a process for each model, as compilers keep memory."""
     rows = []
     for target, dtype in itertools.product(TARGETS, ("float32", "bfloat16")):
-        chosen = MODELS[:1] if options.quick else MODELS
-        for model in chosen:
-            grid = {"dtypes": [dtype], "widths": [64, 256], "models": [model]}
+        for make in MODELS[:1] if options.quick else MODELS:
+            grid = {"dtypes": [dtype], "widths": [64, 256], "models": [make.__name__]}
             rows += compiled_alone(target, **grid, exact=dtype == "float32")
-            print(f"{TARGETS[target]}, {dtype}, {model}", file=sys.stderr)
+            print(f"{TARGETS[target]}, {dtype}, {make.__name__}", file=sys.stderr)
     return rows
 
 
-# By name, so that this process need not import JAX.
-MODELS = (
-    *("mlp_step", "transformer_forward", "transformer_step", "cnn_step", "gru_step"),
-    *("decode_step", "graph_step", "input_gradient"),
-)
 SAMPLE = {"dtypes": ["float32"], "widths": [64], "exact": False}
 SAMPLE_MODELS = ("mlp_step", "transformer_forward", "gru_step", "decode_step", "graph_step")
 TOLERANCE = 0.005
@@ -266,19 +260,8 @@ def main() -> None:
         rows = compiled_alone(target, **SAMPLE, models=SAMPLE_MODELS)
         print(SECTIONS[0].tables(rows))
         found += dearer(kept["rows"], rows)
-    tests = subprocess.run(
-        [
-            str(PYTHON),
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "tests/accelerator/test_targets.py",
-        ],
-        cwd=ROOT,
-        env={**os.environ, **VARIABLES},
-    )
+    command = [str(PYTHON), "-m", "pytest", "-q", "tests/accelerator/test_targets.py"]
+    tests = subprocess.run(command, cwd=ROOT, env={**os.environ, **VARIABLES})
     if tests.returncode:
         sys.exit(tests.returncode)
     if found:

@@ -110,8 +110,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_662,
-    "lines": 48_688,
+    "code": 30_659,
+    "lines": 48_685,
     "files": 249,
     "tests": 35_231,
     "long": 0,

@@ -120,8 +120,7 @@ def platforms_of(leaves: Iterable[Any]) -> set[str]:
 
 def is_of_topology(devices: Iterable[jax.Device]) -> bool:
     """Whether devices are those of a topology (``jax.experimental.topologies``), not of a job."""
-    clients = jex_backend.backends().values()
-    return any(device.client not in clients for device in devices)
+    return any(device.client not in jex_backend.backends().values() for device in devices)
 
 
 def names_of(devices: Iterable[jax.Device]) -> str:
