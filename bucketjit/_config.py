@@ -265,6 +265,8 @@ class Config:
             of buckets, 0 for no warning.
         agreed: How several processes agree on buckets; None if they do not.
         sharded: The shards that calls give the rows of; None if the function is not one of a shard.
+        in_shardings: Where the arguments are put, as for ``jax.jit``.
+        out_shardings: Where the results are, as for ``jax.jit``.
     """
 
     fn: Callable[..., Any]
@@ -293,6 +295,8 @@ class Config:
     warn_after: int | None = None
     agreed: Agreed | None = None
     sharded: Sharded | None = None
+    in_shardings: Any = None
+    out_shardings: Any = None
 
     def strategy_of(self, dim: str) -> Strategy:
         """The strategy of a dimension variable."""
@@ -302,6 +306,12 @@ class Config:
         """Whether arrays of a variable get room for results that calls take again."""
         is_padded = not isinstance(self.strategy_of(dim), strategies.Exact)
         return is_padded and self.out is Out.PADDED and self.sharded is None
+
+    @property
+    def shardings(self) -> dict[str, Any]:
+        """The options of ``jax.jit`` that place arguments and results, those that the user gave."""
+        every = {"in_shardings": self.in_shardings, "out_shardings": self.out_shardings}
+        return {name: tree for name, tree in every.items() if tree is not None}
 
     @property
     def always_exact(self) -> bool:

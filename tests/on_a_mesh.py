@@ -8,6 +8,7 @@ Each case compares with ``jax.jit``: values, types, and where results are.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import traceback
 import warnings
@@ -19,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from bucketjit import BucketedExec, Check, Fallback, Padded
-from bucketjit.errors import FallbackWarning
+from bucketjit import BucketedExec, Check, Fallback, Padded, jit
+from bucketjit.errors import ArgumentError, FallbackWarning, SpecError
 
 CASES: dict[str, Callable[[Any], None]] = {}
 SIZES = (4, 8, 12, 20)
@@ -243,6 +244,87 @@ def over_two_axes_of_a_mesh(mesh: Any) -> None:
             for n in (4, 12):
                 x = put(two, np.random.default_rng(n).normal(size=(n, 6)), *spec)
                 assert_same(executor(x), jax.jit(jnp.tanh)(x))
+
+
+@case
+def placed_by_the_user(mesh: Any) -> None:
+    """Host arrays of any size go to the mesh, as arrays that are there do."""
+    by_rows, whole = (NamedSharding(mesh, PartitionSpec(*s)) for s in (("data",), ()))
+    spec = {"dynamic_axes": (None, "b, _"), "buckets": "pow2", "fallback": "error"}
+    placed: Any = {"in_shardings": [whole, by_rows], "out_shardings": (whole, None)}
+    w = np.asarray(weights(mesh))
+    for options in (placed, {**placed, "check": "poison"}, {**placed, "check": "exact"}):
+        executor = jit(step, **spec, **options)
+        for n in (3, 8, 45, 61):
+            x = np.asarray(rows(mesh, 64))[:n]
+            new, value = executor(w, x)
+            for mine, exact in zip((new, value), jax.jit(step)(w, x), strict=True):
+                np.testing.assert_allclose(mine, exact, rtol=1e-4, atol=1e-6)
+            assert new.sharding.is_equivalent_to(whole, 2)
+        assert sorted({b.sizes["b"] for b in executor.stats().buckets if not b.exact}) == [4, 8, 64]
+    text = executor.lower(w, x).compile().as_text()
+    assert "f32[16,6]" in text and "f32[64,6]" not in text  # each device has 16 of 64 rows
+    assert_same(executor(weights(mesh), rows(mesh, 12)), jax.jit(step)(w, rows(mesh, 12)))
+    double = jit(lambda x: {"y": (2 * x, x[1:])}, **{**spec, "dynamic_axes": "b, _"}, out="padded")
+    with jax.set_mesh(mesh):
+        by_spec = PartitionSpec("data")
+        double = BucketedExec._of(double._config)._with(in_shardings=by_spec, out_shardings=by_spec)
+        first, later = double(x)["y"]
+    assert first.array.sharding.is_equivalent_to(by_rows, 2) and later.sizes == (60, 6)
+    np.testing.assert_allclose(first, 2 * x)
+    learnt = jit(lambda x: x.sum(0), dynamic_axes="b, _", in_shardings=by_rows, fallback="error")
+    for _ in range(3):
+        for n in (5, 6, 7, 30):
+            np.testing.assert_allclose(learnt(x[:n]), x[:n].sum(0), rtol=1e-4, atol=1e-5)
+    assert all(b.sizes["b"] % 4 == 0 for b in learnt.stats().buckets)
+    grad = jax.grad(lambda w: executor(w, x)[1])(jnp.asarray(w))
+    np.testing.assert_allclose(grad, jax.grad(loss)(w, x), rtol=1e-4, atol=1e-6)
+    static = jit(lambda k, x: k * x, static_argnums=0, in_shardings=(by_rows,), buckets="pow2")
+    np.testing.assert_allclose(static(3, x), 3 * x, rtol=1e-6)
+    unmasked = jit(lambda x: jax.numpy.linalg.eigvals(x @ x.T).sum(), in_shardings=by_rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        assert np.isfinite(unmasked(x[:5]))
+
+
+@case
+def shardings_that_do_not_fit(mesh: Any) -> None:
+    by_rows = NamedSharding(mesh, PartitionSpec("data"))
+    x = np.ones((5, 6), np.float32)
+    executor = jit(step, dynamic_axes=(None, "b, _"), buckets="pow2", in_shardings=(None, by_rows))
+    w = np.asarray(weights(mesh))
+    for call, words in (
+        (lambda: executor(w, x=x), "nothing of keyword arguments, got 'x'"),
+        (lambda: executor.map(w, [x, x]), "map is not there"),
+        (lambda: executor.save("step.bkt", w, x), "save is not there"),
+        (lambda: executor.export_dynamic(w, x), "export is not there"),
+        (lambda: executor.with_processes(mesh, "data"), "with_processes is not there"),
+        (lambda: jit(step, in_shardings="x"), "must be shardings, PartitionSpecs .*; got 'x'"),
+        (lambda: jit(step, in_shardings=(by_rows,))(w, x), "prefix of the tree of the positional"),
+        (lambda: jit(step, out_shardings=(by_rows,))(w, x), "prefix of the tree of the results"),
+    ):
+        try:
+            call()
+        except (ArgumentError, SpecError) as error:
+            assert re.search(words, str(error)), error
+        else:
+            raise AssertionError(words)
+    assert np.isfinite(executor(w, x)[1])
+
+
+@case
+def constraints_inside(mesh: Any) -> None:
+    """Three rows get a bucket that the mesh of a constraint divides."""
+    auto = jax.sharding.Mesh(mesh.devices, ("data",), axis_types=(AxisType.Auto,))
+    by_rows = NamedSharding(auto, PartitionSpec("data"))
+    executor = jit(
+        lambda x: jax.lax.with_sharding_constraint(2 * x, by_rows).sum(0),
+        **{"dynamic_axes": "b, _", "buckets": "pow2", "fallback": "error"},
+    )
+    x = np.ones((3, 6), np.float32)
+    with jax.set_mesh(auto):
+        np.testing.assert_allclose(executor(x), 2 * x.sum(0))
+    assert executor.stats().buckets[0].sizes == {"b": 4}
 
 
 @case

@@ -46,7 +46,8 @@ def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..
 
     donated = sorted(signer.parameters.donated)
     options = dict(config.compiler_options) or None
-    jitted = nested(config.fn, signer, donate_argnums=donated, compiler_options=options)
+    placed = config.shardings
+    jitted = nested(config.fn, signer, donate_argnums=donated, compiler_options=options, **placed)
 
     def call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if config.copy_inputs:
@@ -120,8 +121,11 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
         warn_after: How many executables calls compile before a `RecompileWarning` tells which axis
             varied. By default 18 above the number of buckets; without any strategy two sizes; none
             where you chose one compile per size (`with_exact`). 0 for no warning.
-        in_shardings: Not an option: calls keep the shardings of their arguments.
-        out_shardings: Not an option: say ``jax.lax.with_sharding_constraint`` in the function.
+        in_shardings: Where arguments are put, as in ``jit``: a tree, or a prefix of one, of
+            shardings, partition specs (under ``jax.set_mesh``) and None. Each bucket is a multiple
+            of the parts into which a mesh cuts it, so calls of any size are put on the mesh.
+        out_shardings: Where results are, likewise. A result that is cut to a size that the mesh
+            does not divide is whole along that axis; ``out="padded"`` leaves it cut.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -225,7 +229,8 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
 
         note_inlined(engine.config, engine.name, engine.counters)
         if self._inlined is None:
-            self._inlined = Inlined(engine.config.fn, engine.name, engine.signer)
+            placed = engine.config.shardings
+            self._inlined = Inlined(engine.config.fn, engine.name, engine.signer, **placed)
         return self._inlined(args, kwargs)
 
     def _in_places(
@@ -314,8 +319,8 @@ def jit(fn: Callable[..., Any] | None = None, **options: Unpack[Options]) -> Any
         compile_budget: How much may be compiled, see `CompileBudget`.
         compiler_options: Options of XLA by name.
         warn_after: How many executables calls compile before a warning tells which axis varied.
-        in_shardings: Not an option, see `BucketedExec`.
-        out_shardings: Not an option, see `BucketedExec`.
+        in_shardings: Where arguments are put.
+        out_shardings: Where results are.
 
     Returns:
         The bucketed function, or a decorator that makes it.

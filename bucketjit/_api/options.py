@@ -14,6 +14,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,8 +70,8 @@ class Options(TypedDict, total=False):
     compile_budget: CompileBudget | int | None
     compiler_options: Mapping[str, Any] | None
     warn_after: int | None
-    in_shardings: None
-    out_shardings: None
+    in_shardings: Any
+    out_shardings: Any
 
 
 _NAMED: Mapping[str, Callable[[], Strategy]] = {
@@ -181,15 +182,16 @@ def _buckets(given: object) -> dict[str, Any]:
     return _by_dim("buckets", strategy_of, "default", "per_dim", given)
 
 
-def _shardings(name: str, instead: str) -> Callable[[object], dict[str, Any]]:
-    """The check of an option of ``jax.jit`` that is none here."""
-
-    def refused(given: object) -> dict[str, Any]:
-        if given is not None:
-            raise SpecError(f"{name} is not an option of bucketjit; {instead}")
-        return {}
-
-    return refused
+def shardings_tree(name: str, tree: Any) -> Any:
+    """Check that the leaves of a tree are shardings, partition specs or None."""
+    kinds = (jax.sharding.Sharding, jax.sharding.PartitionSpec)
+    for leaf in jax.tree_util.tree_leaves(tree, is_leaf=lambda x: isinstance(x, kinds)):
+        if not isinstance(leaf, kinds):
+            raise SpecError(
+                f"{name} must be shardings, PartitionSpecs under jax.set_mesh, or None, in a tree "
+                f"as jax.jit takes it; got {leaf!r}"
+            )
+    return tuple(tree) if isinstance(tree, list) else tree
 
 
 def _constraints(given: object) -> tuple[str, ...]:
@@ -232,14 +234,8 @@ OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "compile_budget": _field("budget", budget_of),
     "compiler_options": _field("compiler_options", checked_options),
     "warn_after": _field("warn_after", checked_count),
-    "in_shardings": _shardings(
-        "in_shardings",
-        "place the arguments before the call, by jax.device_put(x, sharding): a call keeps the "
-        "shardings of its arguments",
-    ),
-    "out_shardings": _shardings(
-        "out_shardings", "call jax.lax.with_sharding_constraint on the results in the function"
-    ),
+    "in_shardings": _field("in_shardings", partial(shardings_tree, "in_shardings")),
+    "out_shardings": _field("out_shardings", partial(shardings_tree, "out_shardings")),
 }
 
 

@@ -100,6 +100,7 @@ class Served(CallPath[P, R], Views):
             >>> scores.stats().rows, scores.stats().compiles
             (4, 2)
         """
+        from bucketjit._processes.together import refuse_on_shards
         from bucketjit._runtime.rows.examples import examples_of
         from bucketjit._runtime.rows.map import map_examples, options_of
 
@@ -110,6 +111,8 @@ class Served(CallPath[P, R], Views):
                 "function itself, or map a bucketed function without with_agreement or "
                 "with_processes"
             )
+        if engine.config.shardings:
+            refuse_on_shards(engine.config, "map")
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)

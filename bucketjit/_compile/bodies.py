@@ -60,7 +60,7 @@ class TracedBodies:
     """The bodies of a function that is traced."""
 
     def __init__(self, config: Config, rules: Callable[[], RuleTable]) -> None:
-        self._check, self._rules = config.check, rules
+        self._check, self._rules, self._is_kept = config.check, rules, not config.shardings
         self._workarounds: weakref.WeakKeyDictionary[Interface, Workarounds]
         self._workarounds = weakref.WeakKeyDictionary()
 
@@ -80,7 +80,8 @@ class TracedBodies:
         assert isinstance(program, Program)
         needed = self.workarounds(program)
         even = call.signature.evenness(call.tokens)
-        cut = frozenset(v for guard in even for v in guard.variables)
+        demanded = call.signature.shardings.multiples(call.tokens)
+        cut = frozenset(demanded).union(*(guard.variables for guard in even))
 
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
@@ -100,7 +101,7 @@ class TracedBodies:
         self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
     ) -> Stored | None:
         """See `Bodies.place`."""
-        store = files.store() if self._check is Check.OFF else None
+        store = files.store() if self._check is Check.OFF and self._is_kept else None
         if store is None:
             return None
         from bucketjit._compile.files.stored import Stored

@@ -230,10 +230,14 @@ def kernel(
     donated = frozenset(() if keeps_all else transform.donated(call, opened))
     args, kwargs = transform.types(call, opened)
     name = getattr(call.signature.fn, "__name__", "masked").replace(" ", "_")
+    outs = transform.results(program, at)
+    padded = [opened.get(i, shape) for i, shape in enumerate(call.shapes)]
+    placed = call.signature.shardings.options(call.tree, padded, program, outs)
     return Kernel(
         function=jitted(
             lambda shared, args, named: run(shared, args[0], args[1:], named),
             *(name, [1 + i for i in donated], options, constants),
+            **placed,
         ),
         args=args,
         kwargs=kwargs,
@@ -273,6 +277,7 @@ def exact_kernel(
             exact,
             *(name, donated, options, constants),
             lambda function: describe(function, args, kwargs),
+            **call.signature.shardings.options(call.tree, call.shapes),
         ),
         args=args,
         kwargs=kwargs,
@@ -291,6 +296,7 @@ def jitted(
     options: Mapping[str, Any],
     constants: list[Any] | None,
     describe: Callable[..., None] = lambda function: None,
+    **shardings: Any,
 ) -> Any:
     """A function under ``jit``, with shared constants as a further first argument if it has any."""
 
@@ -302,7 +308,7 @@ def jitted(
     function.__name__ = name
     describe(function)
     donate = tuple(front + i for i in sorted(donated))
-    made = jax.jit(function, donate_argnums=donate, compiler_options=dict(options))
+    made = jax.jit(function, donate_argnums=donate, compiler_options=dict(options), **shardings)
     return made if constants is None else WithConstants(made, constants)
 
 

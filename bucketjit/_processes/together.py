@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -290,6 +291,7 @@ def engine_of(config: Config, shared: SharedState | None) -> Engine:
         engine = Engine(config, shared)
         engine.together = Agreement(agreed)
     else:
+        refuse_on_shards(dataclasses.replace(config, sharded=None), "with_processes")
         requests = functools.partial(Requests, transform=AllShards(sharded))
         engine = Engine(config, shared, Parts(requests=requests))
         engine.together = Agreement(agreed, OnShards(sharded))
@@ -306,6 +308,11 @@ def call_of_shard(engine: Engine, call: Call) -> Call:
 
 
 def refuse_on_shards(config: Config, what: str) -> None:
-    """Refuse what has no form for a function of one shard."""
+    """Refuse what has no form for a function of one shard, or for one with shardings."""
     if config.sharded is not None:
         AllShards(config.sharded).refuse(what)
+    if config.shardings:
+        raise SpecError(
+            f"{' and '.join(config.shardings)}: {what} is not there for them; use a bucketed "
+            "function without them"
+        )

@@ -73,10 +73,22 @@ def policy_of(config: Config, variable: str) -> Overflow:
 
 
 def padded_sizes(
-    config: Config, fitted: Mapping[str, Strategy], sizes: Mapping[str, int]
+    config: Config,
+    fitted: Mapping[str, Strategy],
+    multiples: Mapping[str, int],
+    sizes: Mapping[str, int],
 ) -> dict[str, int]:
-    """The bucket of each variable, by the strategy that fits its device, or by its own."""
-    return {v: padded_size(config, v, n, fitted.get(v)) for v, n in sizes.items()}
+    """The bucket of each variable, by the strategy that fits its device, or by its own.
+
+    It is rounded up to a multiple of the parts into which a mesh cuts the variable's axes.
+    """
+    bucket = {v: padded_size(config, v, n, fitted.get(v)) for v, n in sizes.items()}
+    return rounded_up(bucket, multiples) if multiples else bucket
+
+
+def rounded_up(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> dict[str, int]:
+    """Each size, or the next one that is a multiple."""
+    return {v: n + -n % multiples.get(v, 1) for v, n in sizes.items()}
 
 
 def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None = None) -> int:
@@ -181,6 +193,8 @@ class Buckets:
         self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
         self._largest: weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]
         self._largest = weakref.WeakKeyDictionary()
+        self._demanded: weakref.WeakKeyDictionary[Interface, Mapping[str, int]]
+        self._demanded = weakref.WeakKeyDictionary()
 
     def clear(self) -> None:
         """Forget the cut buckets and the largest unfitted sizes."""
@@ -212,10 +226,20 @@ class Buckets:
             return None
         most = max(strategy.buckets for strategy in auto.values())
         most = min(most, self._config.maxsize or most)
-        rounded = functools.partial(padded_sizes, self._config, self._fitted(program, call))
+        multiples = self._multiples(program, call)
+        fitted = self._fitted(program, call)
+        rounded = functools.partial(padded_sizes, self._config, fitted, multiples)
         files = () if of_rows else self._requests.kept(call)
         kept = [(one.sizes, one.seconds) for one in files]
-        return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept)
+        return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept, multiples)
+
+    def _multiples(self, program: Interface, call: Call) -> Mapping[str, int]:
+        """What shardings demand of the size of each variable."""
+        known = self._demanded.get(program)
+        if known is None:
+            known = call.signature.shardings.all_multiples(call.tokens, program)
+            self._demanded[program] = known
+        return known
 
     def _fitted(self, program: Interface, call: Call) -> dict[str, Strategy]:
         """The strategies that fit the devices of a call where that makes a difference."""
@@ -258,9 +282,9 @@ class Buckets:
         """The padded size of each variable, unfitted sizes left out."""
         sizes = call.sizes
         learning = self.learning(program, call) if learns else None
-        fitted = self._fitted(program, call)
+        fitted, multiples = self._fitted(program, call), self._multiples(program, call)
         for strategies_of in (fitted, {}) if fitted else ({},):
-            rounded = functools.partial(padded_sizes, self._config, strategies_of)
+            rounded = functools.partial(padded_sizes, self._config, strategies_of, multiples)
             bucket = rounded(sizes) if learning is None else learning.bucket(sizes)
             if growth := program.growth(bucket):
                 # The results have to fit into the buffers of a bucket, so its largest size is

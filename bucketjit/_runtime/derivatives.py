@@ -122,6 +122,8 @@ class Derivatives:
                     static_argnames=(),
                     donate_argnums=(),
                     out=Out.JAX,
+                    in_shardings=None,
+                    out_shardings=None,
                 )
             )
 

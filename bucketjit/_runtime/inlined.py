@@ -84,10 +84,10 @@ class Inlined:
     buckets.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, signer: Signer) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, signer: Signer, **options: Any) -> None:
         self._fn, self._name, self._signer = fn, name, signer
         refusing = refusing_mutations(fn, signer.parameters.names(0))
-        self._nested = nested(refusing, signer, inline=True)
+        self._nested = nested(refusing, signer, inline=True, **options)
         self._eager: set[Statics] = set()  # of calls that compute sizes
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ class Learning:
         most: The largest number of buckets that are learnt.
         rounded: Rounds all sizes up, each by its own strategy.
         kept: Buckets that are in files, and what compiling them has cost.
+        multiples: What sizes are rounded up to multiples of, by variable, before they are counted.
 
     Attributes:
         clock: The clock of the handlers that are made now.
@@ -46,10 +48,11 @@ class Learning:
         most: int,
         rounded: Callable[[Sizes], Sizes],
         kept: Sequence[tuple[Sizes, float]] = (),
+        multiples: Sizes = MappingProxyType({}),
     ) -> None:
         from bucketjit.strategies.learning import Learner
 
-        self._variables, self._rounded = tuple(variables), rounded
+        self._variables, self._rounded, self._multiples = tuple(variables), rounded, multiples
         self._fixed = [v for v in variables if v not in learnt]
         alive = weakref.ref(program)
 
@@ -79,6 +82,8 @@ class Learning:
         return tuple(bucket[v] for v in self._variables)
 
     def _ordered(self, sizes: Sizes) -> tuple[int, ...]:
+        if self._multiples:
+            sizes = {v: n + -n % self._multiples.get(v, 1) for v, n in sizes.items()}
         if self._fixed:
             rounded = self._rounded(sizes)
             sizes = {**sizes, **{v: rounded[v] for v in self._fixed}}

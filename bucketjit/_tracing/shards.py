@@ -1,19 +1,172 @@
-"""Trace a function of one shard, whose collectives name the axis of the shards."""
+"""Functions on a mesh: the shardings that the user asks for, and functions of one shard.
+
+A function of one shard is traced so that its collectives may name the axis of the shards.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
-from bucketjit._config import Sharded
-from bucketjit._ir.expressions import is_symbolic, variables_in
+from bucketjit._config import Config, Sharded
+from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
+from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import uneven_shards
 from bucketjit._ir.primitives import Shards, tracing_for
+from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import sharding_for
 from bucketjit._jax.config import named_axis
+from bucketjit._jax.jaxprs import all_equations, shape_of
+from bucketjit._raised import first_line
+from bucketjit._tracing.leaf_types import LeafType
+from bucketjit.errors import ArgumentError, SpecError
+
+
+@dataclass(frozen=True)
+class Shardings:
+    """What ``in_shardings`` and ``out_shardings`` say of the calls of one signature.
+
+    Attributes:
+        leaves: The sharding of each leaf of the arguments; None where nothing is said.
+        results: The shardings of the results, a prefix of their tree.
+    """
+
+    leaves: tuple[Any, ...] = ()
+    results: Any = None
+
+    def options(
+        self,
+        tree: Any,
+        shapes: Iterable[tuple[int, ...]],
+        program: Interface | None = None,
+        outs: Any = (),
+    ) -> dict[str, Any]:
+        """The options of ``jax.jit`` for a kernel, without axes of meshes that cut unequal parts.
+
+        With a program it takes the sizes first, and returns ``outs``, its counts after them.
+        Without one its results are not known, so nothing is said of them where arguments are
+        placed in another way than the user says.
+        """
+        options: dict[str, Any] = {}
+        leaves = tuple(map(_fitted, self.leaves, shapes))
+        if leaves:
+            sizes = () if program is None else (None,)
+            options["in_shardings"] = (*sizes, *tree.unflatten(leaves)[0])
+        if self.results is not None and program is not None:
+            spread = _spread_out(self.results, program)
+            fitted = [_fitted(s, out.shape) for s, out in zip(spread, outs, strict=False)]
+            every = program.out_tree.unflatten(fitted)
+            options["out_shardings"] = (every, None) if program.counts else every
+        elif self.results is not None and leaves == self.leaves:
+            options["out_shardings"] = self.results
+        return options
+
+    def without_parts(self, types: Sequence[LeafType]) -> tuple[LeafType, ...]:
+        """Types of leaves, where what is placed by the user is of one type however it came."""
+        return tuple(
+            kind if sharding is None else kind._replace(partitions=None)
+            for kind, sharding in itertools.zip_longest(types, self.leaves)
+        )
+
+    def multiples(self, rows: Iterable[Sequence[str]]) -> dict[str, int]:
+        """What a mesh demands of the size of each variable along the axes of arguments."""
+        return _multiples(zip(rows, self.leaves, strict=False))
+
+    def all_multiples(self, rows: Iterable[Sequence[str]], program: Interface) -> dict[str, int]:
+        """The same, with what results and constraints inside of the program demand."""
+        pairs = [*zip(rows, self.leaves, strict=False)]
+        if self.results is not None:
+            pairs += zip(program.out_shapes, _spread_out(self.results, program), strict=False)
+        if isinstance(program, Program):
+            for eqn in all_equations(program.jaxpr):
+                if eqn.primitive.name == "sharding_constraint":
+                    pairs.append((shape_of(eqn.outvars[0]), eqn.params["sharding"]))
+        return _multiples(pairs)
+
+
+NO_SHARDINGS = Shardings()
+
+
+def _fitted(sharding: Any, shape: tuple[int, ...]) -> Any:
+    """The sharding of an array of this shape, without what would cut unequal parts."""
+    is_sharding = isinstance(sharding, jax.sharding.Sharding)
+    return sharding_for(sharding, shape) if is_sharding else sharding
+
+
+def _is_leaf(node: Any) -> bool:
+    return node is None or isinstance(node, PartitionSpec)
+
+
+def _spread(option: str, prefix: Any, tree: Any, of: str) -> list[Any]:
+    """For each leaf of a tree, the leaf of its prefix."""
+    try:
+        spread = jax.tree.broadcast(prefix, tree, is_leaf=_is_leaf)
+    except ValueError as error:
+        why = f"{option} must be a prefix of the tree of {of}: {first_line(error)}"
+        raise ArgumentError(why) from error
+    structure: Any = jax.tree.structure(tree)
+    return list(structure.flatten_up_to(spread))
+
+
+def _spread_out(prefix: Any, program: Interface) -> list[Any]:
+    """For each result of a program, the leaf of the prefix."""
+    results = program.out_tree.unflatten(range(program.out_tree.num_leaves))
+    return _spread("out_shardings", prefix, results, "the results")
+
+
+def shardings_of(
+    config: Config, positional: Sequence[Any], keywords: Mapping[str, Any]
+) -> Shardings:
+    """What the user says of the arguments of a call, by leaves, and of its results."""
+    leaves: list[Any] = []
+    if config.in_shardings is not None:
+        if keywords:
+            raise ArgumentError(
+                f"in_shardings says nothing of keyword arguments, got {min(keywords)!r} by "
+                "keyword; give it by position, as under jax.jit"
+            )
+        of = "the positional arguments that are not static"
+        spread = _spread("in_shardings", config.in_shardings, tuple(positional), of)
+        leaves = [_resolved("in_shardings", leaf) for leaf in spread]
+    resolve = functools.partial(_resolved, "out_shardings")
+    results = jax.tree.map(resolve, config.out_shardings, is_leaf=_is_leaf)
+    return Shardings(tuple(leaves), results)
+
+
+def _resolved(option: str, leaf: Any) -> Any:
+    """The sharding of a partition spec, on the mesh that is set; else what it is."""
+    if not isinstance(leaf, PartitionSpec):
+        return leaf
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        raise SpecError(
+            f"{option} has the {leaf}, which needs a mesh: call within jax.set_mesh(mesh), or give "
+            "NamedSharding(mesh, spec)"
+        )
+    return NamedSharding(mesh, leaf)
+
+
+def _multiples(pairs: Iterable[tuple[Sequence[Any], Any]]) -> dict[str, int]:
+    """For axes that shardings cut, what the sizes of their variables must be multiples of."""
+    multiples: dict[str, int] = {}
+    for shape, sharding in pairs:
+        mesh: Any = getattr(sharding, "mesh", None)
+        for size, names in zip(shape, getattr(sharding, "spec", ()), strict=False):
+            names = names if isinstance(names, tuple) else (names,)
+            parts = math.prod(mesh.shape[name] for name in names if isinstance(name, str))
+            is_open = parts > 1 and size != STATIC
+            for variable in variables_of(str(size)) if is_open else ():
+                multiples[variable] = math.lcm(multiples.get(variable, 1), parts)
+    return multiples
 
 
 def on_shards(fn: Callable[..., Any], axis: Any, count: int) -> Callable[..., Any]:

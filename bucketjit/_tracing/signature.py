@@ -26,10 +26,11 @@ from bucketjit._ir.dynamic_axes import STATIC, LeafSpec, Tokens, places_of
 from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import TraceRefused
-from bucketjit._jax.arrays import names_of
+from bucketjit._jax.arrays import devices_of, is_of_topology, names_of
 from bucketjit._tracing.axis_guesses import AxisGuesses, Place, Shapes
 from bucketjit._tracing.leaf_types import LeafType
 from bucketjit._tracing.resolution import Resolution, bind_sizes, without_empty
+from bucketjit._tracing.shards import NO_SHARDINGS, Shardings
 from bucketjit._tracing.traced_programs import TracedPrograms, may_try
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -61,6 +62,7 @@ class Signature(TracedPrograms):
 
     Attributes:
         specs: What the user says of each leaf.
+        shardings: Where arguments and results are put.
         remembered: What `bucketjit._runtime.rows` has decided for calls of this signature.
     """
 
@@ -75,10 +77,11 @@ class Signature(TracedPrograms):
         *,
         learns: bool = False,
         why: str = "new",
+        shardings: Shardings | None = None,
         **more: Any,
     ) -> None:
         super().__init__(fn, in_tree, types, paths, constraints, **more)
-        self.specs = tuple(specs)
+        self.specs, self.shardings = tuple(specs), shardings or NO_SHARDINGS
         self._axes = AxisGuesses(specs, paths, learns)
         self._learnt = _Learnt(None, (), MappingProxyType({}), None, (why,))
         self._news: list[str] = []
@@ -106,7 +109,9 @@ class Signature(TracedPrograms):
     @functools.cached_property
     def target(self) -> Any:
         """The sharding of arguments on devices of a topology; None if they are here."""
-        return next((t.target for t in self.types if t.target is not None), None)
+        placed = filter(None, self.shardings.leaves)
+        there = (s for s in placed if is_of_topology(devices_of(s)))
+        return next((t.target for t in self.types if t.target is not None), next(there, None))
 
     @property
     def device(self) -> str:

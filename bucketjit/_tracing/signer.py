@@ -32,6 +32,7 @@ from bucketjit.errors import ArgumentError, SpecError
 
 if TYPE_CHECKING:
     from bucketjit._tracing.made_for import MadeFor
+    from bucketjit._tracing.shards import Shardings
     from bucketjit._tracing.signature import Signature
 
 
@@ -55,12 +56,14 @@ class Signer:
             config.fn, config.static_argnums, config.static_argnames, config.donate_argnums
         )
         self._signatures: dict[Key, Signature] = {}
+        self._placed: dict[Any, Shardings] = {}
         self._lock = threading.Lock()
 
     def clear(self) -> None:
         """Forget every signature."""
         with self._lock:
             self._signatures.clear()
+            self._placed.clear()
 
     def signatures(self) -> list[Signature]:
         """The signatures so far."""
@@ -95,15 +98,24 @@ class Signer:
                 leaf_type(x, path, remedy, structs=structs) for path, x in _with_paths(names, given)
             ]
         types, shapes = tuple(kind for kind, _ in pairs), [shape for _, shape in pairs]
-        key = Key(tree, types, statics, trace_context())
+        context, shardings = trace_context(), None
+        if self._config.shardings:
+            shardings = self._shardings(tree, context, positional, keywords)
+            types = shardings.without_parts(types)
+        key = Key(tree, types, statics, context)
         # Most calls find their signature without the lock; a miss is checked again under it.
         signature = self._signatures.get(key)
         if signature is None:
             with self._lock:
                 signature = self._signatures.get(key)
                 if signature is None:
-                    signature = self._found(key, positional, keywords)
+                    signature = self._found(key, positional, keywords, shardings)
                     self._signatures[key] = signature
+        if shardings is not None and not structs and signature.target is not None:
+            raise ArgumentError(
+                f"arguments are put on {signature.device} of a topology, where nothing can run; "
+                "lower, warmup and explain take them"
+            )
         if self._made_for is not None:
             leaves = self._made_for.checked(leaves, shapes)
         shapes = [
@@ -193,7 +205,24 @@ class Signer:
         names = [*map(self.parameters.name_of_dynamic, range(len(positional))), *sorted(keywords)]
         return names, [*positional, *(keywords[k] for k in sorted(keywords))]
 
-    def _found(self, key: Key, positional: Sequence[Any], keywords: Mapping[str, Any]) -> Signature:
+    def _shardings(
+        self, tree: Any, context: Any, positional: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> Shardings:
+        """Where the user puts the arguments and results of a call."""
+        from bucketjit._tracing.shards import shardings_of
+
+        if (known := self._placed.get((tree, context))) is None:
+            known = shardings_of(self._config, positional, keywords)
+            self._placed[tree, context] = known
+        return known
+
+    def _found(
+        self,
+        key: Key,
+        positional: Sequence[Any],
+        keywords: Mapping[str, Any],
+        shardings: Shardings | None,
+    ) -> Signature:
         """The signature of a call that has none yet."""
         if self._made_for is not None and self._make is not None:
             self._made_for.check_types(key, positional, keywords)
@@ -245,6 +274,7 @@ class Signer:
             why=why,
             pairs=sharded is None,
             has_room=self._config.has_room,
+            shardings=shardings,
         )
 
     def _leaf_specs(self, count: int, names: Sequence[str], given: Sequence[Any]) -> list[Any]:

@@ -48,6 +48,26 @@ def bucketed(fn: Any = mean, spec: Any = "b, _") -> bucketjit.BucketedExec[..., 
     return bucketjit.jit(fn, dynamic_axes=spec, buckets="pow2")
 
 
+def test_shardings_of_a_pod() -> None:
+    """Buckets that the mesh divides, with types that are placed nowhere; calls are refused."""
+    mesh = over("v5e:16x16", 256)
+    whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("rows",)))
+    executor = bucketjit.jit(
+        lambda w, x: (w - 0.1 * jax.grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w), x * 2),
+        **{"dynamic_axes": (None, "b, _"), "buckets": "pow2"},
+        **{"in_shardings": (whole, rows), "out_shardings": (whole, rows)},
+    )
+    w, x = (jax.ShapeDtypeStruct((n, 16), np.float32) for n in (16, 1000))
+    compiled = executor.lower(w, x).compile()
+    assert "f32[4,16]" in compiled.as_text()
+    assert compiled.output_shardings[1].is_equivalent_to(rows, 2)
+    executor.warmup(w, x, sizes={"b": [3, 1000, 3000]}, progress=False)
+    assert [b.sizes["b"] for b in executor.stats().buckets] == [1024, 256, 4096]
+    assert {b.device for b in executor.stats().buckets} == {"256 x TPU v5 lite"}
+    with pytest.raises(ArgumentError, match="256 x TPU v5 lite of a topology"):
+        executor(np.ones((16, 16), np.float32), np.ones((45, 16), np.float32))
+
+
 def test_each_executable_has_its_device() -> None:
     executor = bucketed()
     executor.warmup(placed("tpu"))
