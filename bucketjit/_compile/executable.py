@@ -108,13 +108,23 @@ class Executable:
 
         By XLA's memory analysis, which on CPU leaves out the code, some 4-9 MB.
         """
-        told = self.compiled.memory_analysis()
-        if told is None:
-            return self.constant_bytes
-        return self.constant_bytes + sum(
-            max(0, getattr(told, f"{what}_size_in_bytes", 0))
-            for what in ("generated_code", "temp", "output")
-        )
+        return self.constant_bytes + sum(self.memory.values()) - self.memory.get("arguments", 0)
+
+    @functools.cached_property
+    def memory(self) -> Mapping[str, int]:
+        """What XLA's memory analysis tells of a device, in bytes; empty if it tells nothing.
+
+        A donated argument is counted once, as a result.
+        """
+        analysis = self.compiled.memory_analysis()
+        if analysis is None:
+            return {}
+        sizes = {
+            what: max(0, getattr(analysis, f"{name}_size_in_bytes", 0))
+            for what, name in _MEMORY.items()
+        }
+        sizes["arguments"] -= min(sizes["arguments"], sizes.pop("donated"))
+        return sizes
 
     @functools.cached_property
     def on_host(self) -> bool:
@@ -232,6 +242,12 @@ def _placement(leaf: Any) -> tuple[Any, bool]:
     is_scalar = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
     weak = is_scalar or bool(getattr(leaf, "weak_type", False))
     return (leaf.sharding if placed else None), weak
+
+
+_MEMORY = {
+    **{"arguments": "argument", "donated": "alias", "results": "output"},
+    **{"temporary": "temp", "code": "generated_code"},
+}
 
 
 class OpenOut(NamedTuple):

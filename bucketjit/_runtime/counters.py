@@ -315,6 +315,7 @@ class Counters:
             flops=entry.flops if entry.flops >= 0 else None,
             pinned=slot.pinned,
             device="" if entry.origin is None else entry.origin.signature.device,
+            memory=FrozenDict(entry.memory),
         )
 
     def snapshot(self, hits: Any, misses: int, evictions: int, slots: Any, **parts: Any) -> Stats:

@@ -133,6 +133,8 @@ class BucketStats:
         flops: Floating point operations of one call; None if XLA does not report them.
         pinned: Whether it is exempt from eviction.
         device: The device of a topology that it was compiled for; ``""`` if it runs here.
+        memory: Bytes on a device during a call, by XLA's memory analysis: ``arguments``,
+            ``results``, ``temporary`` and ``code``. Empty if XLA tells nothing.
     """
 
     sizes: Mapping[str, int]
@@ -144,6 +146,7 @@ class BucketStats:
     flops: float | None = None
     pinned: bool = False
     device: str = ""
+    memory: Mapping[str, int] = field(default_factory=FrozenDict[str, int])
 
 
 @dataclass(frozen=True)

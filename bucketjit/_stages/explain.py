@@ -30,6 +30,7 @@ from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
 from bucketjit._runtime.decisions import NO_STRATEGY, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
+from bucketjit._stages.report import shown_bytes
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.shards import bound_axis
 from bucketjit._tracing.signer import Signer
@@ -94,6 +95,8 @@ class Explanation:
         why: Why its bucket was made, if buckets are learnt, or why it suits the device; else an
             empty string.
         device: The device of a topology that it is for; an empty string if it runs here.
+        memory: Bytes on that device during a call, if the executable is compiled; see
+            `bucketjit.types.BucketStats`.
         rules: Whether its text lists the program, the guards and the equations that are masked.
     """
 
@@ -110,6 +113,7 @@ class Explanation:
     computed: tuple[str, ...] = ()
     why: str = ""
     device: str = ""
+    memory: Mapping[str, int] = field(default_factory=FrozenDict[str, int])
     rules: bool = field(default=False, repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -126,6 +130,7 @@ class Explanation:
             ("why this bucket", self.why),
             *(("computed", size) for size in self.computed),
             ("executable", executable),
+            ("memory", ", ".join(f"{what} {shown_bytes(n)}" for what, n in self.memory.items())),
             ("masked", "" if is_exact else count + more),
         ]
         if self.rules:
@@ -304,18 +309,27 @@ def explain(
         computed=program.computed_in_words(),
         why=engine.buckets.why(program, call, decision.bucket),
         device=call.signature.device,
+        memory=_memory(engine, call, decision.key),
         rules=bool(rules),
     )
+
+
+def _memory(engine: Engine, call: Call, key: Any) -> FrozenDict[str, int]:
+    """What a compiled executable needs on a device that is not here."""
+    entry = dict(engine.cache.items()).get(key) if call.signature.device else None
+    return FrozenDict({} if entry is None else entry.memory)
 
 
 def _explained_exact(
     engine: Engine, call: Call, why: MaskingError, rules: bool | None
 ) -> Explanation:
+    key = engine.requests.exact_key(call)
     return Explanation(
         *(engine.name, (sizes := FrozenDict(call.sizes)), sizes, "exact"),
-        engine.requests.exact_key(call) in engine.cache,
+        key in engine.cache,
         reason=why.reason,
         remedy=why.remedy,
         device=call.signature.device,
+        memory=_memory(engine, call, key),
         rules=bool(rules),
     )

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._events import counted, printable
+from bucketjit._events import shown as shown_sizes
 from bucketjit._runtime.statistics import summary_of
 
 _TIMES = ("last_used", "since")  # fields in seconds since 1970
@@ -26,6 +27,7 @@ _TIMES = ("last_used", "since")  # fields in seconds since 1970
 _LISTS = {"buckets": "Executables", "programs": "Programs", "learnt": "Learnt buckets"}
 _LONGEST_BAR = 20  # characters
 _COMPUTED = "computed"  # the field of programs that becomes a table of its own
+_NESTED = (_COMPUTED, "memory")  # fields that are no columns as they are
 
 
 class Table(NamedTuple):
@@ -59,10 +61,12 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
     for name, title in _LISTS.items():
         records = [one for one in stats.get(name) or () if one]
         if records:
-            plain = [{k: v for k, v in one.items() if k != _COMPUTED} for one in records]
+            plain = [{k: v for k, v in one.items() if k not in _NESTED} for one in records]
             if name == "learnt":
                 plain = [{**one, "": bar} for one, bar in zip(plain, _bars(records), strict=True)]
             tables.append(_records(title, plain))
+            if memory := [_memory(one) for one in records if one.get("device")]:
+                tables.append(_records("Memory of other devices", memory))
             computed = [
                 {"program": number, **size}
                 for number, one in enumerate(records, 1)
@@ -71,6 +75,12 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
             if computed:
                 tables.append(_records("Computed sizes", computed))
     return tables
+
+
+def _memory(bucket: Mapping[str, Any]) -> dict[str, Any]:
+    """What an executable needs on a device: all that is known of one that is not here."""
+    parts = {f"{what} bytes": n for what, n in bucket.get("memory", {}).items()}
+    return {"sizes": bucket["sizes"], **parts, "device": bucket["device"]}
 
 
 def _bars(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -211,6 +221,20 @@ _WIDTH_OF_A_FILE = 120  # characters of a line in output that is no terminal
 _NARROWEST = 40
 
 
+def _exceeding(buckets: Sequence[Mapping[str, Any]], memory: int | None) -> str:
+    """Which executables need more than a number of bytes on a device, in words."""
+    if memory is None:
+        return ""
+    needs = [(sum(one.get("memory", {}).values()), shown_sizes(one["sizes"])) for one in buckets]
+    large = [f"{sizes} ({shown_bytes(n)})" for n, sizes in needs if n > memory]
+    most = f"{shown_bytes(memory)} of memory"
+    if not large:
+        return f"no executable needs more than {most}"
+    return f"{len(large)} of {counted(len(needs), 'executable')} need more than {most}: " + (
+        ", ".join(large)
+    )
+
+
 class Report:
     """The counters of a bucketed function, as tables; the first line says what was saved.
 
@@ -219,23 +243,26 @@ class Report:
     Args:
         title: The text above the tables.
         stats: ``dataclasses.asdict`` of a `bucketjit.types.Stats`, or the same read from JSON.
+        memory: Bytes of a device, to tell which executables need more; None not to.
 
     Attributes:
         title: The text above the tables.
+        exceeding: Which executables need more than ``memory``; ``""`` without it.
         summary: What bucketing has saved, in one line; see `bucketjit.types.Stats.summary`.
         picture: Calls by size, with buckets and padding, as SVG; ``""`` without calls.
         tables: The tables.
     """
 
-    def __init__(self, title: str, stats: Mapping[str, Any]) -> None:
+    def __init__(self, title: str, stats: Mapping[str, Any], memory: int | None = None) -> None:
         self.title = title
+        self.exceeding = _exceeding(stats.get("buckets") or (), memory)
         self.summary = summary_of(stats) or ""
         self.picture = picture_of(stats)
         self.tables = tuple(tables_of(stats))
 
     @property
     def _heads(self) -> list[str]:
-        return [printable(text) for text in (self.summary, self.title) if text]
+        return [printable(text) for text in (self.summary, self.exceeding, self.title) if text]
 
     def __str__(self) -> str:
         return "\n".join([*self._heads, *text_of(self.tables)])

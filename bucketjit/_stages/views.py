@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bucketjit._config import is_int_from
 from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
@@ -75,13 +76,19 @@ class Views:
         self._engine.counters.reset()
         self._engine.cache.reset_counts()
 
-    def report(self) -> Report:
+    def report(self, memory: int | None = None) -> Report:
         """The counters as tables: ``print`` them, or show them in a notebook.
 
         The first line says what bucketing has saved, as `Stats.summary` does.
 
+        Args:
+            memory: Bytes of a device. A line tells which executables need more for a call.
+
         Returns:
             A `Report`: text where it is printed; a picture and HTML in a notebook.
+
+        Raises:
+            SpecError: ``memory`` is no positive int.
 
         Examples:
             >>> import numpy as np
@@ -93,7 +100,9 @@ class Views:
         """
         from bucketjit._stages.report import Report
 
-        return Report(repr(self), dataclasses.asdict(self.stats()))
+        if memory is not None and not is_int_from(memory, 1):
+            raise SpecError(f"report: memory must be a number of bytes or None, got {memory!r}")
+        return Report(repr(self), dataclasses.asdict(self.stats()), memory)
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Write the picture of `report`: calls by size, with buckets and padding.

@@ -62,8 +62,16 @@ def test_shardings_of_a_pod() -> None:
     assert "f32[4,16]" in compiled.as_text()
     assert compiled.output_shardings[1].is_equivalent_to(rows, 2)
     executor.warmup(w, x, sizes={"b": [3, 1000, 3000]}, progress=False)
-    assert [b.sizes["b"] for b in executor.stats().buckets] == [1024, 256, 4096]
+    assert sorted(b.sizes["b"] for b in executor.stats().buckets) == [256, 1024, 4096]
     assert {b.device for b in executor.stats().buckets} == {"256 x TPU v5 lite"}
+    memory = executor.stats().buckets[0].memory
+    analysis = compiled.memory_analysis()
+    assert memory["arguments"] == analysis.argument_size_in_bytes > 0 < memory["code"]
+    text = str(executor.report(memory=sum(memory.values())))
+    assert "1 of 3 executables need more than" in text and ": b=4096 (" in text
+    assert "arguments bytes" in text and "temporary bytes" in text
+    assert "no executable needs more" in str(executor.report(memory=2**30))
+    assert "  memory: arguments " in str(executor.explain(w, x))
     with pytest.raises(ArgumentError, match="256 x TPU v5 lite of a topology"):
         executor(np.ones((16, 16), np.float32), np.ones((45, 16), np.float32))
 

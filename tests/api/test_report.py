@@ -55,7 +55,7 @@ def test_shows_what_an_executor_counted(stats, tmp_path, capsys):
 def test_shows_every_field_of_the_snapshot(stats, tmp_path, capsys):
     _, out, _ = report(stats, tmp_path, capsys)
     records = {*stats["buckets"][0], *stats["programs"][0]}
-    empty = {"fallback_reasons", "computed", "rows_alone", "learnt"}
+    empty = {"fallback_reasons", "memory", "computed", "rows_alone", "learnt"}
     called_otherwise = {"sizes", "buckets", "programs", "nbytes", "inlined_calls"}
     for name in {*stats, *records} - empty - called_otherwise:
         assert name.replace("_", " ") in out, name

@@ -16,7 +16,7 @@ import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._api.commands.app import main
 from bucketjit._stages.report import picture_of
-from bucketjit.errors import FallbackWarning
+from bucketjit.errors import FallbackWarning, SpecError
 
 
 def used(fn: Any = lambda x: x.sum(axis=1)) -> BucketedExec:
@@ -171,3 +171,16 @@ def test_of_an_executor_that_has_done_nothing() -> None:
     executor = BucketedExec(lambda x: x)
     assert "calls" in str(executor.report()) and "Executables" not in str(executor.report())
     assert "calls" in executor._repr_html_()
+
+
+def test_memory_of_a_device() -> None:
+    double = bucketjit.jit(lambda x: x * 2, buckets="pow2")
+    double(np.ones(3, np.float32))
+    (bucket,) = double.stats().buckets
+    assert bucket.memory["results"] == 16 <= bucket.nbytes
+    report = double.report(memory=bucket.memory["results"])
+    assert "1 of 1 executable need" in report.exceeding and "batch=4 (" in report.exceeding
+    assert double.report().exceeding == ""
+    for wrong in (0, "16 GB"):
+        with pytest.raises(SpecError, match="memory must be a number of bytes"):
+            double.report(memory=wrong)  # type: ignore[arg-type]
