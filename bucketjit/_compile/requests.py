@@ -154,7 +154,6 @@ class Requests:
 
     def kernel(self, call: Call, bucket: Mapping[str, int] | None = None) -> Kernel:
         """The kernel of a bucket, or without one that of the exact shape. Nothing is lowered."""
-        self._transform.refuse("lower, save and the like")
         return self._kernel(without_values(call), bucket, self._transform, NO_OPTIONS)
 
     def _kernel(

@@ -196,6 +196,7 @@ def engine_of(one: OneBucket, entry: Executable) -> Engine:
         background=None,
     )
     signature = one.signature()
+    signature.target = call.signature.target
 
     def signature_of(key: Key) -> Signature:
         one.check_configuration()
@@ -212,6 +213,8 @@ def engine_of(one: OneBucket, entry: Executable) -> Engine:
     else:
         key = Requests.masked_key(subject.program, subject.bucket)
     engine.cache.get_or_compile(key, lambda: entry)
+    if config.sharded is not None:  # its rows are given to the shards, as by the parent
+        engine.together = parent.together
     with parent.lock:
         parent.memories_apart.add(engine.memory)
     return engine

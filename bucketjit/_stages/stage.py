@@ -18,6 +18,7 @@ from bucketjit._events import shown
 from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import shaped
+from bucketjit._processes.together import call_of_shard
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
@@ -119,7 +120,7 @@ def subject_of(
 ) -> Subject:
     """Sign, resolve and decide a call, without running it."""
     epoch = engine.provider.epoch
-    call = without_values(engine.signer.sign(args, kwargs, structs=True))
+    call = without_values(call_of_shard(engine, engine.signer.sign(args, kwargs, structs=True)))
     if engine.config.always_exact:
         call = call.resolved(call.signature.declared(call.shapes))
         return Subject(engine, inside, call, dict(call.sizes), True, epoch)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bucketjit._config import Config
 from bucketjit._ir.dynamic_axes import (
@@ -20,7 +21,7 @@ from bucketjit._ir.dynamic_axes import (
 )
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
-from bucketjit._jax.arrays import names_of
+from bucketjit._jax.arrays import is_of_topology, names_of
 from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import default_entries, is_default_name
@@ -111,7 +112,7 @@ class Signer:
                 if signature is None:
                     signature = self._found(key, positional, keywords, shardings)
                     self._signatures[key] = signature
-        if shardings is not None and not structs and signature.target is not None:
+        if not structs and signature.target is not None:
             raise ArgumentError(
                 f"arguments are put on {signature.device} of a topology, where nothing can run; "
                 "lower, warmup and explain take them"
@@ -268,7 +269,7 @@ class Signer:
             from bucketjit._tracing.mismatches import why_new
 
             why = why_new(self._signatures, key, self.parameters)
-        return Signature(
+        signature = Signature(
             *(fn, key.tree, final, leaves, specs, self._config.constraints),
             learns=self._config.dynamic_axes is None,
             why=why,
@@ -276,6 +277,9 @@ class Signer:
             has_room=self._config.has_room,
             shardings=shardings,
         )
+        if sharded is not None and is_of_topology(sharded.mesh.devices.flat):
+            signature.target = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))
+        return signature
 
     def _leaf_specs(self, count: int, names: Sequence[str], given: Sequence[Any]) -> list[Any]:
         """The entry of each leaf; the first ``count`` arguments are given by position."""

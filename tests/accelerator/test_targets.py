@@ -72,8 +72,31 @@ def test_shardings_of_a_pod() -> None:
     assert "arguments bytes" in text and "temporary bytes" in text
     assert "no executable needs more" in str(executor.report(memory=2**30))
     assert "  memory: arguments " in str(executor.explain(w, x))
-    with pytest.raises(ArgumentError, match="256 x TPU v5 lite of a topology"):
-        executor(np.ones((16, 16), np.float32), np.ones((45, 16), np.float32))
+    for function in (executor, compiled):
+        with pytest.raises(ArgumentError, match="256 x TPU v5 lite of a topology"):
+            function(np.ones((16, 16), np.float32), np.ones((45, 16), np.float32))
+
+
+@pytest.mark.parametrize(("topology", "count"), [("v5e:16x16", 256), ("v5p:16x16x24", 6144)])
+def test_shards_of_a_pod(topology: str, count: int) -> None:
+    """A function of one shard, whose shards have sizes of their own."""
+
+    def step(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: (jnp.tanh(x @ w) ** 2).mean())(w)
+        gradient, loss = jax.lax.pmean((gradient, loss), "rows")
+        return w - 0.1 * gradient, loss
+
+    executor = bucketed(step, (None, "b, _")).with_processes(over(topology, count), "rows")
+    w, x = (jax.ShapeDtypeStruct((n, 16), np.float32) for n in (16, 45))
+    compiled = executor.lower(w, x).compile()
+    assert len(re.findall(r" all-reduce\(", compiled.as_text())) == 1
+    assert compiled.memory_analysis().temp_size_in_bytes > 0
+    executor.warmup(w, x, sizes={"b": [100]}, progress=False)
+    assert [b.sizes["b"] for b in executor.stats().buckets] == [16, 128]
+    assert f"device: {count} x TPU v5" in str(executor.explain(w, x))
+    for function in (executor, compiled):
+        with pytest.raises(ArgumentError, match=f"{count} x TPU v5.* of a topology"):
+            function(np.ones((16, 16), np.float32), np.ones((45, 16), np.float32))
 
 
 def test_each_executable_has_its_device() -> None:

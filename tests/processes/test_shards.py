@@ -491,7 +491,11 @@ def misuse() -> None:
             inside(WEIGHTS, rows(5))
     with pytest.raises(SpecError, match="map"):
         fn.map(WEIGHTS, [rows(5)])
-    for wrong in (fn.lower, fn.export_dynamic, functools.partial(fn.save, "saved.bkt")):
+    compiled = fn.lower(WEIGHTS, rows(5)).compile()
+    close(compiled(WEIGHTS, rows(4)), fn(WEIGHTS, rows(4)))
+    with pytest.raises(ArgumentError, match="at most|beyond"):
+        compiled(WEIGHTS, rows(80))
+    for wrong in (fn.export_dynamic, functools.partial(fn.save, "saved.bkt")):
         with pytest.raises(SpecError, match="with_processes"):
             wrong(WEIGHTS, rows(5))
     nested = bucketed(
