@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
@@ -79,14 +79,12 @@ class TracedBodies:
         program, rules = call.program, self._rules
         assert isinstance(program, Program)
         needed = self.workarounds(program)
-        even = call.signature.evenness(call.tokens)
-        demanded = call.signature.shardings.multiples(call.tokens)
-        cut = frozenset(demanded).union(*(guard.variables for guard in even))
+        is_cut = call.signature.is_cut
 
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
             after, uneven = needed.after(), transform.uneven
-            return masked(program, consts, bucket, names, rules(), after, uneven, cut)
+            return masked(program, consts, bucket, names, rules(), after, uneven, is_cut)
 
         pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
@@ -117,11 +115,11 @@ def masked(
     rules: RuleTable,
     after: Callable[[], Hook] | None,
     uneven: tuple[str, ...] = (),
-    cut: Set[str] = frozenset(),
+    is_cut: bool = False,
 ) -> Body:
     """A program at padded sizes, with zeros in the padding of its results.
 
-    ``cut`` are the variables of axes that a mesh cuts, along which a fill takes what is local.
+    If ``is_cut``, a mesh cuts arguments, and fills take what is local.
     """
 
     def body(
@@ -136,7 +134,7 @@ def masked(
             hook = poison_equations(poison)
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
-        padding, known = None if is_poisoned else 0, Padding(cut=cut)
+        padding, known = None if is_poisoned else 0, Padding(is_cut=is_cut)
         try:
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)

@@ -24,7 +24,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.dataflow import ELEMENTWISE
-from bucketjit._ir.expressions import Shape, is_symbolic, variables_of
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._ir.primitives import sized_p, unsized_p
 from bucketjit._jax.arrays import explicit_sharding
@@ -101,15 +101,14 @@ def interpret(
 def repeating(
     array: Any, shape: Shape, axes: Iterable[int], sizes: BucketSizes, padding: Padding
 ) -> Any:
-    """An array whose padding along these axes holds slice 0, but for axes that a mesh cuts.
+    """An array whose padding along these axes holds slice 0; not if a mesh cuts arguments.
 
-    Slice 0 of such an axis is on one device, which would send it to all.
+    Slice 0 of an axis that is cut is on one device, which would send it to all. Where another axis
+    is cut, XLA would cut the filled array in another way than the argument.
     """
-    if explicit_sharding(array) is not None:
+    if padding.is_cut or explicit_sharding(array) is not None:
         return array
     for axis in sorted(axes):
-        if not padding.cut.isdisjoint(variables_of(str(shape[axis]))):
-            continue
         first = lax.slice_in_dim(array, 0, 1, axis=axis)
         filled = select(sizes.in_bounds(shape, (axis,), array.shape), array, first)
         padding.note_repeating(array, shape, filled, axis)

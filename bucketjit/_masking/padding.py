@@ -40,7 +40,7 @@ one, so the trace of JAX is compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -102,13 +102,11 @@ class Padding:
 
     Args:
         constants: Constants that are known already.
-        cut: The variables of axes that a mesh cuts.
+        is_cut: Whether a mesh cuts arguments.
     """
 
-    def __init__(
-        self, constants: dict[int, _Constant] | None = None, cut: Set[str] = frozenset()
-    ) -> None:
-        self.plan, self.cut = Plan(), cut
+    def __init__(self, constants: dict[int, _Constant] | None = None, is_cut: bool = False) -> None:
+        self.plan, self.is_cut = Plan(), is_cut
         self._constants = {} if constants is None else constants
         self._follows_facts = False
         self._facts: dict[int, tuple[Any, str, Fact]] = {}

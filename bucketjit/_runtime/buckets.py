@@ -237,7 +237,7 @@ class Buckets:
         """What shardings demand of the size of each variable."""
         known = self._demanded.get(program)
         if known is None:
-            known = call.signature.shardings.all_multiples(call.tokens, program)
+            known = call.signature.shardings.multiples(call.tokens, program)
             self._demanded[program] = known
         return known
 

@@ -77,12 +77,11 @@ class Shardings:
             for kind, sharding in itertools.zip_longest(types, self.leaves)
         )
 
-    def multiples(self, rows: Iterable[Sequence[str]]) -> dict[str, int]:
-        """What a mesh demands of the size of each variable along the axes of arguments."""
-        return _multiples(zip(rows, self.leaves, strict=False))
+    def multiples(self, rows: Iterable[Sequence[str]], program: Interface) -> dict[str, int]:
+        """What the size of each variable must be a multiple of: what meshes cut it into.
 
-    def all_multiples(self, rows: Iterable[Sequence[str]], program: Interface) -> dict[str, int]:
-        """The same, with what results and constraints inside of the program demand."""
+        That is so along axes of arguments and results, and for constraints in the program.
+        """
         pairs = [*zip(rows, self.leaves, strict=False)]
         if self.results is not None:
             pairs += zip(program.out_shapes, _spread_out(self.results, program), strict=False)

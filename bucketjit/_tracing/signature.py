@@ -106,6 +106,11 @@ class Signature(TracedPrograms):
     def _note(self, reasons: Sequence[str]) -> None:
         self._learn(reasons=(*self._learnt.reasons, *reasons))
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether a mesh cuts arguments, or the user places them."""
+        return self._is_cut or bool(self.shardings.leaves)
+
     @functools.cached_property
     def target(self) -> Any:
         """The sharding of arguments on devices of a topology; None if they are here."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, is_symbolic
-from bucketjit._jax.arrays import by_platform
+from bucketjit._jax.arrays import on_one_cpu
 from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
 
@@ -23,7 +22,8 @@ from bucketjit._masking.rule_context import Rule, RuleContext
 #              f = reshape d:f32[b*n,o]
 #              c = dot_general[contract=(0,), (0,)] e f
 #
-# The products are the same. `bucketjit._masking.rules.contractions` uses this on CPU only.
+# The products are the same. `bucketjit._masking.rules.contractions` uses this on a CPU only,
+# and not on several: a mesh could cut one of the axes that are merged.
 
 
 class Numbers(NamedTuple):
@@ -202,11 +202,8 @@ def dot_general(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     contract, batch = ctx.params["dimension_numbers"]
     lhs, rhs = ctx.fill_products(lhs, rhs)
     lhs, rhs = _matched((lhs, rhs), [*zip(*contract, strict=True), *zip(*batch, strict=True)])
-    arrangement = arranged(ctx, lhs, rhs)
-    if arrangement is None:
-        return ctx.bind(lhs, rhs)
-    on_cpu = functools.partial(contracted, ctx, arrangement)
-    return by_platform(lhs, rhs, cpu=on_cpu, default=ctx.bind)
+    arrangement = arranged(ctx, lhs, rhs) if on_one_cpu() else None
+    return ctx.bind(lhs, rhs) if arrangement is None else contracted(ctx, arrangement, lhs, rhs)
 
 
 def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Array) -> Any:
