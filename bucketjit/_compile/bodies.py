@@ -79,12 +79,12 @@ class TracedBodies:
         program, rules = call.program, self._rules
         assert isinstance(program, Program)
         needed = self.workarounds(program)
-        is_cut = call.signature.is_cut
+        cut = call.signature.is_cut, call.signature.is_cut_inside(call.tokens)
 
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
             after, uneven = needed.after(), transform.uneven
-            return masked(program, consts, bucket, names, rules(), after, uneven, is_cut)
+            return masked(program, consts, bucket, names, rules(), after, uneven, cut)
 
         pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
@@ -115,11 +115,12 @@ def masked(
     rules: RuleTable,
     after: Callable[[], Hook] | None,
     uneven: tuple[str, ...] = (),
-    is_cut: bool = False,
+    cut: tuple[bool, bool] = (False, False),
 ) -> Body:
     """A program at padded sizes, with zeros in the padding of its results.
 
-    If ``is_cut``, a mesh cuts arguments, and fills take what is local.
+    ``cut`` says whether a mesh cuts arguments, and whether open axes behind the first one; see
+    `Padding`.
     """
 
     def body(
@@ -134,7 +135,7 @@ def masked(
             hook = poison_equations(poison)
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
-        padding, known = None if is_poisoned else 0, Padding(is_cut=is_cut)
+        padding, known = None if is_poisoned else 0, Padding(None, *cut)
         try:
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)

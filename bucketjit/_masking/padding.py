@@ -103,10 +103,18 @@ class Padding:
     Args:
         constants: Constants that are known already.
         is_cut: Whether a mesh cuts arguments.
+        is_cut_inside: Whether it cuts open axes behind the first one, such as sequences. Zeros by
+            bits would need a mask that is sent to all devices there, and hide a conversion behind
+            a sum over devices from XLA.
     """
 
-    def __init__(self, constants: dict[int, _Constant] | None = None, is_cut: bool = False) -> None:
-        self.plan, self.is_cut = Plan(), is_cut
+    def __init__(
+        self,
+        constants: dict[int, _Constant] | None = None,
+        is_cut: bool = False,
+        is_cut_inside: bool = False,
+    ) -> None:
+        self.plan, self.is_cut, self.is_cut_inside = Plan(), is_cut, is_cut_inside
         self._constants = {} if constants is None else constants
         self._follows_facts = False
         self._facts: dict[int, tuple[Any, str, Fact]] = {}
@@ -122,7 +130,7 @@ class Padding:
 
     def at_other_sizes(self) -> Padding:
         """For a program inside, where the same values have other padding: only constants stay."""
-        return Padding(self._constants)
+        return Padding(self._constants, self.is_cut, self.is_cut_inside)
 
     def note(self, value: Any, shape: Shape, constant: Any, exponent: int = 0) -> None:
         """Remember that the padding of a value holds a constant, if that is followed.

@@ -237,7 +237,8 @@ class RuleContext:
 
         def filled(array: Array) -> Any:
             mask = self.sizes.in_bounds(shape, axes, tuple(array.shape))
-            if is_zero and platform() == "tpu" and can_be_zeroed(array):
+            by_bits = platform() == "tpu" and not self.padding.is_cut_inside
+            if is_zero and by_bits and can_be_zeroed(array):
                 return zeroed(mask, array)
             if isinstance(value, jax.Array) or is_key(array):
                 return select(mask, array, value)

@@ -77,6 +77,10 @@ class Shardings:
             for kind, sharding in itertools.zip_longest(types, self.leaves)
         )
 
+    def cut_inside(self, inner: Iterable[Sequence[str]]) -> bool:
+        """Whether the user has a mesh cut axes behind the first one, given as tokens."""
+        return bool(_multiples(zip((("1", *row) for row in inner), self.leaves, strict=False)))
+
     def multiples(self, rows: Iterable[Sequence[str]], program: Interface) -> dict[str, int]:
         """What the size of each variable must be a multiple of: what meshes cut it into.
 

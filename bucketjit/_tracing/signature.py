@@ -111,6 +111,17 @@ class Signature(TracedPrograms):
         """Whether a mesh cuts arguments, or the user places them."""
         return self._is_cut or bool(self.shardings.leaves)
 
+    def is_cut_inside(self, tokens: Tokens) -> bool:
+        """Whether a mesh cuts open axes behind the first one."""
+        inner = [row[1:] for row in tokens]
+        parts = ((kind.partitions or ())[1:] for kind in self.types)
+        cut = any(
+            count > 1 and token != STATIC and not token.isdigit()
+            for row, counts in zip(inner, parts, strict=True)
+            for token, count in zip(row, counts, strict=False)
+        )
+        return cut or self.shardings.cut_inside(inner)
+
     @functools.cached_property
     def target(self) -> Any:
         """The sharding of arguments on devices of a topology; None if they are here."""
