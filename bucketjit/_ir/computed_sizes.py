@@ -28,7 +28,7 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate, is_symbolic
-from bucketjit._ir.open_sizes import as_open, presumed_rows
+from bucketjit._ir.open_sizes import as_open
 from bucketjit._ir.primitives import cut_to_size, extended
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.value_bounds import Bounds
@@ -94,10 +94,8 @@ class Sizing:
         dims: The dimension of each.
     """
 
-    def __init__(
-        self, scope: Any, sizes: dict[str, int], taken: Set[str], presumed: Mapping[str, int]
-    ) -> None:
-        self._scope, self._sizes, self._taken, self._presumed = scope, sizes, taken, presumed
+    def __init__(self, scope: Any, sizes: dict[str, int], taken: Set[str]) -> None:
+        self._scope, self._sizes, self._taken = scope, sizes, taken
         self._of_traces: dict[int, _OfTrace] = {}  # by `id`; the traces that have not ended
         self._unshared: Unshared | None = None
         self.computed: dict[str, Computed] = {}
@@ -307,8 +305,8 @@ class Sizing:
         name = f"size_{len(self.computed) + 1}"
         name = bind_unique_names(name, {*self._taken, *self.computed})
         (dim,) = export.symbolic_shape(f"{name} - 1", scope=self._scope)
-        rows = presumed_rows(evaluate(bound, self._sizes))
-        self._sizes[name] = self._presumed.get(name, rows + 1)
+        # Half of the rows decide comparisons: neither they nor the rest are none, if there are two.
+        self._sizes[name] = (evaluate(bound, self._sizes) + 1) // 2 + 1
         self.computed[name] = Computed(str(bound), calling_line(), is_checked)
         self.dims[name] = dim
         if (trace := trace_of(n)) is not None:

@@ -23,14 +23,6 @@ def as_open(value: Any) -> Iterator[None]:
         of_thread.open = before
 
 
-def presumed_rows(bound: int) -> int:
-    """How many rows of ``bound`` a selection is taken to have before a run has computed it.
-
-    Half of them: neither the selection nor what it leaves is empty, if there are two rows.
-    """
-    return (bound + 1) // 2
-
-
 class Noticing:
     """Stops a trace where it would compute a size.
 

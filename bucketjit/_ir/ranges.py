@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._ir.bounds import is_never_negative, magnitude
-from bucketjit._ir.expressions import Dim, is_symbolic, parsed, variables_of
+from bucketjit._ir.expressions import Dim, is_symbolic
 from bucketjit._jax.patches.shapes import fresh_dimension
 
 _BITS_OF_SIZES = 31  # a size is an int32
@@ -56,35 +53,6 @@ def is_at_most(one: Dim | None, other: Dim | None) -> bool:
     if not is_symbolic(difference):
         return bool(difference >= 0)
     return is_never_negative(str(difference))
-
-
-def solved_for(dim: Dim, variable: str) -> Dim | None:
-    """The value of a variable at which an expression is 0."""
-    if not _is_linear(dim, variable):
-        return None
-    none, one = (_replaced(dim, variable, x) for x in (0, 1))
-    if none is None or one is None:
-        return None
-    return {"1": -none, "-1": none}.get(str(one - none))
-
-
-def _is_linear(dim: Dim, variable: str) -> bool:
-    for node in ast.walk(parsed(str(dim))):
-        bends = isinstance(node, ast.Call) or (
-            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
-        )
-        if bends and variable in variables_of(ast.unparse(node)):
-            return False
-    return True
-
-
-def _replaced(dim: Dim, variable: str, value: int) -> Dim | None:
-    """An expression with a number in the place of a variable; None if JAX cannot compute it."""
-    text = re.sub(rf"\b{re.escape(variable)}\b", str(value), str(dim))
-    try:
-        return fresh_dimension(dim, text)
-    except InconclusiveDimensionOperation:
-        return None
 
 
 def _extreme(name: str, one: Dim | None, other: Dim | None) -> Dim | None:

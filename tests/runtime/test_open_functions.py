@@ -93,7 +93,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "tile": lambda x: jnp.tile(x[:2], (count(x), 2)),
     "top_k": lambda x: jax.lax.top_k(x, count(x)),
     "keys": lambda x: jax.random.key_data(jax.random.split(jax.random.key(0), count(x) + 1)),
-    "permutation": lambda x: jnp.sort(jax.random.permutation(jax.random.key(0), count(x) + 1)),
     "eye": lambda x: jnp.eye(count(x)),
     "segment_sum": lambda x: jax.ops.segment_sum(x, jnp.clip(whole(x), 0, 3)),
     "random": lambda x: jax.random.normal(jax.random.key(0), (count(x),)).shape[0] + x,
@@ -286,38 +285,6 @@ def test_one_executable_for_each_bucket(name: str) -> None:
     assert executor.stats().compiles == 3
 
 
-MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
-    "halves": lambda x: jnp.sort(x[x > 0]) + jnp.sort(x[x < 0]) * 2,
-    "parts": lambda x: jnp.concatenate([x[x > 0], x[x <= 0]]) + x,
-    "matrix": lambda x: x[x > 0][:, None] * jnp.ones(2) + jnp.stack([x[x < 0]] * 2, 1),
-    "decided": lambda x: x[x > 0] if x[x > 0].shape[0] == x[x < 0].shape[0] else x,
-}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", MEETINGS_OF_EQUALS)
-def test_different_selections_that_are_equal_share_an_executable(name: str) -> None:
-    fn = MEETINGS_OF_EQUALS[name]
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
-    executor = executor.with_pow2(min=16)
-    rng = np.random.default_rng(0)
-    for pairs in (1, 2, 5, 7, 3, 8):
-        positive = (rng.random(pairs) + 0.5).astype(np.float32)
-        x = rng.permutation(np.concatenate([positive, -positive]))
-        checked(executor, fn, x)
-    assert executor.stats().compiles == 1
-
-
-def test_sizes_with_different_bounds_that_are_equal() -> None:
-    def fn(x: Any) -> Any:
-        twice = jnp.concatenate([x, -jnp.abs(x)])
-        return x[x > 0] + twice[twice > 0]
-
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
-    for x in arrays(8):
-        checked(executor, fn, x)
-
-
 def test_the_sizes_of_a_bound_that_sized_gives() -> None:
     """Without it, nothing bounds the sum of the counts."""
 
@@ -423,25 +390,25 @@ def test_different_selections_that_meet_are_named(name: str) -> None:
         return meet(above, below)
 
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
-    equal = np.array([1, -1, 2, -2], np.float32)
-    np.testing.assert_allclose(executor(equal), fn(jnp.asarray(equal)))
     with pytest.raises((FallbackError, TypeError, ValueError)) as told:  # or that of the function
         executor(np.array([1, -1, 2, 3, 4], np.float32))
     line = fn.__code__.co_firstlineno
     text = "".join([str(told.value), *getattr(told.value, "__notes__", ())])
     assert "arrays of different computed sizes meet" in text
-    for rows, place in (("4 rows", line + 1), ("1 row", line + 2)):
-        assert f"{rows} of n, computed at {__file__}:{place} (" in text
+    for place in (line + 1, line + 2):
+        assert f"some rows of n, computed at {__file__}:{place} (" in text
     assert "select both by one mask" in text
     assert "jnp.where" in getattr(told.value, "remedy", "jnp.where")
 
 
 def test_the_error_of_the_eager_function_names_both_selections() -> None:
     executor = BucketedExec(lambda x: x[x > 0] @ x[x < 0], dynamic_axes="n").with_pow2()
+    with pytest.warns(FallbackWarning):
+        assert executor(np.array([1, -1, 2, -2], np.float32)) == -5
     with pytest.raises(TypeError, match="contracting") as raised:
         executor(np.array([1, -1, 2, 3, 4], np.float32))
     (note,) = (n for n in raised.value.__notes__ if n.startswith("bucketjit runs"))
-    assert "4 rows of n" in note and "1 row of n" in note and "select both by one mask" in note
+    assert note.count("some rows of n") == 2 and "select both by one mask" in note
 
 
 def test_jax_itself_is_as_before() -> None:

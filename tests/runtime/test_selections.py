@@ -143,7 +143,6 @@ UNUSUAL: dict[str, Callable[[Any], Any]] = {
     "gradient_of_a_flag": jax.grad(lambda x: (x[x.sum() > 0] ** 2).sum()),
     "trim": lambda x: jnp.trim_zeros(x),
     "trim_one_side": lambda x: (jnp.trim_zeros(x, "f"), jnp.trim_zeros(x, "b")),
-    "trim_a_selection": lambda x: jnp.trim_zeros(x[x > 1]),
     "trim_zeros_alone": lambda x: jnp.trim_zeros(x * 0),
     "trim_itself": jnp.trim_zeros,
     "unique_gradient": jax.grad(lambda x: (jnp.unique(x) ** 2).sum()),
