@@ -110,10 +110,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_371,
-    "lines": 48_301,
+    "code": 30_308,
+    "lines": 48_224,
     "files": 249,
-    "tests": 35_230,
+    "tests": 35_222,
     "long": 0,
     "packages": 13,
     "floors": 9,

@@ -55,7 +55,7 @@ def counts_of(
                 made = program.computed[min(guard.variables & program.computed.keys())]
                 where = f" [{made.line}]" if made.line else ""
                 raise NothingSelected(
-                    f"a decision needs an array that is not empty ({guard}){where}, and it is empty",
+                    f"a decision needs an array that is not empty ({guard}), and it is{where}",
                     "write the default into the operation, as in x[mask].max(initial=0)",
                 )
         bounds = _bounds(program, at)

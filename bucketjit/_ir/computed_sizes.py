@@ -259,7 +259,7 @@ class Sizing:
         known = self._known.bounds.of(n)
         return self.size(n, "") if is_at_most(0, known.low) and known.high is not None else None
 
-    def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
+    def position(self, end: Any, size: Dim) -> Any:
         """A traced end of a slice as a position of an axis.
 
         Nothing is computed where the program bounds it: equal ends are to have equal equations.
@@ -269,10 +269,10 @@ class Sizing:
         if not is_at_most(0, self._known.bounds.of(end).low) and jnp.iinfo(end.dtype).min < 0:
             end = jnp.where(end < 0, end + _value(size, end.dtype), end)
         known = self._known.bounds.of(end)
-        if not is_at_most(least, known.low) and jnp.iinfo(end.dtype).min < 0:
-            end = lax.max(end, _value(least, end.dtype))
-        if not is_at_most(known.high, most):
-            end = lax.min(end, _value(most, end.dtype))
+        if not is_at_most(0, known.low) and jnp.iinfo(end.dtype).min < 0:
+            end = lax.max(end, np.zeros((), end.dtype))
+        if not is_at_most(known.high, size):
+            end = lax.min(end, _value(size, end.dtype))
         return _int32(end)
 
     def extend(self, array: Any, axis: int, n: Any, size: Dim) -> Any:

@@ -147,24 +147,11 @@ def _compress(
 
 @opened(jnp, "delete")
 def _delete(open_: Any, original: Any, arr: Any, obj: Any, axis: Any = None, **more: Any) -> Any:
-    """It needs concrete, or unique, indices. Since 0.2. Until sizes can be computed."""
-    is_slice = has_traced_slice(obj)
-    if not (is_slice or is_traced(obj)):
-        return original(arr, obj, axis, **more)
-    array = jnp.ravel(arr) if axis is None else jnp.moveaxis(jnp.asarray(arr), axis, 0)
-    chosen = jnp.arange(array.shape[0])[obj] if is_slice else obj
-    if chosen.dtype == bool:
-        if chosen.shape != array.shape[:1]:
-            raise ValueError(
-                "np.delete(arr, obj): for boolean indices, obj must be one-dimensional "
-                "with length matching specified axis."
-            )
-        mask = ~chosen
-    elif np.shape(chosen) == () or more.get("assume_unique_indices"):
-        return original(arr, obj, axis, assume_unique_indices=True)
-    else:
-        mask = jnp.ones(array.shape[:1], bool).at[chosen].set(False, mode="drop")
-    return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
+    """It is refused, but for unique indices. Since 0.2. Until sizes can be computed."""
+    is_computed = is_traced(obj) and not more.get("assume_unique_indices")
+    if is_computed or has_traced_slice(obj):
+        open_.refuse("jnp.delete: its size is computed", "select what is left, as in x[~mask]")
+    return original(arr, obj, axis, **more)
 
 
 MASKS = (_nonzero, _mask_indices, _flag_indices, _SETS, _compress, _delete)

@@ -8,16 +8,14 @@ and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
 - Masks (`.masks`): ``x[mask]`` with masks of any rank, among slices, integers and index arrays;
   ``x.at[mask].set``, ``get``, ``add``, ``multiply``, ``min``, ``max``, ``apply`` and others;
   ``jnp.nonzero``, ``flatnonzero``, ``argwhere``, ``where`` of one argument; ``compress``,
-  ``extract``; ``delete`` of a mask or of positions; ``unique`` and ``unique_values``,
-  ``unique_counts``, ``unique_inverse``, ``unique_all``; ``setdiff1d``, ``union1d``,
-  ``intersect1d``, ``setxor1d``.
-- Slices (`.slices`): ``x[:k]``, ``x[k:]``, ``x[a:b]``, ``x[a:b:2]``, ``x[..., :k, :m]``, clamped as
+  ``extract``; ``unique`` and ``unique_values``, ``unique_counts``, ``unique_inverse``,
+  ``unique_all``; ``setdiff1d``, ``union1d``, ``intersect1d``, ``setxor1d``.
+- Slices (`.slices`): ``x[:k]``, ``x[k:]``, ``x[a:b]``, ``x[..., :k, :m]``, clamped as
   in Python; ``x.at[:k].set`` and others; ``lax.dynamic_slice``, ``dynamic_slice_in_dim``,
   ``lax.slice`` and ``slice_in_dim`` with sizes and ends that are computed.
 - Shapes (`.computed_shapes`), where the size has a bound: ``jnp.ones``, ``zeros``, ``full``,
   ``empty``, ``broadcast_to``, ``eye``, ``linspace``, ``tile``, ``lax.top_k``, random numbers,
-  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``;
-  ``trim_zeros``.
+  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``.
 """
 
 from __future__ import annotations
