@@ -110,10 +110,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_308,
-    "lines": 48_224,
+    "code": 30_264,
+    "lines": 48_168,
     "files": 249,
-    "tests": 35_222,
+    "tests": 35_218,
     "long": 0,
     "packages": 13,
     "floors": 9,

@@ -219,7 +219,6 @@ INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
         lambda x: jnp.arange(jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(jnp.int32) + 6),
         3,
     ),
-    "bfloat16": (lambda x: jnp.arange(count(x).astype(jnp.bfloat16).astype(jnp.int32)), 259),
     "barrier": (lambda x: x[: jax.lax.optimization_barrier((x, count(x)))[1]], 5),
     "device_put": (lambda x: x[: jax.device_put((x, count(x)))[1]], 5),
 }
@@ -293,6 +292,7 @@ UNBOUNDED: dict[str, tuple[Callable[..., Any], str, str]] = {
     "ones": (lambda x: jnp.ones((x.astype(int).sum(),)), "computed shape: ", "jnp.minimum(k"),
     "repeat": (lambda x: jnp.repeat(x, x.astype(int)), "jnp.repeat: ", "jnp.minimum(counts"),
     "bincount": (lambda x: jnp.bincount(x.astype(int)), "jnp.bincount: ", "jnp.minimum(x"),
+    "halves": (lambda x: jnp.arange((count(x) * 0.5).astype(int)), "jnp.arange: ", "jnp.minimum(k"),
 }
 
 
