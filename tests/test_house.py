@@ -110,9 +110,9 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_264,
-    "lines": 48_168,
-    "files": 249,
+    "code": 30_254,
+    "lines": 48_151,
+    "files": 247,
     "tests": 35_218,
     "long": 0,
     "packages": 13,

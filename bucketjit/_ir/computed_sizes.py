@@ -28,12 +28,12 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate, is_symbolic
-from bucketjit._ir.open_sizes import as_open
 from bucketjit._ir.primitives import cut_to_size, extended
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
 from bucketjit._jax.config import current_trace
+from bucketjit._jax.patches.traced_sizes import as_open
 from bucketjit._jax.tracers import (
     Unshared,
     equation_of,

@@ -23,7 +23,6 @@ from jax.extend.core import Jaxpr
 from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
-from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.primitives import makes_size
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
 from bucketjit._jax.jaxprs import (
@@ -38,6 +37,7 @@ from bucketjit._jax.jaxprs import (
     shape_of,
     without_dead_code,
 )
+from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, source_line
 from bucketjit._raised import text_of
 from bucketjit.errors import MaskingError

@@ -37,7 +37,6 @@ from bucketjit._ir.guards import (
 )
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
-from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import (
     Leaf,
     Program,
@@ -53,6 +52,7 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
+from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import raising_code, raising_line, raising_text
 from bucketjit._raised import first_line, handled_before, is_of_machine, text_of
