@@ -37,7 +37,6 @@ _PLAIN = {  # each is the number of `Stats` that has the name without `_total` o
     "loads_total": "Executables read from files.",
     "load_seconds_total": "Time spent reading them.",
     "evictions_total": "Executables dropped to make room.",
-    "dropped_runs_total": "Runs dropped because a computed size was another one than assumed.",
     "padding_waste_ratio": "Padding among all elements of padded arguments.",
 }
 _COMPUTED, _BUCKET = ("size", "bound", "line"), ("bucket", "exact")

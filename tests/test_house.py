@@ -110,10 +110,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_659,
-    "lines": 48_685,
-    "files": 249,
-    "tests": 35_231,
+    "code": 30_254,
+    "lines": 48_151,
+    "files": 247,
+    "tests": 35_167,
     "long": 0,
     "packages": 13,
     "floors": 9,

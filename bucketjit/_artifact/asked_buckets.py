@@ -7,7 +7,6 @@ of them for all sizes of the saved buckets.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import warnings
@@ -22,7 +21,7 @@ from bucketjit._artifact.manifest import SizeTable
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._ir.expressions import evaluate_text, is_symbolic
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.fit import holds, smallest_holding
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
@@ -48,7 +47,6 @@ _TOO_MANY = MaskingError(
     "save functions for fewer sizes each",
 )
 _MOST_EDGES = 16  # of a guard
-_MOST_COMPUTED = 64  # combinations of computed sizes
 
 # Of a table of constants.
 _MOST_ROWS = 4096
@@ -63,8 +61,7 @@ def buckets_of(
 
     Smaller sizes may take another program, or a bucket that was not asked for: size 1, where JAX
     broadcasts, and sizes on the other side of a guard. These are added, so that the file serves
-    every size up to the largest. So are programs for other computed sizes, where the function
-    decides by them. A few sizes that are not masked have programs of their own.
+    every size up to the largest. A few sizes that are not masked have programs of their own.
 
     Warns:
         FallbackWarning: The file will not serve some of these sizes.
@@ -73,7 +70,6 @@ def buckets_of(
     for one in sizes:
         search.ask(one)
     search.look_below()
-    search.look_at_computed()
     return search.found
 
 
@@ -203,26 +199,6 @@ class _Search:
                 bucket = smallest_holding(filter(program.fits, fitting), sizes)
             self._add(program, bucket or decision.bucket, call)
 
-    def look_at_computed(self) -> None:
-        """Add the programs of calls that compute other sizes than a program presumes."""
-        for _ in self._growing():
-            for program, calls in list(self.found.items()):
-                for one in list(calls) if program.presumed else ():
-                    for computed in _computed_sizes(program, one[1].sizes):
-                        if len(self.found) < _MOST_PROGRAMS:
-                            _of_function(functools.partial(self._add_for, one, computed))
-
-    def _add_for(self, one: BucketCall, computed: Mapping[str, int]) -> None:
-        """Add the bucket of a call to the program that serves it if it computes these sizes."""
-        bucket, call = one
-        with self._engine.lock:
-            other = call.resolved(call.signature.resolve_again(call, call.shapes, computed))
-        decision = self._engine.decisions.decide(other)
-        if isinstance(decision, Masked):
-            wanted = bucket if decision.program.fits(bucket) else decision.bucket
-            decision.program.padded_sizes(wanted)
-            self._add(decision.program, wanted, other)
-
 
 def _of_function(run: Callable[[], T]) -> T | None:
     """What is found at sizes that were not asked for; None if the function does not take them."""
@@ -232,22 +208,6 @@ def _of_function(run: Callable[[], T]) -> T | None:
         if is_of_machine(error):
             raise
         return None
-
-
-def _computed_sizes(program: Program, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """Values of the computed sizes of a call, beside the edges of what is presumed of them."""
-    rows: list[dict[str, int]] = [{}]
-    for variable, made in program.computed.items():
-        longer: list[dict[str, int]] = []
-        for row in rows:
-            most = 1 + evaluate_text(made.bound, {**sizes, **row})
-            edges = {most}
-            if variable in program.counts:
-                edges |= {1, 2, *_edges(variable, most, program.presumed)}
-            longer += [{**row, variable: n} for n in sorted(edges) if n <= most]
-        rows = longer[:_MOST_COMPUTED]
-    for row in rows:
-        yield {v: row[v] for v in program.counts}
 
 
 def _sizes_below(

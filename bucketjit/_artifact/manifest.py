@@ -164,7 +164,7 @@ class SavedProgram:
         dynamic: The member with a module of all sizes, unmasked; None if it was not saved.
         computed: The sizes that it computes, each after those that its bound names.
         counts: The variables of those that its modules return after the results.
-        presumed: Comparisons that they meet. Of a run that returns others the results are wrong.
+        presumed: Comparisons that they meet. Of a run that does not, the results are wrong.
         roomy: The variables whose arrays have room for results that calls take again.
     """
 

@@ -239,19 +239,9 @@ class _Text(str):
         return str(self)
 
 
-def _no_program(
-    function: LoadedFunction, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
-) -> Resolution:
-    """Say why no program serves the sizes of a call, or those that it computes."""
+def _no_program(function: LoadedFunction, tokens: Tokens, shapes: Shapes) -> Resolution:
+    """Say why no program serves the sizes of a call."""
     programs, every = function.programs, variables_in(function.tokens)
-    if presumed:
-        told = "; ".join(" and ".join(map(str, p.presumed)) for p in programs if p.presumed)
-        raise ArtifactError(
-            f"the function decides by sizes that it computes, and the call computes "
-            f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which takes a "
-            f"program that was not saved: the file has programs for {told}. If the function "
-            "does not raise there, call the bucketed function so before the function is saved"
-        )
     empty = [v for v in every if v not in variables_in(tokens)]
     zeros = [[f"{v} == 0" for v in every if v not in p.record.variables] for p in programs]
     held = "; ".join(

@@ -18,23 +18,16 @@ import numpy as np
 from bucketjit._arrays.results import Change
 from bucketjit._ir.expressions import evaluate_text, variables_of
 from bucketjit._ir.interface import Interface
-from bucketjit.errors import ArgumentError
+from bucketjit.errors import ArgumentError, MaskingError
 
 _KEPT = 64  # rows of counts that are remembered
 
 
-class SizesDiffer(Exception):
-    """A program was traced for other computed sizes than those of a call.
+class NothingSelected(MaskingError):
+    """A run has selected nothing, where its program is traced for an array that is not empty.
 
     Its results are wrong, and are dropped.
-
-    Attributes:
-        computed: The computed sizes that the run has returned, by variable.
     """
-
-    def __init__(self, computed: Mapping[str, int]) -> None:
-        super().__init__(f"computed sizes are {dict(computed)}")
-        self.computed = computed
 
 
 class Selected(Protocol):
@@ -42,9 +35,6 @@ class Selected(Protocol):
 
     def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
         """Count a run."""
-
-    def dropped(self) -> None:
-        """Count a run whose results are dropped."""
 
 
 def counts_of(
@@ -60,10 +50,14 @@ def counts_of(
         """For each count, the number of rows that were selected, and of those there are."""
         computed = {v: n + 1 for v, n in zip(program.counts, rows, strict=True)}
         at = {**sizes, **computed}
-        if not all(guard.holds(at) for guard in program.presumed):
-            if observer is not None:
-                observer.dropped()
-            raise SizesDiffer(computed)
+        for guard in program.presumed:
+            if not guard.holds(at):
+                made = program.computed[min(guard.variables & program.computed.keys())]
+                where = f" [{made.line}]" if made.line else ""
+                raise NothingSelected(
+                    f"a decision needs an array that is not empty ({guard}), and it is{where}",
+                    "write the default into the operation, as in x[mask].max(initial=0)",
+                )
         bounds = _bounds(program, at)
         if program.computed_reshapes:
             program.check_reshapes(at)

@@ -225,7 +225,7 @@ def kernel(
 
     at = program.sizes_in(bucket)
     shapes = tuple(map(at.padded_shape, program.size_constant_shapes))
-    # A run whose computed sizes are not as presumed is repeated, so it must not lose an argument.
+    # A call whose results are dropped runs eagerly, so its run must not lose an argument.
     keeps_all = check is not Check.OFF or program.presumed
     donated = frozenset(() if keeps_all else transform.donated(call, opened))
     args, kwargs = transform.types(call, opened)

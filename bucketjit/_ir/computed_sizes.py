@@ -28,12 +28,12 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate, is_symbolic
-from bucketjit._ir.open_sizes import as_open, presumed_rows
 from bucketjit._ir.primitives import cut_to_size, extended
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
 from bucketjit._jax.config import current_trace
+from bucketjit._jax.patches.traced_sizes import as_open
 from bucketjit._jax.tracers import (
     Unshared,
     equation_of,
@@ -94,10 +94,8 @@ class Sizing:
         dims: The dimension of each.
     """
 
-    def __init__(
-        self, scope: Any, sizes: dict[str, int], taken: Set[str], presumed: Mapping[str, int]
-    ) -> None:
-        self._scope, self._sizes, self._taken, self._presumed = scope, sizes, taken, presumed
+    def __init__(self, scope: Any, sizes: dict[str, int], taken: Set[str]) -> None:
+        self._scope, self._sizes, self._taken = scope, sizes, taken
         self._of_traces: dict[int, _OfTrace] = {}  # by `id`; the traces that have not ended
         self._unshared: Unshared | None = None
         self.computed: dict[str, Computed] = {}
@@ -261,7 +259,7 @@ class Sizing:
         known = self._known.bounds.of(n)
         return self.size(n, "") if is_at_most(0, known.low) and known.high is not None else None
 
-    def position(self, end: Any, size: Dim, least: Dim, most: Dim) -> Any:
+    def position(self, end: Any, size: Dim) -> Any:
         """A traced end of a slice as a position of an axis.
 
         Nothing is computed where the program bounds it: equal ends are to have equal equations.
@@ -271,10 +269,10 @@ class Sizing:
         if not is_at_most(0, self._known.bounds.of(end).low) and jnp.iinfo(end.dtype).min < 0:
             end = jnp.where(end < 0, end + _value(size, end.dtype), end)
         known = self._known.bounds.of(end)
-        if not is_at_most(least, known.low) and jnp.iinfo(end.dtype).min < 0:
-            end = lax.max(end, _value(least, end.dtype))
-        if not is_at_most(known.high, most):
-            end = lax.min(end, _value(most, end.dtype))
+        if not is_at_most(0, known.low) and jnp.iinfo(end.dtype).min < 0:
+            end = lax.max(end, np.zeros((), end.dtype))
+        if not is_at_most(known.high, size):
+            end = lax.min(end, _value(size, end.dtype))
         return _int32(end)
 
     def extend(self, array: Any, axis: int, n: Any, size: Dim) -> Any:
@@ -307,8 +305,8 @@ class Sizing:
         name = f"size_{len(self.computed) + 1}"
         name = bind_unique_names(name, {*self._taken, *self.computed})
         (dim,) = export.symbolic_shape(f"{name} - 1", scope=self._scope)
-        rows = presumed_rows(evaluate(bound, self._sizes))
-        self._sizes[name] = self._presumed.get(name, rows + 1)
+        # Half of the rows decide comparisons: neither they nor the rest are none, if there are two.
+        self._sizes[name] = (evaluate(bound, self._sizes) + 1) // 2 + 1
         self.computed[name] = Computed(str(bound), calling_line(), is_checked)
         self.dims[name] = dim
         if (trace := trace_of(n)) is not None:

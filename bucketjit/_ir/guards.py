@@ -24,8 +24,6 @@ _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusiv
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
 _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
 _SLICE = re.compile(r"[Ss]lice size at index \d+ in gather op .*? \[0, (.+?) \+ 1\), got (.+?)\.")
-_BENDS = re.compile(r"\w\(|\^")  # an expression that is not linear
-_MOST_LOOKED_AT = 1 << 14
 _LOOKED_AT = 1 << 8  # sizes on each side of one, and multiples of it
 _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 
@@ -51,24 +49,6 @@ class Guard:
         except ZeroDivisionError:  # then a guard on the divisor fails, too
             return False
         return bool(_COMPARE[self.op](a, b))
-
-    def largest(self, variable: str, sizes: Mapping[str, int]) -> int:
-        """The largest size of a variable, at most that in ``sizes``, at which the guard holds."""
-        most = sizes[variable]
-        if self.op == "!=" or self.holds(sizes):
-            return most
-        if _BENDS.search(f"{self.left} {self.right}"):
-            below = range(most - 1, max(-1, most - _MOST_LOOKED_AT), -1)
-            return next((n for n in below if self.holds({**sizes, variable: n})), most)
-        sign = -1 if self.op == ">=" else 1
-
-        def excess(size: int) -> int:  # not positive where the guard holds
-            at = {**sizes, variable: size}
-            return sign * (evaluate_text(self.left, at) - evaluate_text(self.right, at))
-
-        slope = excess(1) - excess(0)
-        size = -excess(0) // slope if slope else -1
-        return size if 0 <= size < most and self.holds({**sizes, variable: size}) else most
 
     @property
     def pins(self) -> bool:

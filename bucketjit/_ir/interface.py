@@ -18,13 +18,11 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import (
     Shape,
     evaluate,
-    evaluate_text,
     is_symbolic,
     variables_in,
     variables_of,
 )
 from bucketjit._ir.guards import Guard
-from bucketjit._ir.open_sizes import presumed_rows
 from bucketjit.errors import MaskingError, ShapeCheckError
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ class Interface:
         pairing: The concrete traces it was made from; None if it was traced symbolically.
         computed: The sizes that the program computes, by variable, in order.
         counts: The computed sizes that its executables return after the results.
-        presumed: Conditions that the computed sizes of a call must meet, checked after it ran.
+        presumed: Conditions that arrays of computed sizes are not empty, checked after a run.
         roomy: The variables whose arrays get room for the longer results that calls take again.
         refusal: Why it is not masked: it serves one size, as programs of other sizes do.
     """
@@ -243,58 +241,26 @@ class Interface:
     def padded_sizes(self, bucket: Mapping[str, int]) -> Mapping[str, int]:
         """A bucket with the padded values of the computed sizes.
 
-        A computed size is padded to the largest number of rows that it can select in the bucket,
-        or that `presumed` allows.
+        A computed size is padded to the largest number of rows that it can select in the bucket.
         """
         if not self.computed:
             return bucket
         lower = {**dict.fromkeys((*bucket, *self.computed), 1), **self.lower}
         padded = dict(bucket)
-        # In the program, an expression stands for a variable that is presumed to be equal to it.
-        presumed = [
-            g for g in self.presumed if g.op != "==" or g.pins or g.left not in self.computed
-        ]
         for variable, made in self.computed.items():
-            most = upper_bound_text(made.bound, lower, padded) + 1
-            padded[variable] = most
-            for guard in presumed:
-                # A guard of several computed sizes bounds none of them: the others may be smaller.
-                if guard.variables & self.computed.keys() == {variable}:
-                    padded[variable] = min(padded[variable], guard.largest(variable, padded))
-        for guard in presumed:
-            if guard.op == "!=" or guard.holds(padded):
-                continue
-            several = len(guard.variables & self.computed.keys()) > 1
-            if not (several and _may_hold(guard, lower, padded)):
+            padded[variable] = upper_bound_text(made.bound, lower, padded) + 1
+        for guard in self.presumed:
+            if upper_bound_text(guard.left, lower, padded) < 1:
                 raise MaskingError(
-                    f"the function is traced for computed sizes with {guard}, which does not hold "
-                    "at the padded sizes",
-                    "decide by other sizes",
+                    f"the function is traced for {guard}, which no size of the bucket meets",
+                    "write the default into the operation, as in x[mask].max(initial=0)",
                     in_bucket=True,
                 )
         return padded
 
-    def presumes(self, sizes: Mapping[str, int], computed: Mapping[str, int]) -> bool:
-        """Whether the conditions on computed sizes hold."""
-        known = dict(sizes)
-        for variable, made in self.computed.items():
-            rows = presumed_rows(evaluate_text(made.bound, known))
-            known[variable] = computed.get(variable, rows + 1)
-        return all(g.holds(known) for g in self.presumed)
-
     def admits(self, sizes: Mapping[str, int]) -> bool:
-        """Whether every guard holds at these sizes, and `presumed` may hold."""
-        if self.guards and not all(g.holds(sizes) for g in self.guards):
-            return False
-        return not self.presumed or self._may_be_presumed(sizes)
-
-    def _may_be_presumed(self, sizes: Mapping[str, int]) -> bool:
-        """Whether `presumed` holds for some computed sizes: of 2 rows no 3 can be selected."""
-        try:
-            self.padded_sizes(sizes)
-        except MaskingError:
-            return False
-        return True
+        """Whether every guard holds at these sizes."""
+        return all(g.holds(sizes) for g in self.guards)
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
         """The size constants of a call."""
@@ -335,12 +301,6 @@ class Interface:
 def _beside(shape: Shape, axis: int) -> list[str]:
     """The sizes of the other axes, as text."""
     return [str(d) for i, d in enumerate(shape) if i != axis]
-
-
-def _may_hold(guard: Guard, lower: Mapping[str, int], padded: Mapping[str, int]) -> bool:
-    """Whether an inequality holds at some sizes of a bucket: shapes have the largest size there."""
-    left, right = (guard.left, guard.right) if guard.op == ">=" else (guard.right, guard.left)
-    return guard.op != "==" and upper_bound_text(f"({left}) - ({right})", lower, padded) >= 0
 
 
 def product(sizes: Sequence[Any]) -> Any:

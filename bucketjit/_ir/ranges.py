@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._ir.bounds import is_never_negative, magnitude
-from bucketjit._ir.expressions import Dim, is_symbolic, parsed, variables_of
+from bucketjit._ir.expressions import Dim, is_symbolic
 from bucketjit._jax.patches.shapes import fresh_dimension
 
-_BITS_OF_SIZES = 31  # a size is an int32
-_DIGITS_OF_SIZES = 24  # binary digits: a floating type of so many has all sizes up to 2**24
 _NARROW = 16  # bits: an integer type of at most these has bounds of its own
 _LONGEST = 200  # characters of an expression; longer ones are forgotten
 _MOST_ELEMENTS = 1 << 16  # of a constant whose values are looked at
@@ -56,35 +51,6 @@ def is_at_most(one: Dim | None, other: Dim | None) -> bool:
     if not is_symbolic(difference):
         return bool(difference >= 0)
     return is_never_negative(str(difference))
-
-
-def solved_for(dim: Dim, variable: str) -> Dim | None:
-    """The value of a variable at which an expression is 0."""
-    if not _is_linear(dim, variable):
-        return None
-    none, one = (_replaced(dim, variable, x) for x in (0, 1))
-    if none is None or one is None:
-        return None
-    return {"1": -none, "-1": none}.get(str(one - none))
-
-
-def _is_linear(dim: Dim, variable: str) -> bool:
-    for node in ast.walk(parsed(str(dim))):
-        bends = isinstance(node, ast.Call) or (
-            isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
-        )
-        if bends and variable in variables_of(ast.unparse(node)):
-            return False
-    return True
-
-
-def _replaced(dim: Dim, variable: str, value: int) -> Dim | None:
-    """An expression with a number in the place of a variable; None if JAX cannot compute it."""
-    text = re.sub(rf"\b{re.escape(variable)}\b", str(value), str(dim))
-    try:
-        return fresh_dimension(dim, text)
-    except InconclusiveDimensionOperation:
-        return None
 
 
 def _extreme(name: str, one: Dim | None, other: Dim | None) -> Dim | None:
@@ -198,31 +164,16 @@ def within_type(found: Range, aval: Any) -> Range:
     return Range(low, int(limits.max) if found.high is None else found.high)
 
 
-def rounded(found: Range, dtype: Any, *, at_any_size: bool = False) -> Range:
-    """The bounds of numbers that are rounded to the nearest ones of a floating type."""
-    high = _rounded_up(found.high, dtype, at_any_size)
-    low = None if found.low is None else _rounded_up(-found.low, dtype, at_any_size)
-    return Range(None if low is None else -low, high)
+def rounded(found: Range, dtype: Any) -> Range:
+    """The bounds of numbers that are rounded to a floating type; a size is no bound of these."""
+    return Range(_rounded(found.low, dtype, math.floor), _rounded(found.high, dtype, math.ceil))
 
 
-def _rounded_up(bound: Dim | None, dtype: Any, at_any_size: bool) -> Dim | None:
-    """A whole number that no smaller number than a bound is rounded above; None if unknown."""
-    if bound is None:
+def _rounded(bound: Dim | None, dtype: Any, away: Callable[[float], int]) -> int | None:
+    if not isinstance(bound, int):
         return None
-    limits = jnp.finfo(dtype)
-    if not is_symbolic(bound):
-        nearest = float(np.asarray(bound, np.float64).astype(dtype))
-        return math.ceil(nearest) if math.isfinite(nearest) else None
-    most, digits = magnitude(str(bound)), int(limits.nmant) + 1
-    if most > float(limits.max):
-        return None
-    if digits > _BITS_OF_SIZES or (not at_any_size and digits >= _DIGITS_OF_SIZES):
-        # The sum with a 2**24th of a size, which another rounding has added, needs no other one.
-        beyond = math.ceil(math.log2(max(most, 1)) - 0.001) - digits
-        return bound + (1 << beyond >> 1) if beyond > 0 else bound
-    if is_at_most(0, bound):
-        return bound + bound // (1 << digits)
-    return bound + (-bound) // (1 << digits) if is_at_most(bound, 0) else None
+    nearest = float(np.asarray(bound, np.float64).astype(dtype))
+    return away(nearest) if math.isfinite(nearest) else None
 
 
 def joined(*ranges: Range) -> Range:
@@ -264,12 +215,12 @@ def product(one: Range, other: Range) -> Range:
     return Range(min(corners), max(corners))
 
 
-def quotient(one: Range, by: Range, is_float: bool) -> Range:
-    """The range of quotients, rounded down or towards 0."""
+def quotient(one: Range, by: Range) -> Range:
+    """The range of quotients of integers, rounded down or towards 0."""
     if not is_at_most(1, by.low):
         return Range()
     ends = (by.low, by.high)
-    is_number = all(isinstance(x, int) for x in ends) and by.low == by.high and not is_float
+    is_number = all(isinstance(x, int) for x in ends) and by.low == by.high
     parts = [b // by.low if is_number and b is not None else b for b in (one.low, one.high)]
     low, high = parts
     if is_natural(one):

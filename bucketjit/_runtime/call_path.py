@@ -11,7 +11,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
-from bucketjit._compile.computed_results import SizesDiffer
+from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.config import NO_TRACE, THREAD_TRACE, jit_disabled
@@ -69,23 +69,16 @@ class CallPath(Generic[P, R]):
                         handlers = table.by_key.get(table.key(args, kwargs), ())
                     except TypeError:  # a static argument that cannot be hashed
                         break
-                    is_first_choice = True
                     for handler in handlers:
                         try:
-                            result = handler.serve(args, kwargs)
+                            return handler.serve(args, kwargs)
                         except (SignatureChanged, NotPlaced):  # nothing has run: try the next one
-                            continue
-                        except SizesDiffer:  # its results are dropped
-                            is_first_choice = False
                             continue
                         except Evicted:
                             break
                         except Exception as error:
                             failed = error
                             break
-                        if not is_first_choice:
-                            self._engine.memory.prefer(table, handler, args, kwargs)
-                        return result
                 if failed is not None:
                     break
             return self._serve_slowly(args, kwargs, failed)
@@ -107,7 +100,8 @@ class CallPath(Generic[P, R]):
                 # The function was given wrong arguments, say: signing may raise a better error.
                 # A `Padded` argument may fail in a handler and be served here.
                 call = engine.signer.sign(args, kwargs)
-                if any(isinstance(x, Padded) for x in call.leaves):
+                is_dropped = isinstance(failed, NothingSelected)
+                if is_dropped or any(isinstance(x, Padded) for x in call.leaves):
                     return engine.serve(call)
                 raise failed
             finally:
@@ -124,6 +118,6 @@ class CallPath(Generic[P, R]):
         if handler is not None:
             try:
                 return handler.serve(args, kwargs)
-            except (SignatureChanged, NotPlaced, Evicted):  # nothing has run
+            except (SignatureChanged, NotPlaced, Evicted, NothingSelected):  # nothing that counts
                 pass
         return engine.serve(engine.signer.sign(args, kwargs), given)

@@ -1,22 +1,19 @@
-"""Calls of functions that compute sizes: runs that are repeated, and runs without ``jit``.
+"""Calls of functions that compute sizes: runs without ``jit``.
 
-A decision on a computed size (``if y.shape[0] > 2``) is traced for presumed sizes. A run that
-returns others is dropped, and the call runs again by a program for these. As ``jit`` cannot trace
-such a function at its exact shape, the function itself runs there.
+``jit`` cannot trace such a function at its exact shape, so the function itself runs there.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from bucketjit._arrays.results import as_numpy, as_padded
-from bucketjit._compile.computed_results import SizesDiffer
 from bucketjit._config import Out
-from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
+from bucketjit._jax.patches.traced_sizes import Noticing, SizeIsComputed
 from bucketjit._raised import text_of
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError, SelectionError
@@ -24,34 +21,7 @@ from bucketjit.errors import MaskingError, SelectionError
 if TYPE_CHECKING:
     from bucketjit._tracing.signature import Signature
 
-MAX_RUNS_AGAIN = 6  # after the first run of a call
-
 OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
-
-_UNSETTLED = MaskingError(
-    f"its decisions depend on computed sizes, which none of {MAX_RUNS_AGAIN + 1} programs fits",
-    "decide by fewer sizes, or with jnp.where",
-)
-
-
-def run_again(
-    differ: SizesDiffer,
-    call: Call,
-    serve: Callable[[Call], Any],
-    fall_back: Callable[[MaskingError], Any],
-) -> Any:
-    """Run a call by the program for the computed sizes that its run has returned."""
-    computed: Mapping[str, int] = {}
-    for _ in range(MAX_RUNS_AGAIN):
-        # They are right up to the first decision that was taken otherwise, so this converges.
-        computed = {**computed, **differ.computed}
-        again = call.resolved(call.signature.resolve_again(call, call.shapes, computed))
-        try:
-            return serve(again)
-        except SizesDiffer as other:
-            differ = other  # after this block, errors of the next run do not show it
-    return fall_back(_UNSETTLED)
-
 
 NOT_PADDED = MaskingError(
     "it computes a size, and no axis is open",
@@ -71,7 +41,8 @@ class EagerSignatures:
 
     def compiled(self, call: Call, compile: Callable[[], Any]) -> Any | None:
         """What compiles the exact shape of a call; None if the function runs without ``jit``."""
-        if getattr(call.refusal, "computes_sizes", False):
+        is_presumed = call.program is not None and call.program.presumed
+        if is_presumed or getattr(call.refusal, "computes_sizes", False):
             self._found.add(call.signature)
         if call.signature in self._found:
             return None

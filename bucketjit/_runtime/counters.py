@@ -188,7 +188,7 @@ class Counters:
             self._own_sums, self._sums_at = CallSums(), self.history.taken
             self._fallbacks.reset()
             self._totals: dict[str, Any] = {
-                **dict.fromkeys(("compiles", "loads", "dropped_runs", "inlined_calls"), 0),
+                **dict.fromkeys(("compiles", "loads", "inlined_calls"), 0),
                 **dict.fromkeys(("compile_seconds", "load_seconds"), 0.0),
             }
             self._selected: weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]
@@ -279,11 +279,6 @@ class Counters:
         with self._lock:
             self._totals[f"{what}s"] += 1
             self._totals[f"{what}_seconds"] += seconds
-
-    def dropped(self) -> None:
-        """Count a run whose results were dropped, as its computed sizes were not as presumed."""
-        with self._lock:
-            self._totals["dropped_runs"] += 1
 
     def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
         """Count rows that a run selected; see `bucketjit._compile.computed_results.Selected`."""

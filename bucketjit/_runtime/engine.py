@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.computed_results import SizesDiffer
+from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
@@ -23,7 +23,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import is_of_machine
-from bucketjit._runtime.computed_sizes import NOT_PADDED, run_again, run_eagerly
+from bucketjit._runtime.computed_sizes import NOT_PADDED, run_eagerly
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
@@ -43,7 +43,7 @@ from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import bind_sizes
-from bucketjit.errors import FallbackError, MaskingError
+from bucketjit.errors import ArtifactError, FallbackError, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
@@ -192,7 +192,6 @@ class Engine:
                 learning.compiled(masked.bucket, entry.compile_seconds)
         served = self.served(masked.key, entry, call, out)
         served.line.reason = masked.beyond
-        differ: SizesDiffer | None = None
         run = functools.partial(self.run, entry, call, served, out)
         if learning is not None and not is_compiled:
             run = functools.partial(learning.timed, self.lock, masked.bucket, call.leaves, run)
@@ -200,18 +199,12 @@ class Engine:
             result = run()
         except SignatureChanged:
             return self._fall_back(_NOT_AS_TRACED, call, out, None)
-        except SizesDiffer as other:
-            if call.presumed is not None:
-                raise
-            differ = other
+        except NothingSelected as error:  # its results are dropped
+            refused = error
         if is_compiled:
             self.recompiles.note(call, entry)
-        if differ is not None:
-            return run_again(
-                *(differ, call),
-                lambda again: self.serve_resolved(again, given, out),
-                lambda why: self._fall_back(why, call, out, None),
-            )
+        if refused is not None:
+            return self._fall_back(refused, call, out, None)
         if self.config.check is not Check.OFF:
             return result
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
@@ -361,8 +354,9 @@ class Engine:
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
             result = self._run_exact(call, out, given, refusal.reason)
-        elif call.presumed is not None:  # for the sizes of a run the function may raise its own
-            run_eagerly(call, out, refusal.reason)
+        elif isinstance(refusal, NothingSelected):  # the function may raise an error of its own
+            with suppress(ArtifactError):  # without its source
+                run_eagerly(call, out, refusal.reason)
         is_eager = self.refusals.eager.is_eager(call.signature)
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result

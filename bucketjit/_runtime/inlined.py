@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from bucketjit._config import Config
 from bucketjit._events import LONGEST, Event, emit, printable
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
-from bucketjit._ir.open_sizes import Noticing
 from bucketjit._jax.config import (
     innermost_transformation,
     only_differentiated,
     only_shapes,
 )
+from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.computed_sizes import OF_TRACERS
 from bucketjit._runtime.counters import Counters

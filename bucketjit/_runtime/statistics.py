@@ -242,8 +242,6 @@ class Stats:
         since: When the counters started, in seconds since 1970.
         loads: Executables read from files, see `BucketedExec.with_persistence`.
         load_seconds: Seconds spent on reading them.
-        dropped_runs: Runs whose results were dropped, as a decision of the function depends on a
-            computed size that was another one. The call then ran again by another program.
         rows: Examples that `BucketedExec.map` has run in batches; a batch is one of ``calls``, and
             ``size_counts`` has the sizes of each example.
         rows_alone: Number of examples that `map` has run one by one, by reason.
@@ -272,7 +270,6 @@ class Stats:
         default_factory=FrozenDict[str, Mapping[int, int]]
     )
     since: float = 0.0
-    dropped_runs: int = 0
     rows: int = field(default_factory=int)
     rows_alone: Mapping[str, int] = field(default_factory=FrozenDict[str, int])
     inlined_calls: int = 0

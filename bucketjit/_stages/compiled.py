@@ -297,7 +297,6 @@ class OneBucket(ChoosesBuckets):
         program = self.subject.program
         if not program.admits(sizes):
             broken = [str(g) for g in program.guards if not g.holds(sizes)]
-            broken = broken or list(map(str, program.presumed))
             raise ArgumentError(
                 f"{shown(sizes)} needs another program: this one holds for "
                 f"{' and '.join(broken) or 'sizes at which the function traces alike'}; lower it "
@@ -318,19 +317,10 @@ class OneBucket(ChoosesBuckets):
             f"{sizes[variable]}"
         )
 
-    def _no_program(
-        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]
-    ) -> Resolution:
+    def _no_program(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         """Say why the program does not serve a call; calls at an exact shape need none."""
         subject, paths = self.subject, self.subject.call.signature.paths
         if subject.exact:
             return Resolution(tokens, bind_sizes(tokens, shapes, paths), None)
-        if presumed:
-            told = "; ".join(subject.program.computed_in_words())
-            raise ArgumentError(
-                f"the function decides by sizes that it computes ({told}), and here they are "
-                f"{', '.join(f'{v} - 1 = {n - 1}' for v, n in presumed.items())}, which needs "
-                "another program; call the bucketed function, which finds it"
-            )
         self.check(bind_sizes(subject.call.tokens, shapes, paths))
         raise ArgumentError(f"no program serves the shapes {list(shapes)}; lower it again for them")

@@ -91,7 +91,7 @@ class Explanation:
         reason: Why the call runs exact, or an empty string.
         remedy: What to do about that, or an empty string.
         computed: The sizes that the program computes, each with its bound and the line, and what
-            is presumed of them. If a run computes others, the call runs again.
+            is presumed of them: that arrays are not empty. Where one is, the call runs eagerly.
         why: Why its bucket was made, if buckets are learnt, or why it suits the device; else an
             empty string.
         device: The device of a topology that it is for; an empty string if it runs here.

@@ -15,9 +15,9 @@ from jax.tree_util import PyTreeDef
 from bucketjit._compile.argument_types import without_values
 from bucketjit._config import is_int_from
 from bucketjit._events import shown
-from bucketjit._ir.open_sizes import Noticing, SizeIsComputed
 from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import shaped
+from bucketjit._jax.patches.traced_sizes import Noticing, SizeIsComputed
 from bucketjit._processes.together import call_of_shard
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine

@@ -19,13 +19,13 @@ from jax.tree_util import PyTreeDef
 from bucketjit._ir.expressions import evaluate, is_symbolic
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
-from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.config import current_trace
 from bucketjit._jax.debug_info import as_user_code, traced_anew
+from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
-from bucketjit._tracing.computed_sizes import PresumedSizes, counts_of
+from bucketjit._tracing.computed_sizes import TraceSizes, counts_of
 from bucketjit._tracing.held_output import begin_trace
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Attempt:
     """
 
     def __init__(
-        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: PresumedSizes
+        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: TraceSizes
     ) -> None:
         self.sizes = sizes.known
         with lenient_jax():  # SymbolicScope compares the constraints, which are symbolic
@@ -118,8 +118,7 @@ class Attempt:
         if sizes.are_computed:
             from bucketjit._ir.computed_sizes import Sizing
 
-            presumed = {**sizes.guessed, **sizes.presumed}
-            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call, presumed)
+            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call.keys())
         self.counts: tuple[str, ...] = ()
 
     @property

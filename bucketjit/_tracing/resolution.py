@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,6 @@ class Resolution:
         refusal: Why the function was not traced; None if there is a program, or if nothing was
             tried (an empty array, no open axis).
         size_constants: What the program needs besides the sizes.
-        presumed: Computed sizes that an earlier run of this call has returned; None in the first.
     """
 
     tokens: Tokens
@@ -39,7 +38,6 @@ class Resolution:
     program: Interface | None
     refusal: TraceRefused | None = None
     size_constants: SizeConstants = NO_SIZE_CONSTANTS
-    presumed: Mapping[str, int] | None = None
 
     @functools.cached_property
     def variables(self) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ varies: any axis under the default rule, otherwise a listed one.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import weakref
@@ -168,24 +167,6 @@ class Signature(TracedPrograms):
             if program is not None:
                 self._told.add(program)
         return call
-
-    def resolve_again(
-        self, call: Resolution, shapes: Shapes, computed: Mapping[str, int]
-    ) -> Resolution:
-        """Find or trace the program for a call whose computed sizes are known better."""
-        known = self.at(call.tokens, shapes)
-        for program in known.programs():
-            if program.admits(call.sizes) and program.presumes(call.sizes, computed):
-                self.keep(program)
-                found = dataclasses.replace(call, program=program)
-                break
-        else:
-            found = self.attempt(call.tokens, shapes, computed)
-            if found.program is not None:
-                self.add(found.program, known)
-        if found.program is not None:
-            known.prefer(found.program)
-        return dataclasses.replace(found, presumed=computed)
 
     def release(self, program: Interface) -> None:
         """Drop the reference to a program; others may still hold it.

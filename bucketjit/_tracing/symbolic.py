@@ -16,7 +16,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from jax.errors import InconclusiveDimensionOperation
@@ -38,7 +37,6 @@ from bucketjit._ir.guards import (
 )
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
-from bucketjit._ir.open_sizes import Noticing
 from bucketjit._ir.program import (
     Leaf,
     Program,
@@ -54,13 +52,16 @@ from bucketjit._jax.jaxprs import (
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
+from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import raising_code, raising_line, raising_text
 from bucketjit._raised import first_line, handled_before, is_of_machine, text_of
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
-    PresumedSizes,
+    TraceSizes,
+    admitted,
     meeting_of_sizes,
+    refused_decision,
     with_counts,
     with_sizes_alive,
 )
@@ -85,10 +86,9 @@ def trace(
     leaves: Sequence[Leaf],
     sizes: Mapping[str, int],
     constraints: Sequence[str] = (),
-    presumed: Mapping[str, int] = MappingProxyType({}),
 ) -> Program:
     """Trace ``fn`` with the symbolic sizes of ``leaves``."""
-    all_sizes = PresumedSizes(sizes, presumed)
+    all_sizes = TraceSizes(sizes)
     try:
         return _traced(fn, in_tree, leaves, all_sizes, constraints)
     except TraceRefused as refusal:
@@ -101,7 +101,7 @@ def _traced(
     fn: Callable[..., Any],
     in_tree: PyTreeDef,
     leaves: Sequence[Leaf],
-    all_sizes: PresumedSizes,
+    all_sizes: TraceSizes,
     constraints: Sequence[str],
 ) -> Program:
     """See `trace`."""
@@ -131,7 +131,9 @@ def _traced(
         # Equalities come before the failure: a wrong answer to one may have led to it.
         if equal := attempt.equalities():
             decided_at = _in_brackets(attempt.line)
-            guards.append(all_sizes.pinned(equal[0], attempt.sizing) or equal[0])
+            if (guard := admitted(equal[0], attempt.sizing)) is None:
+                raise refused_decision(equal[0], failure, decided_at)
+            guards.append(guard)
             if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
                 raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
@@ -146,14 +148,11 @@ def _traced(
             if attempt.texts:  # a text that holds a symbolic size may have led to it
                 raise _size_in_text(attempt.texts[0]) from failure
             raise failure
-        guard = all_sizes.pinned(_guard_after(failure, sizes, guards), attempt.sizing)
-        if guard is not None and guard not in guards:
-            guards = all_sizes.with_guard(guards, guard)
-        elif (others := all_sizes.guess_again(failure, attempt.sizing, guards)) is not None:
-            guards, remaining = others, MAX_RETRACES
-        else:
-            failure, sizing = all_sizes.first_failure or (failure, attempt.sizing)
-            raise _refusal(failure, all_sizes.presumed, sizing) from failure
+        decision = _guard_after(failure, sizes, guards)
+        guard = admitted(decision, attempt.sizing)
+        if guard is None or guard in guards:
+            raise _refusal(failure, attempt.sizing, decision) from failure
+        guards.append(guard)
     raise TraceRefused(
         f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
@@ -228,12 +227,12 @@ def _size_in_text(line: str) -> TraceRefused:
     )
 
 
-def _refusal(
-    error: Exception, presumed: Mapping[str, int] | None = None, sizing: Any = None
-) -> TraceRefused:
+def _refusal(error: Exception, sizing: Any = None, decision: Guard | None = None) -> TraceRefused:
     """A refusal in words, with the line and the remedy that suit an error of tracing."""
-    if met := meeting_of_sizes(error, sizing, presumed or {}):
+    if met := meeting_of_sizes(error, sizing):
         return met
+    if decision is not None and admitted(decision, sizing) is None:
+        return refused_decision(decision, error, _in_brackets(raising_line(error)))
     message = first_line(error)
     code, text = raising_code(error), raising_text(error)
     line, remedy = _in_brackets(raising_line(error)), COMPUTE

@@ -11,7 +11,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from jax.tree_util import PyTreeDef
@@ -33,8 +32,7 @@ from bucketjit._tracing.symbolic import COMPUTE, LOOP, trace
 if TYPE_CHECKING:
     from bucketjit._tracing.concrete import Tracer
 
-NO_SIZES: Mapping[str, int] = MappingProxyType({})
-Instead = Callable[[Tokens, Shapes, Mapping[str, int]], Resolution]
+Instead = Callable[[Tokens, Shapes], Resolution]
 """Resolves a call that no program serves, or says why not, where nothing can be traced."""
 
 _MAX_REFUSALS = 4  # after as many, only sizes larger or smaller than all of them are tried
@@ -93,12 +91,6 @@ class KnownPrograms:
         """Add a program, without holding it."""
         self.count += program not in self._programs
         self._programs[program] = None
-
-    def prefer(self, program: Interface) -> None:
-        """Try a program before the others."""
-        for other in self.programs():
-            if other is not program:
-                self._programs[other] = self._programs.pop(other)
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
         """Why a call is not traced."""
@@ -265,30 +257,28 @@ class TracedPrograms:
         own = [text for text in self.constraints if parse_constraint(text).variables <= opened]
         return list(dict.fromkeys([*own, *map(str, self.evenness(tokens))]))
 
-    def attempt(
-        self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int] = NO_SIZES
-    ) -> Resolution:
+    def attempt(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones."""
         if self._instead is not None:
-            return self._instead(tokens, shapes, presumed)
+            return self._instead(tokens, shapes)
         with holding_output() as held:
-            call = self._attempt(tokens, shapes, presumed)
+            call = self._attempt(tokens, shapes)
             leaves = self._leaves(tokens, shapes)
             call = refusing_one_size(
                 *(call, self._constraints(tokens), self.fn, self.at(tokens, shapes).programs()),
                 lambda n: self._tracer(tokens, shapes).at(n),
-                lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves], NO_SIZES),
+                lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves]),
             )
             held.is_dropped = call.program is None  # the exact run shows it
             return call
 
     @forgetful_jax()
-    def _attempt(self, tokens: Tokens, shapes: Shapes, presumed: Mapping[str, int]) -> Resolution:
+    def _attempt(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         program: Program | TraceRefused | RuntimeError
         try:
-            program = trace(self.fn, self.in_tree, leaves, sizes, constraints, presumed)
+            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
         except TraceRefused as refusal:
             program = refusal.placed(self.fn)
         except RuntimeError as error:
@@ -299,7 +289,7 @@ class TracedPrograms:
         # their context.
         if isinstance(program, RuntimeError):
             with raised_anew(program):
-                self._tree_at(tokens, shapes, sizes, presumed)  # raises the function's own error
+                self._tree_at(tokens, shapes, sizes)  # raises the function's own error
             if _ASKED_SYMBOLICALLY not in getattr(program, "__notes__", ()):
                 program.add_note(_ASKED_SYMBOLICALLY)
             raise program
@@ -309,7 +299,7 @@ class TracedPrograms:
             return self._pair(tokens, shapes, sizes, program)
         # Opaque data in the tree may hold a size. It does if a concrete trace has another tree.
         if program.may_hold_sizes:
-            nested = self._tree_at(tokens, shapes, sizes, presumed)
+            nested = self._tree_at(tokens, shapes, sizes)
             if not same_tree(nested, program.out_tree):
                 return self._pair(tokens, shapes, sizes, size_in_data().placed(self.fn))
         is_fixed = any(sizes[v] > 1 for v in fixed_by(program.guards, sizes))
@@ -328,9 +318,7 @@ class TracedPrograms:
         guards = tuple(Guard(v, "==", str(n)) for v, n in call.sizes.items())
         return replace(program, guards=guards, lower=dict(call.sizes))
 
-    def _tree_at(
-        self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int], presumed: Mapping[str, int]
-    ) -> Any:
+    def _tree_at(self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int]) -> Any:
         """The tree of the results at the sizes of a call; None if it cannot be traced there.
 
         Where the function computes sizes, these alone are symbolic, in a scope of their own.
@@ -339,13 +327,13 @@ class TracedPrograms:
             return self._tracer(tokens, shapes).at(sizes).out_tree
         leaves = self._leaves(tuple((STATIC,) * len(shape) for shape in shapes), shapes)
         with contextlib.suppress(TraceRefused):
-            return trace(self.fn, self.in_tree, leaves, NO_SIZES, (), presumed).out_tree
+            return trace(self.fn, self.in_tree, leaves, {}).out_tree
         return None
 
     def computing(self, tokens: Tokens, shapes: Shapes) -> Program | None:
         """The program of a function that computes sizes; None if it does not, or is refused."""
         if self._instead is not None:
-            self._instead(tokens, shapes, NO_SIZES)
+            self._instead(tokens, shapes)
             return None
         sizes = bind_sizes(tokens, shapes, self.paths)
         leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)

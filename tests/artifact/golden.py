@@ -37,7 +37,7 @@ def fn(params: Any, key: Any, x: Any) -> Any:
 def selecting(x: Any) -> Any:
     """Sizes that the function computes, and a decision on one of them."""
     kept = x[x > 0]
-    return {"kept": kept, "top": jnp.sort(kept)[-2:] if kept.shape[0] > 2 else kept[:1] * 2}
+    return {"kept": kept, "top": jnp.sort(kept)[-2:] if kept.shape[0] > 0 else kept}
 
 
 def selected_from(n: int) -> np.ndarray:

@@ -115,8 +115,12 @@ def test_files_of_every_version(path: Path) -> None:
 @pytest.mark.parametrize("path", golden.files_of_computed_sizes(), ids=lambda path: path.stem)
 def test_files_of_every_version_with_computed_sizes(path: Path) -> None:
     loaded = bucketjit.load(path)
-    for n in (1, 4, 5):
+    for n in (4, 5, 8):
         for x in (golden.selected_from(n), -golden.selected_from(n)):
+            if np.sum(x > 0) < 3:  # their program is for three numbers at least
+                with pytest.raises(bucketjit.errors.FallbackError):
+                    loaded(x)
+                continue
             got, expected = loaded(x), golden.selecting(jnp.asarray(x))
             for name, array in expected.items():
                 np.testing.assert_allclose(got[name], array)

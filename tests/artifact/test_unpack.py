@@ -186,16 +186,16 @@ def test_constants_of_each_size(tmp_path, served):
 def test_sizes_that_are_computed(tmp_path, served):
     def fn(x):
         kept = x[x > 0]
-        return kept, jnp.sort(kept)[-2:] if kept.shape[0] > 2 else kept.sum()
+        return kept, jnp.sort(kept)[-2:] if kept.shape[0] > 0 else kept.sum()
 
     executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
     x = np.sin(np.arange(7, dtype=np.float32) * 2 + 1)
     layout = write(executor, tmp_path / "u", x, sizes={"n": [8]})
-    programs = layout["functions"][0]["programs"]
-    assert len(programs) > 1 and all(program["presumed"] for program in programs)
-    [size] = programs[0]["computed"]
-    assert size["bound"] == ["n"] and programs[0]["counts"] == [size["variable"]]
-    calls = [(x,), (-x,), (x[:2],), (-np.abs(x),)]
+    [program] = layout["functions"][0]["programs"]
+    [size] = program["computed"]
+    assert program["presumed"]
+    assert size["bound"] == ["n"] and program["counts"] == [size["variable"]]
+    calls = [(x,), (-x,), (x[:2],)]
     # Not IREE, which writes where a scatter has an index out of bounds (3.13).
     right, _ = served(tmp_path / "u", calls, runtime="xla")
     for call, found in zip(calls, right, strict=True):

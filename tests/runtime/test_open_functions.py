@@ -43,8 +43,6 @@ SLICES: dict[str, Callable[..., Any]] = {
     "to_number": lambda x: x[count(x) // 2 : 5],
     "to_size": lambda x: x[count(x) : x.shape[0] - 1],
     "to_large_number": lambda x: x[count(x) : 2**40],
-    "by_two": lambda x: x[: count(x) : 2],
-    "backwards": lambda x: x[count(x) :: -1],
     "two_axes": lambda x: table(x)[: count(x), : count(x) + 1],
     "new_axis": lambda x: table(x)[None, count(x) :, 0],
     "with_positions": lambda x: table(x)[: count(x), jnp.array([0, 2])],
@@ -62,7 +60,6 @@ SLICES: dict[str, Callable[..., Any]] = {
     "max_columns": lambda x: table(x).at[:, : count(x)].max(1.5),
     "add_row": lambda x: table(x).at[: count(x)].add(jnp.array([1.0, 2.0, 3.0])),
     "apply": lambda x: x.at[: count(x)].apply(jnp.sin),
-    "set_backwards": lambda x: x.at[count(x) :: -2].set(-1),
     "gradient": jax.grad(lambda x: (x[: count(x)] ** 2).sum()),
     "gradient_of_set": jax.grad(lambda x: (x.at[: count(x)].set(x[: count(x)] ** 2)).sum()),
     "dynamic_slice": lambda x: jax.lax.dynamic_slice(x, (0,), (count(x),)),
@@ -93,7 +90,6 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "tile": lambda x: jnp.tile(x[:2], (count(x), 2)),
     "top_k": lambda x: jax.lax.top_k(x, count(x)),
     "keys": lambda x: jax.random.key_data(jax.random.split(jax.random.key(0), count(x) + 1)),
-    "permutation": lambda x: jnp.sort(jax.random.permutation(jax.random.key(0), count(x) + 1)),
     "eye": lambda x: jnp.eye(count(x)),
     "segment_sum": lambda x: jax.ops.segment_sum(x, jnp.clip(whole(x), 0, 3)),
     "random": lambda x: jax.random.normal(jax.random.key(0), (count(x),)).shape[0] + x,
@@ -113,13 +109,12 @@ SHAPES: dict[str, Callable[..., Any]] = {
     "bincount_weights": lambda x: jnp.bincount(jnp.abs(whole(x)) % 4, weights=jnp.ones_like(x)),
     "bincount_least": lambda x: jnp.bincount((x > 0), minlength=4),
     "bincount_selected": lambda x: jnp.bincount(jnp.clip(whole(x), 0, 5)[x > 0]),
-    "trim_zeros": lambda x: jnp.trim_zeros(jnp.maximum(x, 0)),
-    "trim_front": lambda x: jnp.trim_zeros(jnp.maximum(x, 0), "f").sum(),
-    "trim_back": lambda x: jnp.trim_zeros(whole(x), "b"),
 }
 
 MASKS: dict[str, Callable[..., Any]] = {
     "unique_values": lambda x: jnp.unique_values(jnp.round(x)),
+    "unique_nan": lambda x: jnp.unique(jnp.round(x), equal_nan=False),
+    "union1d": lambda x: jnp.union1d(jnp.round(x), jnp.array([0.0, 1.0])),
     "unique_counts": lambda x: tuple(jnp.unique_counts(jnp.round(x))),
     "unique_inverse": lambda x: tuple(jnp.unique_inverse(jnp.round(x))),
     "setxor1d": lambda x: jnp.setxor1d(jnp.round(x), jnp.array([0.0, 1.0])),
@@ -128,11 +123,6 @@ MASKS: dict[str, Callable[..., Any]] = {
     ),
     "isin": lambda x: jnp.isin(jnp.round(x), jnp.array([0.0, 1.0])),
     "nonzero_of_size": lambda x: jnp.nonzero(x > 0, size=3, fill_value=-1),
-    "delete_mask": lambda x: jnp.delete(x, x > 0),
-    "delete_rows": lambda x: jnp.delete(table(x), x > 0, axis=0),
-    "delete_positions": lambda x: jnp.delete(x, jnp.array([0, 0]) * count(x)),
-    "delete_one": lambda x: jnp.delete(x, count(x) // 2 - 1),
-    "delete_slice": lambda x: jnp.delete(x, slice(count(x) // 2, count(x))),
     "get": lambda x: x.at[x > 0].get(),
     "multiply": lambda x: x.at[x > 0].multiply(x[x > 0]),
     "least": lambda x: x.at[x > 0].min(0.5),
@@ -185,11 +175,8 @@ PROGRAMS = {
     "shapes-arange_by-few_arrays",
     "slices-to_large_number-few_arrays",
     "slices-dynamic_slice_moved-few_arrays",
-    "slices-set_backwards-few_arrays",
-    "masks-delete_one-few_arrays",
     "shapes-tile-few_arrays",
     "shapes-arange_of_size-few_arrays",
-    "masks-delete_mask-few_arrays",
     "slices-of_unsigned-few_arrays",
     "shapes-bincount_least-few_arrays",
 )
@@ -200,7 +187,8 @@ def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None
     executor = BucketedExec(fn, dynamic_axes="n", check=Check.POISON).with_pow2(min=8)
     for x in inputs():
         checked(executor, fn, x)
-    assert executor.stats().fallback_calls == 0
+    told = executor.stats()
+    assert told.fallback_calls == 0 and told.compiles <= 2  # one for each bucket
 
 
 def some_bits(x: Any) -> Any:
@@ -234,7 +222,6 @@ INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
         lambda x: jnp.arange(jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(jnp.int32) + 6),
         3,
     ),
-    "bfloat16": (lambda x: jnp.arange(count(x).astype(jnp.bfloat16).astype(jnp.int32)), 259),
     "barrier": (lambda x: x[: jax.lax.optimization_barrier((x, count(x)))[1]], 5),
     "device_put": (lambda x: x[: jax.device_put((x, count(x)))[1]], 5),
 }
@@ -260,64 +247,6 @@ def test_a_size_of_a_random_key_that_is_closed_over() -> None:
     checked(executor, fn, np.ones(5, np.float32))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "slices-to",
-        "slices-between",
-        "slices-set_values",
-        "slices-dynamic_slice",
-        "shapes-arange_clipped",
-        "shapes-repeat_clipped",
-        "shapes-bincount",
-        "shapes-trim_zeros",
-        "masks-unique_counts",
-    ],
-)
-def test_one_executable_for_each_bucket(name: str) -> None:
-    fn = PROGRAMS[name]
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
-    rng = np.random.default_rng(2)
-    for size in (3, 9, 30, 7):
-        for shift in (-2, 0, 2):
-            x = (rng.standard_normal(size) + shift).astype(np.float32)
-            checked(executor, fn, x)
-    assert executor.stats().compiles == 3
-
-
-MEETINGS_OF_EQUALS: dict[str, Callable[..., Any]] = {
-    "halves": lambda x: jnp.sort(x[x > 0]) + jnp.sort(x[x < 0]) * 2,
-    "parts": lambda x: jnp.concatenate([x[x > 0], x[x <= 0]]) + x,
-    "matrix": lambda x: x[x > 0][:, None] * jnp.ones(2) + jnp.stack([x[x < 0]] * 2, 1),
-    "decided": lambda x: x[x > 0] if x[x > 0].shape[0] == x[x < 0].shape[0] else x,
-}
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", MEETINGS_OF_EQUALS)
-def test_different_selections_that_are_equal_share_an_executable(name: str) -> None:
-    fn = MEETINGS_OF_EQUALS[name]
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR, check=Check.POISON)
-    executor = executor.with_pow2(min=16)
-    rng = np.random.default_rng(0)
-    for pairs in (1, 2, 5, 7, 3, 8):
-        positive = (rng.random(pairs) + 0.5).astype(np.float32)
-        x = rng.permutation(np.concatenate([positive, -positive]))
-        checked(executor, fn, x)
-    assert executor.stats().compiles == 1
-
-
-def test_sizes_with_different_bounds_that_are_equal() -> None:
-    def fn(x: Any) -> Any:
-        twice = jnp.concatenate([x, -jnp.abs(x)])
-        return x[x > 0] + twice[twice > 0]
-
-    executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(min=8)
-    for x in arrays(8):
-        checked(executor, fn, x)
-
-
 def test_the_sizes_of_a_bound_that_sized_gives() -> None:
     """Without it, nothing bounds the sum of the counts."""
 
@@ -341,6 +270,7 @@ UNBOUNDED: dict[str, tuple[Callable[..., Any], str, str]] = {
     "ones": (lambda x: jnp.ones((x.astype(int).sum(),)), "computed shape: ", "jnp.minimum(k"),
     "repeat": (lambda x: jnp.repeat(x, x.astype(int)), "jnp.repeat: ", "jnp.minimum(counts"),
     "bincount": (lambda x: jnp.bincount(x.astype(int)), "jnp.bincount: ", "jnp.minimum(x"),
+    "halves": (lambda x: jnp.arange((count(x) * 0.5).astype(int)), "jnp.arange: ", "jnp.minimum(k"),
 }
 
 
@@ -363,7 +293,15 @@ def test_a_size_without_a_bound_names_the_line_and_says_what_to_do(name: str) ->
 
 
 REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "step": (lambda x: x[:: count(x)], "a slice has a step that is computed"),
+    "step": (lambda x: x[:: count(x)], "a slice has a step"),
+    "by_two": (lambda x: x[: count(x) : 2], "a slice has a step"),
+    "set_backwards": (lambda x: x.at[count(x) :: -2].set(-1), "a slice has a step"),
+    "delete_mask": (lambda x: jnp.delete(x, x > 2), "jnp.delete: its size is computed"),
+    "delete_slice": (lambda x: jnp.delete(x, slice(0, count(x))), "jnp.delete: its size"),
+    "delete_one": (lambda x: jnp.delete(x, count(x) // 2), "jnp.delete: its size"),
+    "trim_zeros": (lambda x: jnp.trim_zeros(x - 1), "jnp.trim_zeros: its size is computed"),
+    "floats": (lambda x: jnp.arange(0.5, count(x)), "jnp.arange: an end"),
+    "step_of_floats": (lambda x: jnp.arange(0, count(x), 0.5), "jnp.arange: an end"),
     "vmap": (lambda x: jax.vmap(lambda a: x[: jnp.sum(x > a)].sum())(x), "vmap over a selection"),
     "positions": (
         lambda x: table(x).at[: count(x), jnp.array([0, 1])].set(jnp.ones(2)),
@@ -379,6 +317,10 @@ def test_what_is_refused_says_why(name: str) -> None:
     with pytest.raises(FallbackError, match=reason) as told:
         executor(np.arange(1, 5, dtype=np.float32))
     assert "test_open_functions.py" in str(told.value) and told.value.remedy
+    if name not in ("vmap", "step"):  # which eager JAX refuses, too
+        executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
+        for x in arrays(5):
+            checked(executor, fn, x)
 
 
 OUT_OF_BOUNDS: dict[str, Callable[..., Any]] = {
@@ -423,25 +365,25 @@ def test_different_selections_that_meet_are_named(name: str) -> None:
         return meet(above, below)
 
     executor = BucketedExec(fn, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2()
-    equal = np.array([1, -1, 2, -2], np.float32)
-    np.testing.assert_allclose(executor(equal), fn(jnp.asarray(equal)))
     with pytest.raises((FallbackError, TypeError, ValueError)) as told:  # or that of the function
         executor(np.array([1, -1, 2, 3, 4], np.float32))
     line = fn.__code__.co_firstlineno
     text = "".join([str(told.value), *getattr(told.value, "__notes__", ())])
     assert "arrays of different computed sizes meet" in text
-    for rows, place in (("4 rows", line + 1), ("1 row", line + 2)):
-        assert f"{rows} of n, computed at {__file__}:{place} (" in text
+    for place in (line + 1, line + 2):
+        assert f"some rows of n, computed at {__file__}:{place} (" in text
     assert "select both by one mask" in text
     assert "jnp.where" in getattr(told.value, "remedy", "jnp.where")
 
 
 def test_the_error_of_the_eager_function_names_both_selections() -> None:
     executor = BucketedExec(lambda x: x[x > 0] @ x[x < 0], dynamic_axes="n").with_pow2()
+    with pytest.warns(FallbackWarning):
+        assert executor(np.array([1, -1, 2, -2], np.float32)) == -5
     with pytest.raises(TypeError, match="contracting") as raised:
         executor(np.array([1, -1, 2, 3, 4], np.float32))
     (note,) = (n for n in raised.value.__notes__ if n.startswith("bucketjit runs"))
-    assert "4 rows of n" in note and "1 row of n" in note and "select both by one mask" in note
+    assert note.count("some rows of n") == 2 and "select both by one mask" in note
 
 
 def test_jax_itself_is_as_before() -> None:

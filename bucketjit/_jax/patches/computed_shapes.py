@@ -8,9 +8,6 @@ at most the number of elements. See `bucketjit._ir.value_bounds`.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -29,8 +26,6 @@ from bucketjit._jax.patches.traced_sizes import (
 )
 
 _core = names.module("core")
-
-_MOST = 2**31 - 1  # the largest int32
 
 
 def _dimension(open_: Any, original: Any, size: Any, *more: Any, **named: Any) -> Any:
@@ -73,68 +68,47 @@ def _arange(
     """Its ends may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     given = [x for x in (start, stop, step) if x is not None]
     is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in given)
-    if not is_computed and not _are_sizes_and_floats(given):
+    is_open = any(map(is_symbolic_dim, given)) and any(isinstance(x, float) for x in given)
+    if not (is_computed or is_open):
         return original(start, stop, step, dtype, **more)
     # A symbolic size is a Python int to the unpadded run.
     kind = dtype or jnp.result_type(*(0 if is_symbolic_dim(x) else x for x in given))
-    if stop is None:
-        start, stop = 0, start
-    first, last = _number(start), _number(stop)
-    by = None if step is None else _number(step)
+    ends = (0, start) if stop is None else (start, stop)
+    first, last, by = map(_whole, (*ends, 1 if step is None else step))
+    if None in (first, last, by) or is_traced(by):
+        if not is_computed:
+            return original(start, stop, step, dtype, **more)
+        open_.refuse(
+            "jnp.arange: an end that is computed is no integer, or the step is none",
+            "compute with whole numbers, as in 0.5 * jnp.arange(k)",
+        )
     if is_computed:
+        first, last, by = map(_number, (first, last, by))
         size = open_.size(_count(first, last, by), "jnp.arange", is_clamped=True)
     else:
-        size = _exact_count(start, stop, 1 if step is None else step)
+        size = jax.core.max_dim(0, _count(first, last, by))
     is_short = jnp.issubdtype(kind, np.floating) and jnp.finfo(kind).bits < 32
     working = np.float32 if is_short else kind
     places = lax.broadcasted_iota(working, (size,), 0)
-    if by is not None:
-        places = lax.convert_element_type(by, working) * places
+    if not _is(by, 1):
+        places = lax.convert_element_type(_number(by), working) * places
     if not _is(first, 0):
-        places = lax.convert_element_type(first, working) + places
+        places = lax.convert_element_type(_number(first), working) + places
     return lax.convert_element_type(places, kind)
 
 
-def _are_sizes_and_floats(given: Sequence[Any]) -> bool:
-    """Whether some are sizes, and the others numbers of which few binary digits are a fraction."""
-    others = [x for x in given if not is_symbolic_dim(x)]
-    return (
-        len(others) < len(given)
-        and any(isinstance(x, float) for x in others)
-        and all(isinstance(x, int | float) and math.isfinite(x) for x in others)
-        and all((x * _PARTS).is_integer() and abs(x) < _PARTS for x in map(float, others))
-    )
-
-
-_PARTS = 1 << 16  # of 1: with these, 64 bits hold a size, and quotients are as exact as Python's
-
-
-def _exact_count(start: Any, stop: Any, step: Any) -> Any:
-    """The number of elements of ``arange``, of sizes and floats, as Python computes it."""
-    parts = math.lcm(*(Fraction(x).denominator for x in (start, stop, step) if _is_float(x)))
-    first, last, by = (int(x * parts) if _is_float(x) else x * parts for x in (start, stop, step))
-    first, last, by = (first, last, by) if by > 0 else (last, first, -by)
-    return jax.core.max_dim(0, (last - first + (by - 1)) // by)
-
-
-def _is_float(x: Any) -> bool:
-    return isinstance(x, float)
+def _whole(x: Any) -> Any:
+    """A size, an integer, or one that a float is; None for another number."""
+    if isinstance(x, float):
+        return int(x) if x.is_integer() else None
+    return None if is_traced(x) and not is_traced_size(x) else x
 
 
 def _count(first: Any, last: Any, by: Any) -> Any:
     """How many numbers there are from ``first`` to before ``last``, negative if there are none."""
-    is_down = by is not None and not is_traced(by) and by < 0
-    first, last, by = (last, first, -by) if is_down else (first, last, by)
+    first, last, by = (last, first, -by) if by < 0 else (first, last, by)
     distance = last if _is(first, 0) else last - first
-    if by is None or _is(by, 1):
-        count = distance
-    elif all(jnp.issubdtype(jnp.result_type(x), np.integer) for x in (distance, by)):
-        count = -((-distance) // by) if is_traced(by) else (distance + (by - 1)) // by
-    else:
-        count = distance / by
-    if jnp.issubdtype(jnp.result_type(count), np.integer):
-        return count
-    return jnp.ceil(count).astype(np.int32)
+    return distance if by == 1 else (distance + (by - 1)) // by
 
 
 def _is(x: Any, number: int) -> bool:
@@ -194,29 +168,11 @@ def _bincount(
 
 
 @opened(jnp, "trim_zeros")
-def _trim_zeros(
-    open_: Any, original: Any, filt: Any, trim: str = "fb", axis: Any = None, **more: Any
-) -> Any:
-    """Its length may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    sides = trim.lower()
-    if not is_traced(filt) or more or not ("f" in sides or "b" in sides):
-        return original(filt, trim, *(() if axis is None else (axis,)), **more)
-    axes = range(filt.ndim) if axis is None else np.atleast_1d(axis)
-    chosen = {int(i) % filt.ndim for i in axes}
-    index = []
-    for i in range(filt.ndim):
-        if i not in chosen:
-            index.append(slice(None))
-            continue
-        mask = (filt != 0).any(axis=tuple(j for j in range(filt.ndim) if j != i))
-        size = as_value(filt.shape[i])
-        places = lax.broadcasted_iota(np.int32, mask.shape, 0)
-        first = jnp.min(jnp.where(mask, places, size), initial=_MOST)
-        after = jnp.max(jnp.where(mask, places + 1, 0), initial=0)
-        # With zeros alone, nothing is left: what is first is at the end then, and beyond it.
-        stop = after if "b" in sides else jnp.where(after > 0, size, 0)
-        index.append(slice(jnp.minimum(first, size) if "f" in sides else None, stop))
-    return filt[tuple(index)]
+def _trim_zeros(open_: Any, original: Any, filt: Any, *more: Any, **named: Any) -> Any:
+    """It is refused. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
+    if not is_traced(filt):
+        return original(filt, *more, **named)
+    open_.refuse("jnp.trim_zeros: its size is computed", "slice by positions of jnp.nonzero")
 
 
 # Functions of whose arguments one is a size, or a tuple of sizes, with its position and its name.

@@ -5,34 +5,174 @@ traced for buckets, the program computes it; see `bucketjit._ir.computed_sizes`.
 and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
 ``total_repeat_length=`` they do what JAX does.
 
-- Masks (`.masks`): ``x[mask]`` with masks of any rank, among slices, integers and index arrays;
+- Masks, here: ``x[mask]`` with masks of any rank, among slices, integers and index arrays;
   ``x.at[mask].set``, ``get``, ``add``, ``multiply``, ``min``, ``max``, ``apply`` and others;
   ``jnp.nonzero``, ``flatnonzero``, ``argwhere``, ``where`` of one argument; ``compress``,
-  ``extract``; ``delete`` of a mask or of positions; ``unique`` and ``unique_values``,
-  ``unique_counts``, ``unique_inverse``, ``unique_all``; ``setdiff1d``, ``union1d``,
-  ``intersect1d``, ``setxor1d``.
-- Slices (`.slices`): ``x[:k]``, ``x[k:]``, ``x[a:b]``, ``x[a:b:2]``, ``x[..., :k, :m]``, clamped as
+  ``extract``; ``unique`` and ``unique_values``, ``unique_counts``, ``unique_inverse``,
+  ``unique_all``; ``setdiff1d``, ``union1d``, ``intersect1d``, ``setxor1d``.
+- Slices (`.slices`): ``x[:k]``, ``x[k:]``, ``x[a:b]``, ``x[..., :k, :m]``, clamped as
   in Python; ``x.at[:k].set`` and others; ``lax.dynamic_slice``, ``dynamic_slice_in_dim``,
   ``lax.slice`` and ``slice_in_dim`` with sizes and ends that are computed.
 - Shapes (`.computed_shapes`), where the size has a bound: ``jnp.ones``, ``zeros``, ``full``,
   ``empty``, ``broadcast_to``, ``eye``, ``linspace``, ``tile``, ``lax.top_k``, random numbers,
-  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``;
-  ``trim_zeros``.
+  ``jax.random.split`` and ``permutation``, ``arange``; ``repeat`` by counts; ``bincount``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.export import is_symbolic_dim
+from jax.extend import core as jex_core
 
 from bucketjit._jax import names
 from bucketjit._jax.patches.computed_shapes import SHAPES
-from bucketjit._jax.patches.masks import MASKS
+from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.slices import SLICES
-from bucketjit._jax.patches.traced_sizes import opened
+from bucketjit._jax.patches.traced_sizes import (
+    has_traced_slice,
+    is_open,
+    is_traced,
+    opened,
+    selecting,
+)
 
+_indexing = names.module("numpy.indexing")
+_setops = names.module("numpy.setops")
 _partial_eval = names.module("interpreters.partial_eval")
+
+
+@opened(jnp, "nonzero")
+def _nonzero(open_: Any, original: Any, a: Any, *, size: Any = None, fill_value: Any = None) -> Any:
+    """Its mask need not be concrete. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
+    if size is not None or not is_open(a):
+        return original(a, size=size, fill_value=fill_value)
+    return open_.nonzero(a)
+
+
+_Indexer = _indexing.NDIndexer
+
+
+@opened(_Indexer, "expand_bool_indices", everywhere=False)
+def _mask_indices(open_: Any, original: Any, self: Any) -> Any:
+    """``x[mask]`` and ``x.at[mask]``. Since numpy.indexing, 0.8. Until sizes can be computed."""
+    indices: list[Any] = []
+    for place, index in enumerate(self.indices):
+        is_mask = index.typ.name == "BOOLEAN"
+        if is_mask and is_traced(index.index) and not is_open(index.index):
+            indices.append(index)  # see `_flag_indices`
+            continue
+        if not is_mask or not is_open(index.index):
+            indices += original(_Indexer(shape=self.shape, indices=[index])).indices
+            continue
+        _check_mask(self.shape, index, place)
+        positions = open_.nonzero(index.index)
+        indices += [
+            _as_array(index, array, (axis,))
+            for array, axis in zip(positions, index.consumed_axes, strict=True)
+        ]
+    return _Indexer(shape=self.shape, indices=indices)
+
+
+def _as_array(index: Any, array: Any, axes: tuple[int, ...]) -> Any:
+    """A part of an index that is an array."""
+    return index._replace(index=array, typ=type(index.typ).ARRAY, consumed_axes=axes)
+
+
+@opened(_Indexer, "expand_scalar_bool_indices", everywhere=False)
+def _flag_indices(open_: Any, original: Any, self: Any, *more: Any) -> Any:
+    """``x[flag]`` has a new axis of size 1 or 0. Since 0.8. Until sizes can be computed."""
+    flags = {
+        i: index.index
+        for i, index in enumerate(self.indices)
+        if index.typ.name == "BOOLEAN" and is_traced(index.index)
+    }
+    plain = [
+        index._replace(index=True, consumed_axes=()) if i in flags else index
+        for i, index in enumerate(self.indices)
+    ]
+    indexer, spec = original(_Indexer(shape=self.shape, indices=plain), *more)
+    indices = list(indexer.indices)
+    for i, flag in flags.items():
+        (places,) = open_.nonzero(jnp.reshape(flag, (1,)))
+        indices[i] = _as_array(indices[i], places, indices[i].consumed_axes)
+    return _Indexer(shape=indexer.shape, indices=indices), spec
+
+
+def _check_mask(shape: Sequence[Any], index: Any, place: int) -> None:
+    """Raise JAX's error for a mask of another shape than the axes that it is an index of."""
+    own = tuple(np.shape(index.index))
+    wanted = tuple(shape[i] for i in index.consumed_axes)
+    if not all(a == b for a, b in zip(own, wanted, strict=True)):
+        raise IndexError(
+            "boolean index did not match shape of indexed array in index"
+            f" {place}: got {own}, expected {list(wanted)}"
+        )
+
+
+class _CoreOfSets:
+    """The module that functions of sets ask for concrete arrays, which they need not be here.
+
+    They call functions that are patched here. Since numpy.setops, 0.4. Until sizes can be computed.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    @staticmethod
+    def concrete_or_error(force: Any, value: Any, context: str = "") -> Any:
+        if force is None and selecting() is not None and isinstance(value, jax.core.Tracer):
+            return jax.lax.stop_gradient(value)  # a concrete value has no tangent either
+        return jex_core.concrete_or_error(force, value, context)
+
+
+_SETS = Patch(_setops, "core", _CoreOfSets)
+
+
+@opened(jnp, "compress")
+def _compress(
+    open_: Any,
+    original: Any,
+    condition: Any,
+    a: Any,
+    axis: Any = None,
+    *,
+    size: Any = None,
+    **more: Any,
+) -> Any:
+    """And ``jnp.extract``. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
+    if size is not None or not is_open(condition):
+        return original(condition, a, axis, size=size, **more)
+    array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
+    mask = condition.astype(bool)
+    if mask.ndim != 1 or more.get("out") is not None:
+        return original(condition, a, axis, size=size, **more)  # raises
+    rows, own = array.shape[0], mask.shape[0]
+    is_open_size = is_symbolic_dim(rows) or is_symbolic_dim(own)
+    if (rows != own) if is_open_size else own > rows:
+        open_.refuse(
+            f"compress: a condition of size {own} meets an axis of size {rows}",
+            "give a condition of the size of the axis",
+        )
+    if not is_open_size:
+        array = array[:own]
+    return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
+
+
+@opened(jnp, "delete")
+def _delete(open_: Any, original: Any, arr: Any, obj: Any, axis: Any = None, **more: Any) -> Any:
+    """It is refused, but for unique indices. Since 0.2. Until sizes can be computed."""
+    is_computed = is_traced(obj) and not more.get("assume_unique_indices")
+    if is_computed or has_traced_slice(obj):
+        open_.refuse("jnp.delete: its size is computed", "select what is left, as in x[~mask]")
+    return original(arr, obj, axis, **more)
 
 
 def _ended(open_: Any, original: Any, self: Any) -> None:
@@ -50,5 +190,7 @@ _ENDS = tuple(
     for owner in (jax.core.Trace, _partial_eval.DynamicJaxprTrace)
 )
 
-SELECTIONS = (*MASKS, *SLICES, *SHAPES, *_ENDS)
+_MASKS = (_nonzero, _mask_indices, _flag_indices, _SETS, _compress, _delete)
+
+SELECTIONS = (*_MASKS, *SLICES, *SHAPES, *_ENDS)
 """All patches for sizes that the program computes."""

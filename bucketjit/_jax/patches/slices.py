@@ -32,14 +32,10 @@ _MOST = 2**31 - 1  # the largest int32
 
 
 class _Part(NamedTuple):
-    """The positions of an axis that a slice takes: ``start + step * i`` for i below ``length``.
-
-    ``start`` is None where it is 0 and the step is 1.
-    """
+    """The ``length`` positions of an axis that a slice takes from ``start`` on; None is 0."""
 
     start: Any
     length: Any
-    step: int
 
 
 @opened(_indexing, "rewriting_take", everywhere=False)
@@ -74,25 +70,17 @@ def _part(open_: Any, index: slice, size: Any) -> _Part:
     for end in (index.start, index.stop):
         if is_traced(end) and not is_traced_size(end):
             raise TypeError(f"slice indices must be integers, got {jax.typeof(end)}")
-    step = 1 if index.step is None else index.step
-    if is_traced(step) or is_symbolic_dim(step):
+    if is_traced(index.step) or index.step not in (None, 1):
         open_.refuse(
-            "a slice has a step that is computed", "give the step as a number, or index by an array"
+            "a slice has a step, and an end or a step that is computed",
+            "slice twice, as in x[:k][::2], or index by an array",
         )
-    step = int(step)
-    if step == 0:
-        raise ValueError("slice step cannot be zero")
-    if step == 1 and _is_start(index.start):
-        return _Part(None, _clamped(open_, index.stop, size, 0, size), 1)
-    whole = (0, size) if step > 0 else (size - 1, -1)
-    least, most = (0, size) if step > 0 else (-1, size - 1)
-    start, stop = (
-        as_value(default) if end is None else _clamped(open_, end, size, least, most)
-        for end, default in zip((index.start, index.stop), whole, strict=True)
-    )
-    distance = stop - start if step > 0 else start - stop
-    length = distance if abs(step) == 1 else (distance + (abs(step) - 1)) // abs(step)
-    return _Part(start, length, step)
+    stop = size if index.stop is None else index.stop
+    stop = _clamped(open_, stop, size)
+    if _is_start(index.start):
+        return _Part(None, stop)
+    start = _clamped(open_, index.start, size)
+    return _Part(start, stop - start)
 
 
 def _is_start(end: Any) -> bool:
@@ -100,15 +88,15 @@ def _is_start(end: Any) -> bool:
     return end is None or not (is_traced(end) or is_symbolic_dim(end) or int(end) != 0)
 
 
-def _clamped(open_: Any, end: Any, size: Any, least: Any, most: Any) -> Any:
+def _clamped(open_: Any, end: Any, size: Any) -> Any:
     """An end of a slice, negative ones counted from the end of the axis."""
     if is_traced(end):
-        return open_.position(end, size, least, most)
+        return open_.position(end, size)
     if not is_symbolic_dim(end):
         end = min(max(int(end), -_MOST), _MOST)
     end = as_value(end)
     end = jnp.where(end < 0, end + as_value(size), end)
-    return jnp.clip(end, as_value(least), as_value(most))
+    return jnp.clip(end, as_value(0), as_value(size))
 
 
 def _from(array: Any, axis: int, part: _Part) -> Any:
@@ -116,8 +104,7 @@ def _from(array: Any, axis: int, part: _Part) -> Any:
     if part.start is None:
         return array
     places = lax.broadcasted_iota(np.int32, (array.shape[axis],), 0)
-    places = part.start + places * np.int32(part.step)
-    return at_places(array, places, axis)
+    return at_places(array, part.start + places, axis)
 
 
 @opened(_scatter, "_scatter_update", everywhere=False)
@@ -141,18 +128,13 @@ def _is_taken(x: Any, axis: int, part: _Part) -> Any:
     """Which positions along an axis a slice takes, as a mask that broadcasts to the array."""
     order = _order(x.shape[axis], part)
     taken = (order >= 0) & (order < part.length)
-    if abs(part.step) > 1:
-        places = lax.broadcasted_iota(np.int32, (x.shape[axis],), 0)
-        taken = taken & ((places - part.start) % np.int32(part.step) == 0)
     return jnp.expand_dims(taken, [i for i in range(x.ndim) if i != axis])
 
 
 def _order(size: Any, part: _Part) -> Any:
     """For each position of an axis, which position of the slice it is."""
     places = lax.broadcasted_iota(np.int32, (size,), 0)
-    if part.start is None:
-        return places
-    return (places - part.start) // np.int32(part.step)
+    return places if part.start is None else places - part.start
 
 
 def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, _Part]) -> Any:
@@ -237,7 +219,7 @@ def _window(open_: Any, array: Any, axis: int, start: Any, size: Any) -> Any:
         start = as_value(start)
         start = jnp.where(start < 0, start + whole, start)
         start = jnp.clip(start, 0, jnp.maximum(whole - size.astype(np.int32), 0))
-        array = _from(array, axis, _Part(start, size, 1))
+        array = _from(array, axis, _Part(start, size))
     return _cut(open_, array, axis, size)
 
 
@@ -304,7 +286,7 @@ def _limited(open_: Any, array: Any, axis: int, start: Any, limit: Any, stride: 
     if not _is_start(start):
         begin = as_value(start)
         length = as_value(limit) - begin
-        array = _from(array, axis, _Part(begin, length, 1))
+        array = _from(array, axis, _Part(begin, length))
         before = _cut(open_, array, axis, length)
     if is_traced(stride):
         open_.refuse("a slice has a step that is computed", "give the step as a number")

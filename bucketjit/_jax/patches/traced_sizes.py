@@ -1,10 +1,15 @@
-"""What the patches for computed sizes ask of a thread and of a value."""
+"""What the patches for computed sizes ask of a thread and of a value; and `Noticing`.
+
+While a thread traces, `selecting` returns what makes sizes: `Noticing` first, which stops a trace
+that needs one, then `bucketjit._ir.computed_sizes.Sizing`.
+"""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -15,12 +20,12 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.patches.patch import Patch
 
-of_thread = threading.local()  # `open`: such as a `bucketjit._ir.computed_sizes.Sizing`, or None
+_of_thread = threading.local()  # `open`: a `Noticing`, a `Sizing` or None
 
 
 def selecting() -> Any:
     """What makes sizes in this thread; None if JAX's own functions are to run."""
-    return getattr(of_thread, "open", None)
+    return getattr(_of_thread, "open", None)
 
 
 def opened(owner: Any, name: str, everywhere: bool = True) -> Callable[[Callable[..., Any]], Patch]:
@@ -79,3 +84,45 @@ def at_places(array: Any, places: Any, axis: int) -> Any:
     ``jnp.take`` asks whether there is any position, which is a decision on the size.
     """
     return array.at[(slice(None),) * axis + (places,)].get(mode="clip")
+
+
+class SizeIsComputed(Exception):
+    """The function computes a size, and is traced where it cannot."""
+
+
+@contextmanager
+def as_open(value: Any) -> Iterator[None]:
+    """A context in which this makes the sizes of traces of this thread."""
+    before = selecting()
+    _of_thread.open = value
+    try:
+        yield
+    finally:
+        _of_thread.open = before
+
+
+class Noticing:
+    """Stops a trace where it would compute a size.
+
+    Attributes:
+        noticed: Whether it has stopped one. User code may have caught the error.
+    """
+
+    def __init__(self) -> None:
+        self.noticed = False
+
+    def nonzero(self, *_: Any, **__: Any) -> Any:
+        """Raise `SizeIsComputed`."""
+        self.noticed = True
+        raise SizeIsComputed
+
+    def ended(self, trace: Any) -> None:
+        """Nothing is known of a trace."""
+
+    refuse = cut = first = size = position = extend = nonzero
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A context in which traces of this thread stop."""
+        with as_open(self):
+            yield

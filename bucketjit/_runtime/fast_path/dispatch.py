@@ -100,12 +100,6 @@ class DispatchTable:
         self.by_key[key] = (handler, *kept)
         return [*gone, *(old for old in known if old not in kept)]
 
-    def prefer(self, key: Hashable, handler: Handler) -> None:
-        """Try a handler before the others of its key."""
-        known = self.by_key.get(key, ())
-        if handler in known:
-            self.by_key[key] = (handler, *(other for other in known if other is not handler))
-
     def _without_executable(self) -> list[Handler]:
         """Drop the keys none of whose handlers has its executable, and return those handlers."""
         gone: list[Handler] = []

@@ -6,7 +6,7 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -74,13 +74,6 @@ class RememberedCalls:
     def clear(self) -> None:
         """Forget all calls. The caller clears the counters: call counters are not closed here."""
         self.fast_path.clear()
-
-    def prefer(
-        self, table: DispatchTable, handler: Handler, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Try a handler first for calls like this one, which others computed other sizes for."""
-        with self._lock:
-            table.prefer(table.key(args, kwargs), handler)
 
     def add(
         self,
