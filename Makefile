@@ -110,7 +110,7 @@ COMPILERS_VENV := .venv-compilers
 
 accelerator-compilers: $(STAMP)-bench
 	@$(MAKE) --no-print-directory VENV=$(COMPILERS_VENV) $(COMPILERS_VENV)/.installed-compilers
-	$(BIN)/python -m benchmarks.$(if $(findstring --sample,$(ARGS)),compilers,table accelerators) $(ARGS)
+	$(BIN)/python -m benchmarks.$(if $(findstring --sample,$(ARGS)),compilers,table accelerators accelerators-stream) $(ARGS)
 
 coverage-page: $(STAMP)-test
 	$(BIN)/python -m tests.coverage_page

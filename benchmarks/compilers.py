@@ -19,11 +19,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks import encoder
 from benchmarks.alone import ROOT, run_alone
 from benchmarks.lean import MODELS
 from benchmarks.sections import Column, NotHere, Options, Row, Section, load, print_sections
@@ -38,6 +40,7 @@ VARIABLES = {
     "JAX_PLATFORMS": "cpu",
     "TF_CPP_MIN_LOG_LEVEL": "3",
 }
+CALLS = 1000
 TARGETS = {"tpu": "TPU v5e", "cuda": "H100"}
 # An H100 as its data sheet and XLA's description of the chip tell it.
 H100 = """
@@ -174,11 +177,53 @@ def compile_pairs(
     return rows
 
 
-def compiled_alone(target: str, **options: Any) -> list[Row]:
-    """`compile_pairs` in a process of its own, by the interpreter that has the compilers."""
+def compile_stream(target: str, sample: int) -> Row:
+    """Compile the ragged stream: ``sample`` of its shapes by ``jax.jit``, and all its buckets."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    import bucketjit
+    from benchmarks.contenders.jax_encoder import encode
+
+    at = SingleDeviceSharding(device(target))
+
+    def spec(x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
+
+    weights = jax.tree.map(spec, encoder.draw_weights())
+    shapes = sorted(set(encoder.draw_sizes(CALLS)))
+    sizes = [{"b": b, "s": s} for b, s in shapes]
+    some = shapes[:: max(1, len(shapes) // sample)]
+    tokens = {shape: spec(np.zeros(shape, np.int32)) for shape in (*some, shapes[-1])}
+    bucketed = bucketjit.jit(encode, dynamic_axes=(None, "b, s"), buckets="pow2", fallback="error")
+    began = time.perf_counter()
+    bucketed.warmup(weights, tokens[shapes[-1]], sizes=sizes, workers=1, progress=False)
+    warm = time.perf_counter()
+    for shape in some:
+        jax.jit(encode).lower(weights, tokens[shape]).compile()
+    exact = (time.perf_counter() - warm) / len(some) * len(shapes)
+    return {
+        "target": TARGETS[target],
+        "shapes": len(shapes),
+        "compiled": len(some),
+        "exact_s": exact,
+        "buckets": bucketed.cache_size(),
+        "total_s": warm - began,
+        "ratio": exact / (warm - began),
+    }
+
+
+def of_stream(options: Options) -> list[Row]:
+    """The stream by each target's compiler."""
+    sample = {"sample": 2 if options.quick else 24}
+    return [compiled_alone(target, "compile_stream", **sample) for target in TARGETS]
+
+
+def compiled_alone(target: str, function: str = "compile_pairs", **options: Any) -> Any:
+    """Compile in a process of its own, by the interpreter that has the compilers."""
     arguments = {"target": target, **options}
-    pairs = "benchmarks.compilers:compile_pairs"
-    outcome = run_alone(pairs, arguments, python=str(PYTHON), variables=VARIABLES)
+    where = f"benchmarks.compilers:{function}"
+    outcome = run_alone(where, arguments, python=str(PYTHON), variables=VARIABLES)
     if outcome.status == "skipped":
         raise NotHere(f"accelerators skipped: {outcome.reason}; make accelerator-compilers")
     if outcome.status != "ok":
@@ -243,6 +288,24 @@ SECTIONS = (
         group="target",
         command="make accelerator-compilers",
     ),
+    Section(
+        "accelerators-stream",
+        "The stream, by the compilers of accelerators",
+        f"Seconds in which the compiler takes the shapes of {CALLS:,} calls of the ragged stream: "
+        "each shape by `jax.jit`, from a sample of them, and all buckets by a warm-up of "
+        "`bucketjit.jit(encode, buckets='pow2')` in one thread.",
+        (
+            Column("target", "target"),
+            Column("shapes", "shapes", "d"),
+            Column("compiled", "compiled of them", "d"),
+            Column("exact_s", "`jax.jit`, s", ".0f"),
+            Column("buckets", "buckets", "d"),
+            Column("total_s", "bucketjit, s", ".1f"),
+            Column("ratio", "`jax.jit` to bucketjit", ".0f"),
+        ),
+        "benchmarks.compilers:of_stream",
+        command="make accelerator-compilers",
+    ),
 )
 
 
@@ -260,7 +323,8 @@ def main() -> None:
         rows = compiled_alone(target, **SAMPLE, models=SAMPLE_MODELS)
         print(SECTIONS[0].tables(rows))
         found += dearer(kept["rows"], rows)
-    command = [str(PYTHON), "-m", "pytest", "-q", "tests/accelerator/test_targets.py"]
+    files = [f"tests/accelerator/test_{name}.py" for name in ("targets", "cases", "kernels")]
+    command = [str(PYTHON), "-m", "pytest", "-q", "-m", "not slow", *files]
     tests = subprocess.run(command, cwd=ROOT, env={**os.environ, **VARIABLES})
     if tests.returncode:
         sys.exit(tests.returncode)

@@ -14,7 +14,16 @@ from benchmarks.contenders import ENTRIES, Entry, cold, entry
 from benchmarks.sections import Column, Options, Section
 
 # Those that make other processes are tested by themselves, and one needs pytest-benchmark.
-ALONE = ("accelerators", "computed-cold", "dispatch", "saving", "stream", "stream-warm", "training")
+ALONE = (
+    "accelerators",
+    "accelerators-stream",
+    "computed-cold",
+    "dispatch",
+    "saving",
+    "stream",
+    "stream-warm",
+    "training",
+)
 
 
 # One of each kind runs in every change.

@@ -55,7 +55,7 @@ def primitive(run: Callable[..., Any]) -> Callable[..., Any]:
 CASES = [
     (with_none, 1),
     (with_shapes, 1),
-    (with_one, 3),
+    (with_one, 2),
     (with_three, 3),
     (with_two_sizes, 3),
     (with_an_order, 3),
