@@ -85,7 +85,8 @@ class TracedBodies:
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
             after, uneven = needed.after(), transform.uneven
-            return masked(program, consts, bucket, names, rules(), after, uneven, cut)
+            checked = self._check in (Check.EXACT, Check.EXACT_ALWAYS)
+            return masked(program, consts, bucket, names, rules(), after, uneven, cut, checked)
 
         pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
@@ -117,10 +118,12 @@ def masked(
     after: Callable[[], Hook] | None,
     uneven: tuple[str, ...] = (),
     cut: Set[str] = frozenset(),
+    is_checked: bool = False,
 ) -> Body:
     """A program at padded sizes, with zeros in the padding of its results.
 
-    ``cut`` are the variables of axes that a mesh cuts, along which a fill takes what is local.
+    ``cut`` are the variables of axes that a mesh cuts, along which a fill takes what is local. If
+    it is checked, kernels get rubbish in the padding of their arrays.
     """
 
     def body(
@@ -136,6 +139,7 @@ def masked(
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
         padding, known = None if is_poisoned else 0, Padding(cut=cut)
+        known.is_rubbish = is_checked
         try:
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)

@@ -105,6 +105,8 @@ class Padding:
         cut: The variables of axes that a mesh cuts.
     """
 
+    is_rubbish = False  # whether kernels get rubbish in the padding of their arrays, for a check
+
     def __init__(
         self, constants: dict[int, _Constant] | None = None, cut: Set[str] = frozenset()
     ) -> None:
@@ -124,7 +126,9 @@ class Padding:
 
     def at_other_sizes(self) -> Padding:
         """For a program inside, where the same values have other padding: only constants stay."""
-        return Padding(self._constants)
+        there = Padding(self._constants)
+        there.is_rubbish = self.is_rubbish
+        return there
 
     def note(self, value: Any, shape: Shape, constant: Any, exponent: int = 0) -> None:
         """Remember that the padding of a value holds a constant, if that is followed.
