@@ -1,0 +1,149 @@
+"""The recipes of docs/kernels.md: values in interpret mode, at sizes that are no multiples."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+import bucketjit
+from tests.test_docs import ROOT, run
+
+SIZES = (70, 1, 5, 100, 129, 200, 250, 300)
+
+
+@functools.cache
+def recipe(name: str) -> Any:
+    with pltpu.force_tpu_interpret_mode():
+        return run(ROOT / "docs" / "kernels.md")[name]
+
+
+def normal(*shape: int) -> Any:
+    return (np.random.default_rng(shape[-2]).normal(size=shape) / 4).astype(np.float32)
+
+
+def plain(query: Any, key: Any, value: Any, allowed: Any = True) -> Any:
+    scores = jnp.einsum("...qd,...kd->...qk", query, key)
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)) & allowed, scores, -jnp.inf)
+    return jnp.einsum("...qk,...kd->...qd", jax.nn.softmax(scores), value)
+
+
+def compare(fn: Any, want: Any, axes: Any, *arrays: Any, floats: tuple[int, ...]) -> None:
+    """Values in a bucket and alone, and gradients in a bucket."""
+    loss = lambda f: jax.grad(lambda *xs: (f(*xs) ** 2).sum(), floats)  # noqa: E731
+    options: Any = {"dynamic_axes": axes, "buckets": "pow2", "fallback": "error", "check": "off"}
+    with pltpu.force_tpu_interpret_mode():
+        for own in (fn, bucketjit.jit(fn, **options)):
+            np.testing.assert_allclose(own(*arrays), want(*arrays), atol=1e-5)
+        got = bucketjit.jit(loss(fn), **options)(*arrays)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-3), got, loss(want)(*arrays))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", SIZES)
+def test_flash_attention(n: int) -> None:
+    arrays = [normal(1, 2, n, 64) for _ in range(3)]
+    axes = ("_, _, s, _",) * 3
+    compare(recipe("attention"), plain, axes, *arrays, floats=(0, 1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", SIZES)
+def test_splash_attention(n: int) -> None:
+    ids = np.arange(n, dtype=np.int32) // 40
+    want = lambda q, k, v, ids: plain(q, k, v, ids[:, None] == ids)  # noqa: E731
+    arrays = [normal(2, n, 128) for _ in range(3)]
+    axes = (*("_, s, _",) * 3, "s")
+    compare(recipe("splash"), want, axes, *arrays, ids, floats=(0, 1, 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 7, 9, 11])
+def test_paged_attention(n: int) -> None:
+    rng = np.random.default_rng(n)
+    query, pages = normal(n, 4, 128), normal(2, 32, 16, 128)
+    table = rng.integers(0, 32, (n, n)).astype(np.int32)
+    lengths = rng.integers(1, 16 * n, n).astype(np.int32)
+    axes = ("b, _, _", None, None, "b", "b, p")
+    fn = bucketjit.jit(recipe("paged"), dynamic_axes=axes, buckets="pow2", fallback="error")
+    with pltpu.force_tpu_interpret_mode():
+        got = fn(query, pages, pages, lengths, table)
+    for i in range(n):
+        kept = np.repeat(pages[:, table[i]].reshape(2, -1, 128)[:, : lengths[i]], 2, 0)
+        weights = jax.nn.softmax(jnp.einsum("hd,hkd->hk", query[i], kept))
+        np.testing.assert_allclose(got[i], jnp.einsum("hk,hkd->hd", weights, kept), atol=1e-2)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("n", [3, 1, 5, 9, 12, 15, 17, 30])
+def test_blocks(n: int) -> None:
+    fn = bucketjit.jit(recipe("column_sums"), buckets="pow2", fallback="error", check="exact")
+    with pltpu.force_tpu_interpret_mode():
+        np.testing.assert_allclose(fn(normal(n, 128)), normal(n, 128).sum(0), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", SIZES)
+def test_attention_of_gpus(n: int) -> None:
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        from jax.experimental.pallas.ops.gpu import attention
+
+    @bucketjit.kernel(*("b, s%128, h, d",) * 3, out="b, s, h, d", fill=0)
+    def mha(query: Any, key: Any, value: Any, sizes: Any) -> Any:
+        b, n = query.shape[:2]
+        ids = jnp.broadcast_to((jnp.arange(n) < sizes["s"]).astype(jnp.int32), (b, n))
+        return attention.mha(query, key, value, ids, 1.0, causal=True, interpret=True)
+
+    def want(*arrays: Any) -> Any:
+        return plain(*(x.swapaxes(1, 2) for x in arrays)).swapaxes(1, 2)
+
+    arrays = [normal(1, n, 2, 64) for _ in range(3)]
+    compare(mha, want, ("_, s, _, _",) * 3, *arrays, floats=(0, 1, 2))
+
+
+SOURCE = r"""
+#include "xla/ffi/api/ffi.h"
+namespace ffi = xla::ffi;
+static ffi::Error Sums(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> n,
+                       ffi::ResultBuffer<ffi::F32> out) {
+  int64_t d = x.dimensions()[1];
+  for (int64_t j = 0; j < d; ++j) out->typed_data()[j] = 0;
+  for (int64_t i = 0; i < n.typed_data()[0]; ++i)
+    for (int64_t j = 0; j < d; ++j) out->typed_data()[j] += x.typed_data()[i * d + j];
+  return ffi::Error::Success();
+}
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ColumnSums, Sums, ffi::Ffi::Bind()
+  .Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::Buffer<ffi::F32>>());
+"""
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    folder: Path = tmp_path_factory.mktemp("foreign")
+    (folder / "sums.cc").write_text(SOURCE)
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", f"-I{jax.ffi.include_dir()}", "sums.cc"]
+    try:
+        subprocess.run([*command, "-o", "sums.so"], cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("no compiler of C++")
+    handler = jax.ffi.pycapsule(ctypes.cdll.LoadLibrary(str(folder / "sums.so")).ColumnSums)
+    jax.ffi.register_ffi_target("column_sums", handler, platform="cpu")
+    found: Callable[..., Any] = recipe("foreign_sums")
+    return found
+
+
+def test_foreign_functions(foreign: Callable[..., Any]) -> None:
+    fn = bucketjit.jit(lambda x: foreign(x) * 2, buckets="pow2", fallback="error", check="exact")
+    for n in (1, 2, 3, 5, 7, 9, 12, 17):
+        np.testing.assert_allclose(fn(normal(n, 3)), 2 * normal(n, 3).sum(0), atol=1e-5)
+    assert fn.stats().compiles == 2 * len({1, 2, 4, 8, 16, 32})
