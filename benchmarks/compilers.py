@@ -260,7 +260,8 @@ def main() -> None:
         rows = compiled_alone(target, **SAMPLE, models=SAMPLE_MODELS)
         print(SECTIONS[0].tables(rows))
         found += dearer(kept["rows"], rows)
-    command = [str(PYTHON), "-m", "pytest", "-q", "tests/accelerator/test_targets.py"]
+    files = [f"tests/accelerator/test_{name}.py" for name in ("targets", "kernels")]
+    command = [str(PYTHON), "-m", "pytest", "-q", *files]
     tests = subprocess.run(command, cwd=ROOT, env={**os.environ, **VARIABLES})
     if tests.returncode:
         sys.exit(tests.returncode)
