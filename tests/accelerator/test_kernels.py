@@ -25,23 +25,24 @@ from tests.api.test_kernel_recipes import of_gpus, recipe
 
 def lowered(target: str, fn: Any, axes: Any, *shapes: Any) -> Any:
     at = SingleDeviceSharding(compilers.device(target))
-    structs = [
-        jax.ShapeDtypeStruct(*(x if isinstance(x[0], tuple) else (x, jnp.float32)), sharding=at)
-        for x in shapes
-    ]
     made = bucketjit.jit(fn, dynamic_axes=axes, buckets="pow2", fallback="error")
-    return made.lower(*structs)
+    return made.lower(*(jax.ShapeDtypeStruct(*x, sharding=at) for x in shapes))
 
 
+def floats(*shape: int) -> Any:
+    return shape, jnp.float32
+
+
+def ints(*shape: int) -> Any:
+    return shape, jnp.int32
+
+
+PAGES = [floats(5, 8, 128), *[floats(1, 32, 16, 128)] * 2, ints(5), ints(5, 6)]
 ON_TPU = {
-    "attention": (("_, _, s, _",) * 3, [(1, 2, 200, 64)] * 3, True),
-    "splash": ((*("_, s, _",) * 3, "s"), [*[(2, 200, 128)] * 3, ((200,), jnp.int32)], True),
-    "paged": (
-        ("b, _, _", None, None, "b", "b, p"),
-        [(5, 8, 128), (1, 32, 16, 128), (1, 32, 16, 128), ((5,), jnp.int32), ((5, 6), jnp.int32)],
-        False,
-    ),
-    "column_sums": ("n, _", [(20, 128)], False),
+    "attention": (("_, _, s, _",) * 3, [floats(1, 2, 200, 64)] * 3, True),
+    "splash": ((*("_, s, _",) * 3, "s"), [*[floats(2, 200, 128)] * 3, ints(200)], True),
+    "paged": (("b, _, _", None, None, "b", "b, p"), PAGES, False),
+    "column_sums": ("n, _", [floats(20, 128)], False),
 }
 
 

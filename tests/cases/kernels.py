@@ -36,5 +36,4 @@ CASES = [
     Case(
         "kernel_map", lambda x: jax.lax.map(_both, x), ("s, b, 2",), ("kernel", "scan"), grad=True
     ),
-    Case("kernel_jit", lambda x: jax.jit(_both)(x[: x.shape[0] // 2 + 1]), ("b, 3",), grad=True),
 ]
