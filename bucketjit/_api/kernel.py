@@ -25,8 +25,7 @@ from bucketjit._raised import in_one_line
 from bucketjit.errors import ArgumentError, SizeMismatchError, SpecError
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MULTIPLE = re.compile(r"([^\W\d]\w*) *% *([1-9]\d*)")
-_TYPED = re.compile(r"(\w+)\[(.*)\]")
+_MULTIPLE, _TYPED = re.compile(r"([^\W\d]\w*) *% *([1-9]\d*)"), re.compile(r"(\w+)\[(.*)\]")
 
 
 def kernel(*axes: Any, out: Any, fill: Any = None, **named_axes: Any) -> Callable[[F], F]:
@@ -190,8 +189,8 @@ class _Declaration:
             for dim, size, want in zip(axes.dims, x.shape, axes.at(sizes, x.shape), strict=True):
                 # Not by ``==``: sizes that may be equal become so by a guard, by this message.
                 if str(size) != str(want):
-                    where = f"{self._name}: {path} has an axis {dim}"
-                    raise SizeMismatchError(f"{where} of size ({size}), expected ({want})")
+                    got = f"{self._name}: {path} has {dim} of size ({size})"
+                    raise SizeMismatchError(f"{got}, expected ({want})")
         return [one[1] for one in found], [one[2] for one in found], sizes
 
     def _runner(self, static: Any, tree: Any, axes: Sequence[_Axes], fills: Any) -> Any:
@@ -211,7 +210,6 @@ class _Declaration:
             if out_tree != self._out_tree or got != want:
                 shown = jax.tree.map(jax.typeof, value)
                 raise ArgumentError(f"{self._name} returns {shown}, and out declares {want}")
-            shapes = [one.at(at) for one in self._outs]
-            return [resized(jnp.asarray(x), n) for x, n in zip(outs, shapes, strict=True)]
+            return list(map(resized, map(jnp.asarray, outs), (one.at(at) for one in self._outs)))
 
         return run

@@ -85,8 +85,8 @@ class TracedBodies:
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
             after, uneven = needed.after(), transform.uneven
-            checked = self._check in (Check.EXACT, Check.EXACT_ALWAYS)
-            return masked(program, consts, bucket, names, rules(), after, uneven, cut, checked)
+            given = program, consts, bucket, names, rules(), after, uneven, cut
+            return masked(*given, self._check not in (Check.OFF, Check.POISON))
 
         pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
@@ -122,8 +122,8 @@ def masked(
 ) -> Body:
     """A program at padded sizes, with zeros in the padding of its results.
 
-    ``cut`` are the variables of axes that a mesh cuts, along which a fill takes what is local. If
-    it is checked, kernels get rubbish in the padding of their arrays.
+    ``cut`` are the variables of axes that a mesh cuts, along which a fill takes what is local.
+    ``is_checked`` puts rubbish into the padding that kernels get.
     """
 
     def body(

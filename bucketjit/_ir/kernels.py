@@ -5,10 +5,9 @@
 
     y:f32[n] = kernel[call=norms sizes=(('n', n), ('d', 3)) types=(f32[n],)] x:f32[n,3]
 
-In a trace with symbolic sizes a call is one equation, whose types come from the declaration. Its
-masking rule calls the function with padded arrays. Anywhere else the function itself is called. The
-pullback of an equation is another one, which differentiates the function at padded shapes.
-Cotangents are 0 in the padding, so that none comes back from it.
+In a trace with symbolic sizes a call is one equation, with the types of the declaration. Its rule
+calls the function with padded arrays. The pullback of an equation is another one, which
+differentiates the function at padded shapes. Cotangents are 0 in the padding.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import batching, mlir
 
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import shaped
+from bucketjit._jax.jaxprs import shaped, varies
+from bucketjit._jax.tracers import Typed
 from bucketjit._raised import in_one_line
 from bucketjit.errors import ExportError, MaskingError
 
@@ -71,8 +71,7 @@ class KernelCall:
         return list(call(*arrays))
 
     def _pull(self, sizes: Mapping[str, Any], *values: Any) -> list[Any]:
-        count = len(self.kinds)
-        return self.with_pullback(sizes, values[:count])[1](values[count:])
+        return self.with_pullback(sizes, values[: len(self.kinds)])[1](values[len(self.kinds) :])
 
     def with_pullback(self, sizes: Any, arrays: Sequence[Any]) -> tuple[list[Any], Any]:
         """The results, and what maps cotangents of the float ones to those of float arrays."""
@@ -110,9 +109,15 @@ def resized(array: Any, shape: Sequence[int], fill: Any = 0) -> Any:
 
 def _run(*arrays: Any, call: KernelCall, sizes: Any, types: Any) -> list[Any]:
     if any(map(is_symbolic, [dim for x in arrays for dim in x.shape])):
-        remedy = "save(path, ..., sizes=) has a module for each bucket"
-        raise ExportError(f"cannot export the kernel {call.name} without its sizes; {remedy}")
+        raise ExportError(f"cannot export the kernel {call.name} without its sizes; use save()")
     return call.run({name: jnp.int32(dim) for name, dim in sizes}, *arrays)
+
+
+def _types(*avals: Any, types: Any, **_: Any) -> list[Any]:
+    # It is not declared over which shards results vary, and where gradients are summed.
+    if any(map(varies, map(Typed, avals))):  # type: ignore[arg-type]
+        raise MaskingError("a kernel in shard_map", "pass check_vma=False to jax.shard_map")
+    return list(types)
 
 
 def _batch(values: Any, places: Any, *, call: KernelCall, sizes: Any, types: Any) -> Any:
@@ -132,7 +137,7 @@ def _registered(prim: Any) -> Any:
     """The primitive, with its rules."""
     prim.multiple_results = True
     prim.def_impl(_run)
-    prim.def_abstract_eval(lambda *_, types, **__: list(types))
+    prim.def_abstract_eval(_types)
     batching.primitive_batchers[prim] = _batch
     mlir.register_lowering(prim, mlir.lower_fun(_run, multiple_results=True))
     return prim

@@ -33,14 +33,11 @@ def floats(*shape: int) -> Any:
     return shape, jnp.float32
 
 
-def ints(*shape: int) -> Any:
-    return shape, jnp.int32
-
-
-PAGES = [floats(5, 8, 128), *[floats(1, 32, 16, 128)] * 2, ints(5), ints(5, 6)]
+INTS = ((5,), jnp.int32), ((5, 6), jnp.int32)
+PAGES = [floats(5, 8, 128), *[floats(1, 32, 16, 128)] * 2, *INTS]
 ON_TPU = {
     "attention": (("_, _, s, _",) * 3, [floats(1, 2, 200, 64)] * 3, True),
-    "splash": ((*("_, s, _",) * 3, "s"), [*[floats(2, 200, 128)] * 3, ints(200)], True),
+    "splash": ((*("_, s, _",) * 3, "s"), [*[floats(2, 200, 128)] * 3, ((200,), jnp.int32)], True),
     "paged": (("b, _, _", None, None, "b", "b, p"), PAGES, False),
     "column_sums": ("n, _", [floats(20, 128)], False),
 }

@@ -32,7 +32,6 @@ CASES = [
     Case("kernel", _both, ("b, 3",), ("kernel",), grad=True),
     Case("kernel_filled", lambda x: offsets(x[:, 0]) * offsets(x.sum(1)), ("b, s",), ("kernel",)),
     Case("kernel_vmap", lambda x: jax.vmap(_both)(x), ("s, b, 2",), ("kernel",), grad=True),
-    Case("kernel_checkpoint", lambda x: jax.checkpoint(_both)(x), ("b, 3",), grad=True),
     Case(
         "kernel_map", lambda x: jax.lax.map(_both, x), ("s, b, 2",), ("kernel", "scan"), grad=True
     ),

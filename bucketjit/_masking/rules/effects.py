@@ -128,8 +128,7 @@ def kernel(ctx: RuleContext, *operands: Array) -> list[Any]:
     arrays = []
     for x, (fill, closed), shape in zip(operands, call.kinds, ctx.in_shapes, strict=True):
         if opened := [shape[axis] for axis in closed if is_symbolic(shape[axis])]:
-            why = f"{call.name}: an open axis ({opened[0]}) is declared as _"
-            raise MaskingError(why, "name it in the declaration")
+            raise MaskingError(f"{call.name}: {opened[0]} is open, and declared as _", "name it")
         if fill is None and ctx.padding.is_rubbish and not is_key(x):
             is_float = jnp.issubdtype(x.dtype, jnp.inexact)
             fill = np.nan if is_float else x.dtype == bool or jnp.iinfo(x.dtype).max
