@@ -15,6 +15,7 @@ from bucketjit._version import __version__
 if TYPE_CHECKING:
     from bucketjit import errors, integrations, metrics, rules, stages, strategies, types
     from bucketjit._api.executor import BucketedExec, jit
+    from bucketjit._api.kernel import kernel
     from bucketjit._api.loaded import load, refine
     from bucketjit._api.sized import sized
     from bucketjit._arrays.padded import Padded
@@ -33,6 +34,7 @@ __all__ = [
     "errors",
     "integrations",
     "jit",
+    "kernel",
     "load",
     "metrics",
     "refine",
@@ -54,6 +56,7 @@ _PLACES = {
     "Padded": "_arrays.padded",
     "Ragged": "_runtime.rows.stacked",
     "jit": "_api.executor",
+    "kernel": "_api.kernel",
     "load": "_api.loaded",
     "refine": "_api.loaded",
     "sized": "_api.sized",

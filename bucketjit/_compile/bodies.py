@@ -24,7 +24,7 @@ from bucketjit._jax.debug_info import as_user_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._masking.array_ops import block_of, select, zeros_from
 from bucketjit._masking.interpreter import Hook, interpret
-from bucketjit._masking.padding import Padding
+from bucketjit._masking.padding import AROUND_NOTHING, Around, Padding
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
@@ -79,12 +79,13 @@ class TracedBodies:
         program, rules = call.program, self._rules
         assert isinstance(program, Program)
         needed = self.workarounds(program)
-        cut = call.signature.is_cut, call.signature.is_cut_inside(call.tokens)
+        signature, is_compared = call.signature, self._check in (Check.EXACT, Check.EXACT_ALWAYS)
+        around = Around(signature.is_cut, signature.is_cut_inside(call.tokens), is_compared)
 
         def body(_: Sequence[Any]) -> Body:
             consts, names = transform.of_host(program.consts), call.variables
             after, uneven = needed.after(), transform.uneven
-            return masked(program, consts, bucket, names, rules(), after, uneven, cut)
+            return masked(program, consts, bucket, names, rules(), after, uneven, around)
 
         pads, of_xla = padded_leaf_shapes(call, bucket), options(needed.options())
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
@@ -115,13 +116,9 @@ def masked(
     rules: RuleTable,
     after: Callable[[], Hook] | None,
     uneven: tuple[str, ...] = (),
-    cut: tuple[bool, bool] = (False, False),
+    around: Around = AROUND_NOTHING,
 ) -> Body:
-    """A program at padded sizes, with zeros in the padding of its results.
-
-    ``cut`` says whether a mesh cuts arguments, and whether open axes behind the first one; see
-    `Padding`.
-    """
+    """A program at padded sizes, with zeros in the padding of its results."""
 
     def body(
         vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
@@ -135,7 +132,7 @@ def masked(
             hook = poison_equations(poison)
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
-        padding, known = None if is_poisoned else 0, Padding(None, *cut)
+        padding, known = None if is_poisoned else 0, Padding(None, around)
         try:
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)

@@ -26,6 +26,7 @@ from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad, placed_beside
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import evaluate, is_symbolic
+from bucketjit._ir.kernels import name_in_words
 from bucketjit._ir.program import Program
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import Hook, interpret
@@ -158,7 +159,7 @@ def blame(
         for a, b in zip(outs, others, strict=True):
             if _difference(a, b, exactly=not exact):
                 line = source_line(eqn)
-                return f"; the first to differ is {eqn.primitive.name}" + (
+                return f"; the first to differ is {name_in_words(eqn)}" + (
                     f" at {line}" if line else ""
                 )
     return ""
@@ -207,6 +208,7 @@ def failed(name: str, problem: str, blamed: str) -> MaskingError:
     """Make the error of a check that failed."""
     return MaskingError(
         f"{name}: {problem}{blamed}",
-        "this is a defect of a masking rule; leave the axis static until it is mended",
+        "this is a defect of a masking rule, or of a kernel's declaration; leave the axis static "
+        "until it is mended",
         is_defect=True,
     )

@@ -106,7 +106,7 @@ def repeating(
     Slice 0 of an axis that is cut is on one device, which would send it to all. Where another axis
     is cut, XLA would cut the filled array in another way than the argument.
     """
-    if padding.is_cut or explicit_sharding(array) is not None:
+    if padding.around.is_cut or explicit_sharding(array) is not None:
         return array
     for axis in sorted(axes):
         first = lax.slice_in_dim(array, 0, 1, axis=axis)

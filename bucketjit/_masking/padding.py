@@ -97,24 +97,39 @@ class _Constant(NamedTuple):
     exponent: int
 
 
+class Around(NamedTuple):
+    """What is around a program, for those who fill padding.
+
+    Attributes:
+        is_cut: Whether a mesh cuts arguments.
+        is_cut_inside: Whether it cuts open axes behind the first one, such as sequences. Zeros by
+            bits would need a mask that is sent to all devices there, and hide a conversion behind
+            a sum over devices from XLA.
+        is_checked: Whether kernels get rubbish in the padding of their arrays, for a check.
+    """
+
+    is_cut: bool = False
+    is_cut_inside: bool = False
+    is_checked: bool = False
+
+
+AROUND_NOTHING = Around()
+
+
 class Padding:
     """What is known of the padding of the values of a program.
 
     Args:
         constants: Constants that are known already.
-        is_cut: Whether a mesh cuts arguments.
-        is_cut_inside: Whether it cuts open axes behind the first one, such as sequences. Zeros by
-            bits would need a mask that is sent to all devices there, and hide a conversion behind
-            a sum over devices from XLA.
+        around: What is around the program.
     """
 
     def __init__(
         self,
         constants: dict[int, _Constant] | None = None,
-        is_cut: bool = False,
-        is_cut_inside: bool = False,
+        around: Around = AROUND_NOTHING,
     ) -> None:
-        self.plan, self.is_cut, self.is_cut_inside = Plan(), is_cut, is_cut_inside
+        self.plan, self.around = Plan(), around
         self._constants = {} if constants is None else constants
         self._follows_facts = False
         self._facts: dict[int, tuple[Any, str, Fact]] = {}
@@ -130,7 +145,7 @@ class Padding:
 
     def at_other_sizes(self) -> Padding:
         """For a program inside, where the same values have other padding: only constants stay."""
-        return Padding(self._constants, self.is_cut, self.is_cut_inside)
+        return Padding(self._constants, self.around)
 
     def note(self, value: Any, shape: Shape, constant: Any, exponent: int = 0) -> None:
         """Remember that the padding of a value holds a constant, if that is followed.

@@ -237,7 +237,7 @@ class RuleContext:
 
         def filled(array: Array) -> Any:
             mask = self.sizes.in_bounds(shape, axes, tuple(array.shape))
-            by_bits = platform() == "tpu" and not self.padding.is_cut_inside
+            by_bits = platform() == "tpu" and not self.padding.around.is_cut_inside
             if is_zero and by_bits and can_be_zeroed(array):
                 return zeroed(mask, array)
             if isinstance(value, jax.Array) or is_key(array):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import weakref
 from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager
@@ -22,10 +23,11 @@ from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import other_platforms
+from bucketjit._jax.jaxprs import all_equations
 from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies._extended import Extended
+from bucketjit.strategies._extended import Extended, InMultiples
 from bucketjit.strategies.base import Strategy, checked_bucket
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
@@ -65,6 +67,16 @@ def on_platforms(
     least = min(least, ladder.max or least)
     fitted = dataclasses.replace(ladder, min=least, multiple_of=multiple)
     return fitted, f"{variable}: on a {platform.upper()}, {reason}"
+
+
+def multiples_of(program: Interface) -> dict[str, int]:
+    """What kernels of a program want the sizes of variables to be multiples of."""
+    found: dict[str, int] = {}
+    for eqn in all_equations(program.jaxpr) if isinstance(program, Program) else ():
+        for name, dim in eqn.params["sizes"] if eqn.primitive.name == "kernel" else ():
+            if multiple := eqn.params["call"].multiples.get(name):
+                found[str(dim)] = math.lcm(multiple, found.get(str(dim), 1))
+    return found
 
 
 def policy_of(config: Config, variable: str) -> Overflow:
@@ -191,6 +203,7 @@ class Buckets:
         self._learning = weakref.WeakKeyDictionary()
         self._lock = lock
         self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
+        self._multiples: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
         self._largest: weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]
         self._largest = weakref.WeakKeyDictionary()
         self._demanded: weakref.WeakKeyDictionary[Interface, Mapping[str, int]]
@@ -242,20 +255,31 @@ class Buckets:
         return known
 
     def _fitted(self, program: Interface, call: Call) -> dict[str, Strategy]:
-        """The strategies that fit the devices of a call where that makes a difference."""
-        if not (platforms := other_platforms(call.leaves, call.signature.target)):
-            return {}
-        every = {v: self._config.strategy_of(v) for v in call.sizes}
-        return {v: on_platforms(s, v, program, platforms)[0] for v, s in every.items()}
+        """The strategies that fit devices and kernels of a call where that makes a difference."""
+        return {v: strategy for v, (strategy, _) in self._fitted_why(program, call).items()}
+
+    def _fitted_why(self, program: Interface, call: Call) -> dict[str, tuple[Strategy, str]]:
+        """The same, each with the reason."""
+        platforms = other_platforms(call.leaves, call.signature.target)
+        if (multiples := self._multiples.get(program)) is None:
+            multiples = self._multiples[program] = multiples_of(program)
+        found: dict[str, tuple[Strategy, str]] = {}
+        for v in call.sizes if platforms or multiples else ():
+            fitted, why = self._config.strategy_of(v), ""
+            if platforms:
+                fitted, why = on_platforms(fitted, v, program, platforms)
+            if v in multiples and not isinstance(fitted, strategies.Exact):
+                why = f"{v}: a kernel takes multiples of {multiples[v]}"
+                fitted = InMultiples(fitted, multiples[v])
+            found[v] = fitted, why
+        return found
 
     def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
         """See `ChoosesBuckets.why`."""
         learning, reasons = self.learning(program), []
-        platforms = other_platforms(call.leaves, call.signature.target)
-        for v, n in call.sizes.items() if platforms else ():
-            fitted, reason = on_platforms(self._config.strategy_of(v), v, program, platforms)
-            own, suited = (bucket_or_size(self._config, v, n, s)[1] for s in (None, fitted))
-            reasons += [reason] if own != suited == bucket[v] else []
+        for v, (fitted, reason) in self._fitted_why(program, call).items():
+            size = functools.partial(bucket_or_size, self._config, v, call.sizes[v])
+            reasons += [reason] if size(None)[1] != size(fitted)[1] == bucket[v] else []
         learnt = "" if learning is None else learning.why(bucket)
         return "; ".join(filter(None, (learnt, *reasons)))
 

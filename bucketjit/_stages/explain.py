@@ -22,6 +22,7 @@ from bucketjit._events import counted, printable, shown
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax
+from bucketjit._ir.kernels import name_in_words
 from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import struct_of
 from bucketjit._jax.user_code import source_line
@@ -234,7 +235,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
             shapes = (*ctx.in_shapes, *ctx.out_shapes)
             sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
             noted = MaskedEquation(
-                ctx.primitive.name,
+                name_in_words(ctx.eqn),
                 tuple(sizes),
                 how(rule),
                 tuple(dict.fromkeys(fills)),

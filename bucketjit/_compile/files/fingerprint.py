@@ -36,7 +36,7 @@ _IDLE = frozenset(
     )
 )
 # Primitives whose work is not in the program: a function of the host, or of a library, does it.
-_ELSEWHERE = CALLBACKS | {"ffi_call"}
+_ELSEWHERE = CALLBACKS | {"ffi_call", "kernel"}
 _OWN = frozenset((size_constant_p, associative_scan_p, sized_p, unsized_p, *COMBINED))
 
 

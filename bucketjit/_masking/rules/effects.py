@@ -1,7 +1,8 @@
-"""Callbacks to the host: Python sees arrays of their logical shapes, once per logical call.
+"""Calls of code that is not in the program: callbacks to the host, and kernels.
 
-The sizes are passed to the host with the operands. The host cuts off the padding of operands and
-pads results, because slicing a NumPy array costs no compile.
+In a callback Python sees arrays of their logical shapes, once per logical call. The sizes are
+passed to the host with the operands. The host cuts off the padding of operands and pads results,
+because slicing a NumPy array costs no compile.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.experimental import io_callback as jax_io_callback
 
 from bucketjit._ir.closures import SizedHost, holds_a_size
 from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.kernels import kernel_p, resized
 from bucketjit._jax.jaxprs import has_ordered_effect
 from bucketjit._masking.array_ops import is_key
 from bucketjit._masking.rule_context import Rule, RuleContext
+from bucketjit.errors import MaskingError
 
 
 class _Host:
@@ -117,7 +121,33 @@ def callback_with_results(ctx: RuleContext, *operands: Array) -> list[Any]:
     )
 
 
+def kernel(ctx: RuleContext, *operands: Array) -> list[Any]:
+    """A kernel, masked by its own declaration."""
+    call = ctx.symbolic_params["call"]
+    sizes = {n: jnp.asarray(ctx.logical(d), jnp.int32) for n, d in ctx.symbolic_params["sizes"]}
+    arrays = []
+    for x, (fill, closed), shape in zip(operands, call.kinds, ctx.in_shapes, strict=True):
+        if opened := [shape[axis] for axis in closed if is_symbolic(shape[axis])]:
+            raise MaskingError(f"{call.name}: {opened[0]} is open, and declared as _", "name it")
+        if fill is None and ctx.padding.around.is_checked and not is_key(x):
+            is_float = jnp.issubdtype(x.dtype, jnp.inexact)
+            fill = np.nan if is_float else x.dtype == bool or jnp.iinfo(x.dtype).max
+        arrays.append(x if fill is None else ctx.fill(x, value=fill))
+    # What a pullback needs is kept by the call before it, if both are in one trace.
+    base = call.before or call.pullback_of
+    count = len((base or call).kinds)
+    key = "pullback", base, *map(id, operands[:count]), ctx.sizes.defined
+    if call.before:
+        outs, pull = base.with_pullback(sizes, arrays)
+        ctx.padding.note_made(key, operands, pull)
+    else:
+        pull = ctx.padding.made_before(key) if base else None
+        outs = pull(arrays[count:]) if pull else call.run(sizes, *arrays)
+    return [resized(x, ctx.padded_shape(s)) for x, s in zip(outs, ctx.out_shapes, strict=True)]
+
+
 TABLE: dict[Any, Rule] = {
     **dict.fromkeys(("debug_callback", "debug_print"), debug_callback),
     **dict.fromkeys(("pure_callback", "io_callback"), callback_with_results),
+    kernel_p: kernel,
 }

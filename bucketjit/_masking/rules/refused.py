@@ -14,6 +14,10 @@ from jax import Array
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 _LEAVE_STATIC = "leave the axis static (None or _)"
+_DECLARE = (
+    'declare the function that calls it, such as @bucketjit.kernel("n, d", out="n, d"), which '
+    "then gets the logical sizes"
+)
 _OWN_RULE = f"add a masking rule with .with_rules({{primitive: rule}}), or {_LEAVE_STATIC}"
 
 MOVED = (
@@ -50,12 +54,12 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
         ("pallas_call", "mpmd_map"),
         "a Pallas kernel reads whole blocks of the padded array, and nothing says which of what "
         "it reads is padding",
-        f"use the jax.numpy form of the kernel, or {_LEAVE_STATIC}",
+        f"{_DECLARE}, use the jax.numpy form of the kernel, or {_LEAVE_STATIC}",
     ),
     (
         ("ffi_call",),
         "foreign code is handed the padded buffers and would take padding for data",
-        _OWN_RULE,
+        f"{_DECLARE}, or {_LEAVE_STATIC}",
     ),
     (
         ("custom_partitioning",),

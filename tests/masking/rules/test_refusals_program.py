@@ -111,7 +111,7 @@ def test_pallas() -> None:
     says(
         refusal(fn, "b"),
         "pallas_call: a Pallas kernel reads whole blocks of the padded array",
-        "use the jax.numpy form of the kernel",
+        'declare the function that calls it, such as @bucketjit.kernel("n, d", out="n, d")',
     )
 
 
@@ -119,7 +119,7 @@ def test_foreign_code() -> None:
     def fn(x: Any) -> Any:
         return jax.ffi.ffi_call("somewhere", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
 
-    says(refusal(fn, "b"), "ffi_call: foreign code is handed the padded buffers", ".with_rules(")
+    says(refusal(fn, "b"), "ffi_call: foreign code is handed the padded buffers", ".kernel(")
 
 
 def test_custom_partitioning() -> None:
