@@ -27,7 +27,7 @@ from bucketjit._jax.jaxprs import all_equations
 from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies._extended import Extended, InMultiples
+from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import Strategy, checked_bucket
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
@@ -92,7 +92,7 @@ def padded_sizes(
 ) -> dict[str, int]:
     """The bucket of each variable, by the strategy that fits its device, or by its own.
 
-    It is rounded up to a multiple of the parts into which a mesh cuts the variable's axes.
+    It is rounded up to a multiple of what meshes and kernels demand.
     """
     bucket = {v: padded_size(config, v, n, fitted.get(v)) for v, n in sizes.items()}
     return rounded_up(bucket, multiples) if multiples else bucket
@@ -203,7 +203,6 @@ class Buckets:
         self._learning = weakref.WeakKeyDictionary()
         self._lock = lock
         self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
-        self._multiples: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
         self._largest: weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]
         self._largest = weakref.WeakKeyDictionary()
         self._demanded: weakref.WeakKeyDictionary[Interface, Mapping[str, int]]
@@ -247,39 +246,36 @@ class Buckets:
         return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept, multiples)
 
     def _multiples(self, program: Interface, call: Call) -> Mapping[str, int]:
-        """What shardings demand of the size of each variable."""
+        """What meshes and kernels demand of the size of each variable."""
         known = self._demanded.get(program)
         if known is None:
-            known = call.signature.shardings.multiples(call.tokens, program)
+            parts = call.signature.shardings.multiples(call.tokens, program)
+            kernels = multiples_of(program)
+            known = {v: math.lcm(parts.get(v, 1), kernels.get(v, 1)) for v in {**parts, **kernels}}
             self._demanded[program] = known
         return known
 
     def _fitted(self, program: Interface, call: Call) -> dict[str, Strategy]:
-        """The strategies that fit devices and kernels of a call where that makes a difference."""
-        return {v: strategy for v, (strategy, _) in self._fitted_why(program, call).items()}
-
-    def _fitted_why(self, program: Interface, call: Call) -> dict[str, tuple[Strategy, str]]:
-        """The same, each with the reason."""
-        platforms = other_platforms(call.leaves, call.signature.target)
-        if (multiples := self._multiples.get(program)) is None:
-            multiples = self._multiples[program] = multiples_of(program)
-        found: dict[str, tuple[Strategy, str]] = {}
-        for v in call.sizes if platforms or multiples else ():
-            fitted, why = self._config.strategy_of(v), ""
-            if platforms:
-                fitted, why = on_platforms(fitted, v, program, platforms)
-            if v in multiples and not isinstance(fitted, strategies.Exact):
-                why = f"{v}: a kernel takes multiples of {multiples[v]}"
-                fitted = InMultiples(fitted, multiples[v])
-            found[v] = fitted, why
-        return found
+        """The strategies that fit the devices of a call where that makes a difference."""
+        if not (platforms := other_platforms(call.leaves, call.signature.target)):
+            return {}
+        every = {v: self._config.strategy_of(v) for v in call.sizes}
+        return {v: on_platforms(s, v, program, platforms)[0] for v, s in every.items()}
 
     def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
         """See `ChoosesBuckets.why`."""
         learning, reasons = self.learning(program), []
-        for v, (fitted, reason) in self._fitted_why(program, call).items():
-            size = functools.partial(bucket_or_size, self._config, v, call.sizes[v])
-            reasons += [reason] if size(None)[1] != size(fitted)[1] == bucket[v] else []
+        platforms = other_platforms(call.leaves, call.signature.target)
+        multiples = self._multiples(program, call)
+        for v, n in call.sizes.items() if platforms or multiples else ():
+            fitted, reason = self._config.strategy_of(v), ""
+            if platforms:
+                fitted, reason = on_platforms(fitted, v, program, platforms)
+            own, suited = (bucket_or_size(self._config, v, n, s)[1] for s in (None, fitted))
+            even = rounded_up({v: suited}, multiples)[v]
+            reasons += [reason] if own != suited and even == bucket[v] else []
+            if suited != even == bucket[v]:
+                reasons.append(f"{v}: a kernel or a mesh takes multiples of {multiples[v]}")
         learnt = "" if learning is None else learning.why(bucket)
         return "; ".join(filter(None, (learnt, *reasons)))
 

@@ -1,4 +1,4 @@
-"""Strategies that change another one: beyond its largest bucket, or to multiples."""
+"""A strategy that extends another one beyond its largest bucket."""
 
 from __future__ import annotations
 
@@ -49,20 +49,3 @@ class Extended:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
-
-
-@dataclasses.dataclass(frozen=True)
-class InMultiples:
-    """The buckets of a strategy, each rounded up to a multiple, which may be beyond its ``max``."""
-
-    inner: Strategy
-    multiple: int
-
-    def bucket(self, n: int, /) -> int:
-        """Return the bucket of a logical size."""
-        # The smallest bucket that is at least `n` may be one of a smaller size, rounded up.
-        for size in (max(0, n - self.multiple + 1), n):
-            bucket = -(-self.inner.bucket(size) // self.multiple) * self.multiple
-            if bucket >= n:
-                break
-        return bucket

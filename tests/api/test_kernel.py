@@ -67,7 +67,7 @@ def test_buckets_are_multiples() -> None:
             same(executor(rows(n)), rows(n).sum(0))
         assert [bucket.sizes["batch"] for bucket in executor.stats().buckets] == want
     why = str(bucketed(total, buckets=[3, 12]).explain(rows(9)))
-    assert "why this bucket: batch: a kernel takes multiples of 8" in why
+    assert "why this bucket: batch: a kernel or a mesh takes multiples of 8" in why
 
 
 def test_what_a_kernel_is_called_with() -> None:
