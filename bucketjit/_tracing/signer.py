@@ -248,16 +248,7 @@ class Signer:
                     f"int; got the float {value!r}, of rank 0"
                 )
             final.append(kind)
-        placed = [
-            (p, k.target.device_set) for k, (p, _) in zip(final, paths, strict=True) if k.target
-        ]
-        for path, devices in placed:
-            if devices != placed[0][1]:
-                raise ArgumentError(
-                    f"{path} is on {names_of(devices)}, and {placed[0][0]} on "
-                    f"{names_of(placed[0][1])}: arguments of a call must be on the same devices, "
-                    "and a topology is described once"
-                )
+        _check_devices([path for path, _ in paths], final)
         fn, sharded = self._config.fn, self._config.sharded
         if sharded is not None:
             from bucketjit._tracing.shards import on_shards
@@ -339,6 +330,18 @@ class Signer:
             raise SpecError(
                 f"there is {what} for dimension {dim!r}, but dynamic_axes {spec!r} has no such "
                 f"variable; the variables are {names}"
+            )
+
+
+def _check_devices(paths: Sequence[str], types: Sequence[LeafType]) -> None:
+    """Refuse types on the devices of several topologies."""
+    placed = [(p, k.target.device_set) for p, k in zip(paths, types, strict=True) if k.target]
+    for path, devices in placed:
+        if devices != placed[0][1]:
+            raise ArgumentError(
+                f"{path} is on {names_of(devices)}, and {placed[0][0]} on "
+                f"{names_of(placed[0][1])}: arguments of a call must be on the same devices, "
+                "and a topology is described once"
             )
 
 
