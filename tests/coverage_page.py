@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib
 import inspect
+import json
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from tests.harness import Case
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
 SHOWN_CASES = 3
+COMPILED = PAGE.parent.parent / "benchmarks" / "results" / "cases.json"
+TARGETS = {"tpu": "TPU", "cuda": "GPU"}
 
 #: Keys of the rule table that no case covers, and why.
 UNCOVERED = {
@@ -53,6 +56,9 @@ any later axis (sequence, height, features), *both* two variables at once. Unles
 speaks of an axis, any axis may be open. Equations that meet no open axis run as they are,
 whatever their primitive. A primitive that stands nowhere here has no rule: it is refused, and
 `.with_rules({primitive: rule})` adds one.
+
+*Compiled for*: the compilers of a TPU v5e and of an H100 took a masked program of such a case, on a
+machine that has neither ([TPUs and GPUs](accelerators.md)).
 
 <!-- Made by `make coverage-page` from the rule tables and the test cases: do not edit. -->
 """
@@ -203,7 +209,14 @@ def _row(primitive: str) -> str:
     if not cases_of(primitive) and written.count("`") > 2:
         return written  # by a JAX that has this primitive
     axes, cases = _cells(primitive)
-    return f"| `{primitive}` | {axes} | {cases} |"
+    targets = [name for key, name in TARGETS.items() if primitive in compiled()[key]["primitives"]]
+    return f"| `{primitive}` | {axes} | {cases} | {', '.join(targets)} |"
+
+
+@functools.cache
+def compiled() -> Any:
+    """What the compilers of TPUs and GPUs took, by ``make accelerator-compilers``."""
+    return json.loads(COMPILED.read_text())
 
 
 @functools.cache
@@ -243,7 +256,7 @@ def _family_section(family: str) -> Iterator[str]:
             yield "Refused:\n"
             yield from (f"* {reason}" for reason in refused)
             yield ""
-        yield "| primitive | open axes | cases |\n| --- | --- | --- |"
+        yield "| primitive | open axes | cases | compiled for |\n| --- | --- | --- | --- |"
         yield from map(_row, sorted(names))
 
 
