@@ -51,8 +51,6 @@ def placed(arg: Arg, sizes: Any, target: str) -> Any:
 def outcome(name: str, target: str, is_plain: bool = False) -> str:
     """What becomes of a case in its bucket, or of its plain program at these sizes."""
     (case,) = (case for case in CASES if case.name == name)
-    if case.eager:
-        return "not traced by jit"
     args = [placed(arg, case.bucket, target) for arg in case.arguments]
     executor = bucketjit.jit(
         case.fn,
@@ -117,7 +115,7 @@ def written() -> Iterator[None]:
 def test_case_compiles(case: Case, target: str) -> None:
     became = apart.outcome(case.name, target)
     outcomes[target][case.name] = became
-    if became == "not compiled":
+    if became == "not compiled" and not case.eager:  # jit cannot trace what computes sizes
         assert apart.outcome(case.name, target, True) == became
 
 
