@@ -25,8 +25,8 @@ from bucketjit._jax.arrays import other_platforms
 from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import Strategy, checked_bucket
+from bucketjit.strategies.rounding import Extended
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 

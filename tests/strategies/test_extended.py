@@ -16,7 +16,7 @@ from bucketjit.strategies import (
     Strategy,
     checked_bucket,
 )
-from bucketjit.strategies._extended import Extended
+from bucketjit.strategies.rounding import Extended
 from tests.strategies.contract import check_contract
 
 
