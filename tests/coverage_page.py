@@ -11,7 +11,6 @@ import ast
 import functools
 import importlib
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,16 +18,17 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import tests.cases
 from bucketjit._jax import jaxprs
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED
 from bucketjit._stages import explain
 from bucketjit._stages.explain import maker_of
 from tests.harness import Case
+from tests.test_cases import CASES
 
 PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
 SHOWN_CASES = 3
+ALL_CASES = sorted(CASES, key=lambda case: case.name)
 
 #: Keys of the rule table that no case covers, and why.
 UNCOVERED = {
@@ -175,18 +175,9 @@ def refusals(rule: Callable[..., Any]) -> list[str]:
 
 
 @functools.cache
-def all_cases() -> tuple[Case, ...]:
-    """Every case, in the order of their names."""
-    found: list[Case] = []
-    for module in pkgutil.iter_modules(tests.cases.__path__):
-        found += importlib.import_module(f"tests.cases.{module.name}").CASES
-    return tuple(sorted(found, key=lambda c: c.name))
-
-
-@functools.cache
 def cases_of(primitive: str) -> tuple[Case, ...]:
     """The cases that cover a primitive."""
-    return tuple(c for c in all_cases() if primitive in c.covers)
+    return tuple(c for c in ALL_CASES if primitive in c.covers)
 
 
 def _opened(case: Case) -> set[str]:
