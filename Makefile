@@ -113,7 +113,7 @@ accelerator-compilers: $(STAMP)-bench
 	$(BIN)/python -m benchmarks.$(if $(findstring --sample,$(ARGS)),compilers,table accelerators accelerators-stream) $(ARGS)
 
 coverage-page: $(STAMP)-test
-	$(BIN)/python -m tests.coverage_page
+	$(BIN)/python -m docs.coverage_page
 
 SITE := docs/_build/html
 PORT ?= 8000

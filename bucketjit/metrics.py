@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bucketjit._api.executor import BucketedExec
-from bucketjit._events import LONGEST_LABEL, one_line
 from bucketjit._extras import Extra
-from bucketjit._runtime.statistics import Stats
+from bucketjit._runtime.statistics import Stats, shown_reason
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class _Collector:
             executors = sorted(self.executors.items())
         for name, executor in executors:
             for metric, labels, value in _samples(executor.stats()):
-                told[metric][name, *map(_label, labels)] += value
+                told[metric][name, *map(shown_reason, labels)] += value
         families: list[Metric] = []
         for metric, values in told.items():
             text, labels = _METRICS[metric]
@@ -158,7 +157,7 @@ def prometheus(
     where = REGISTRY if registry is None else registry
     if not callable(getattr(where, "register", None)):
         raise SpecError(f"registry must be a CollectorRegistry of prometheus-client, got {where!r}")
-    name = _label(executor._name) if name is None else name
+    name = shown_reason(executor._name) if name is None else name
     # Text that UTF-8 cannot hold would make every scrape of the registry fail.
     if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
         raise SpecError(f"name must be text that UTF-8 can hold, got {name!r}")
@@ -195,8 +194,3 @@ def _samples(stats: Stats) -> Iterator[tuple[str, tuple[str, ...], float]]:
         yield "bucket_hits", where, bucket.hits
         yield "bucket_compile_seconds", where, bucket.compile_seconds
         yield "bucket_bytes", where, bucket.nbytes
-
-
-def _label(text: str) -> str:
-    """A text as the value of a label: one printable line of bounded length."""
-    return one_line(text, LONGEST_LABEL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.coverage_page import PAGE, UNCOVERED, all_cases, cases_of, keys, keys_here, page
+from docs.coverage_page import ALL_CASES, PAGE, UNCOVERED, cases_of, keys, keys_here, page
 
 
 def test_page_is_up_to_date() -> None:
@@ -20,5 +20,5 @@ def test_exceptions_are_rules() -> None:
 
 def test_cases_cover_primitives_that_have_a_rule() -> None:
     known = keys()
-    for case in all_cases():
+    for case in ALL_CASES:
         assert set(case.covers) <= known, f"{case.name} covers {set(case.covers) - known}"

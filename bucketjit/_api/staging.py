@@ -107,9 +107,11 @@ class Staging(Compiling[P, R]):
             return lower(self._subject(args, kwargs))
 
     def _subject(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Subject:
+        from bucketjit._processes.together import call_of_shard
         from bucketjit._stages.stage import subject_of
 
-        return subject_of(self._engine, self._inside, args, kwargs)
+        call = self._engine.signer.sign(args, kwargs, structs=True)
+        return subject_of(self._engine, self._inside, call_of_shard(self._engine, call))
 
     @boundary
     def export_dynamic(

@@ -23,6 +23,7 @@ from bucketjit._jax.arrays import (
     array_from_host,
     explicit_sharding,
     host_placer,
+    is_key,
     is_on_several_devices,
     key_impl,
     placed_like,
@@ -58,15 +59,15 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if type(value) is Padded:
         # `Padded.repadded` compiles once per pair of shapes, so it is not used for a logical shape:
         # that would be once per size. Nor can it pad keys, or keep a sharding over a mesh.
-        by_host = _is_key(value) or value.sizes == shape or _is_cut_by_type(value.array)
-        if not by_host or (value.array.shape == shape and (value.is_clean or not _is_key(value))):
+        by_host = is_key(value) or value.sizes == shape or _is_cut_by_type(value.array)
+        if not by_host or (value.array.shape == shape and (value.is_clean or not is_key(value))):
             return value.repadded(shape)
         value = unpad(value.array, value.sizes)
     if value.shape == shape:
         return value
     if not isinstance(value, jax.Array):
         return _pad_host(value, shape)
-    if type(value) is not CONCRETE_ARRAY and _is_key(value):
+    if type(value) is not CONCRETE_ARRAY and is_key(value):
         return of_words(value, lambda words: pad(words, (*shape, *words.shape[value.ndim :])))
     if not _in_host_memory(value.sharding) and device.can_pad(value, shape):
         return placed_like(device.pad(value, shape), value, False)
@@ -86,7 +87,7 @@ def padder(like: Any, shape: tuple[int, ...]) -> Callable[[Any], Any]:
         return lambda value: value.array if value.is_clean else pad(value, shape)
     if type(like) is np.ndarray:
         return _host_padder(like, shape)
-    if type(like) is not CONCRETE_ARRAY or _is_key(like):
+    if type(like) is not CONCRETE_ARRAY or is_key(like):
         return lambda value: pad(value, shape)
     pad_host = _host_padder(like, shape)
 
@@ -153,7 +154,7 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
         return value
     if isinstance(value, np.ndarray):
         return cut(value, shape)
-    if _is_key(value):
+    if is_key(value):
         return of_words(value, lambda words: unpad(words, (*shape, *words.shape[value.ndim :])))
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
         return placed_like(device.unpad(value, shape), value, weak_type)
@@ -203,7 +204,7 @@ def part(value: Any, axis: int, start: int, stop: int) -> Any:
     inside = (slice(None),) * axis + (slice(start, stop),)
     if not isinstance(value, jax.Array):
         return value[inside]
-    if _is_key(value):
+    if is_key(value):
         return of_words(value, lambda words: part(words, axis, start, stop))
     weak = bool(value.weak_type)
     if not _in_host_memory(value.sharding) and axis == 0 and device.can_view_from(value, start):
@@ -221,7 +222,7 @@ def fresh(value: object) -> Any:
         return Padded(fresh(value.array), value.sizes)
     if not isinstance(value, jax.Array):
         return value
-    if _is_key(value):
+    if is_key(value):
         return of_words(value, fresh)
     return array_from_host(np.array(value), bool(value.weak_type), value)
 
@@ -261,11 +262,6 @@ def _contiguous(host: np.ndarray) -> np.ndarray:
 def _in_host_memory(sharding: Any) -> bool:
     """Whether an array with this sharding is in host memory: all its devices are CPUs."""
     return all(device.platform == "cpu" for device in sharding.device_set)
-
-
-def _is_key(value: Any) -> bool:
-    """Whether an array holds typed keys."""
-    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def of_words(keys: Any, change: Callable[[Any], Any]) -> Any:

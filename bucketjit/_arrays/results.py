@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, of_words, plain, unpad, unpadder
 from bucketjit._config import Out
-from bucketjit._jax.arrays import array_from_host
+from bucketjit._jax.arrays import array_from_host, is_key
 
 Change = Callable[[Any], Any]
 
@@ -44,7 +44,7 @@ def finisher(
 
 def as_numpy(value: Any) -> Any:
     """A result without padding as a host array; typed keys, which NumPy lacks, stay as they are."""
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         return value
     return np.asarray(value)
 
@@ -52,7 +52,7 @@ def as_numpy(value: Any) -> Any:
 def joined(parts: Sequence[Padded], weak_type: bool, out: Out) -> Any:
     """Join results along their leading axis, on the host: nothing is compiled for their number."""
     array = parts[0].array
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if is_key(array):
         words = [jax.random.key_data(plain(p)) for p in parts]
         every = array_from_host(np.concatenate(words), False, words[0])
         whole = of_words(array, lambda _: every)

@@ -21,8 +21,7 @@ from bucketjit._artifact.manifest import SizeTable
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._ir.expressions import is_symbolic
-from bucketjit._ir.fit import holds, smallest_holding
+from bucketjit._ir.expressions import holds, is_symbolic, smallest_holding
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.program import Program

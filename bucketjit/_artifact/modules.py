@@ -19,12 +19,14 @@ from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import key_impl, traced_for, with_type
-from bucketjit._jax.exporting import (
+from bucketjit._jax.stablehlo import (
+    BadModule,
     for_older_readers,
+    foreign_operations,
     register_namedtuples,
+    stable_targets,
     without_assertion_effects,
 )
-from bucketjit._jax.stablehlo import BadModule, foreign_operations, stable_targets
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine

@@ -17,14 +17,20 @@ import jax
 
 from bucketjit._artifact.dtypes import dtype_of
 from bucketjit._artifact.manifest import Bucket, SavedFunction
-from bucketjit._artifact.saved_executables import SavedBodies, environment_digest
-from bucketjit._artifact.saved_program import LoadedProgram, Source, loaded_program, shape_at
+from bucketjit._artifact.saved_program import (
+    LoadedProgram,
+    SavedBodies,
+    Source,
+    environment_digest,
+    loaded_program,
+    shape_at,
+)
 from bucketjit._compile.argument_types import device_of
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Fallback, Out
 from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import STATIC, Tokens
-from bucketjit._ir.fit import smallest_holding
+from bucketjit._ir.expressions import smallest_holding
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._raised import in_one_line

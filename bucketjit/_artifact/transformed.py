@@ -27,10 +27,11 @@ from bucketjit._compile.executable import sizes_argument
 from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Out
 from bucketjit._ir.expressions import evaluate
-from bucketjit._jax.arrays import key_impl, with_type
+from bucketjit._jax.arrays import is_key, key_impl, with_type
 from bucketjit._jax.config import eval_context, only_differentiated
 from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.equations import is_differentiable
 from bucketjit._runtime.inlined import note_inlined
 from bucketjit.errors import ArtifactError
 
@@ -86,10 +87,10 @@ class Transformed:
 
         def backward(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
             # A cotangent has the weak type of its result; the pullback is saved without.
-            floats = [with_type(ct, ct.dtype, False) for ct in cotangents if _is_float(ct)]
+            floats = [with_type(ct, ct.dtype, False) for ct in cotangents if is_differentiable(ct)]
             found = iter(self._differentiable(order + 1, ())(*leaves, *floats))
             return tuple(
-                next(found) if _is_float(x) else np.zeros(np.shape(x), jax.dtypes.float0)
+                next(found) if is_differentiable(x) else np.zeros(np.shape(x), jax.dtypes.float0)
                 for x in leaves
             )
 
@@ -142,7 +143,7 @@ def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
             "call it outside"
         )
     leaves = [
-        x if kind.dtype is None or _is_key(kind.dtype) else jnp.asarray(x, kind.dtype)
+        x if kind.dtype is None or is_key(kind) else jnp.asarray(x, kind.dtype)
         for x, kind in zip(call.leaves, call.signature.types, strict=True)
     ]
     call = call.with_leaves(leaves)
@@ -170,16 +171,8 @@ def _run(made: Kernel, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
 
 def _padded(value: Any, shape: Sequence[int]) -> Any:
     """An array with zeros behind it."""
-    if _is_key(value.dtype):
+    if is_key(value):
         words = jax.random.key_data(value)
         padded = _padded(words, (*shape, *words.shape[value.ndim :]))
         return jax.random.wrap_key_data(padded, impl=key_impl(value.dtype))
     return jnp.pad(value, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])
-
-
-def _is_key(dtype: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
-
-
-def _is_float(value: Any) -> bool:
-    return bool(jnp.issubdtype(jax.typeof(value).dtype, jnp.inexact))

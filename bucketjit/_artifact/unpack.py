@@ -24,7 +24,7 @@ from bucketjit._artifact import modules
 from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram
 from bucketjit._jax import stablehlo
-from bucketjit._jax.arrays import key_shape
+from bucketjit._jax.arrays import is_key, key_shape
 from bucketjit._jax.sharding_free import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
 from bucketjit._stages.refine import refine
@@ -186,9 +186,9 @@ class _Unpacked:
 
 def _typed(aval: Any) -> Json:
     """The type of an input or an output of a module; random keys are arrays of words."""
-    is_key = jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key)
-    words = key_shape(aval.dtype) if is_key else ()
-    return {"dtype": "uint32" if is_key else aval.dtype.name, "shape": [*aval.shape, *words]}
+    has_keys = is_key(aval)
+    words = key_shape(aval.dtype) if has_keys else ()
+    return {"dtype": "uint32" if has_keys else aval.dtype.name, "shape": [*aval.shape, *words]}
 
 
 def _some(record: Any, *fields: str) -> Json:

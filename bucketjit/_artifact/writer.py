@@ -39,8 +39,7 @@ from bucketjit._artifact.manifest import (
     SavedProgram,
 )
 from bucketjit._artifact.saved_engine import LoadedFunction
-from bucketjit._artifact.saved_executables import OF_BACKENDS
-from bucketjit._artifact.saved_program import Source
+from bucketjit._artifact.saved_program import OF_BACKENDS, Source
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.files.environment import versions
 from bucketjit._ir.dynamic_axes import Tokens

@@ -216,7 +216,7 @@ class Requests:
         self, program: Interface, wanted: Mapping[str, int], rows: Rows | None = None
     ) -> Any:
         """The key of the smallest compiled bucket or batch of a program that holds some sizes."""
-        from bucketjit._ir.fit import holds
+        from bucketjit._ir.expressions import holds
 
         found = {
             key: entry.sizes

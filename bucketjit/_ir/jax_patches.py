@@ -20,19 +20,26 @@ from bucketjit._ir.primitives import (
     sum_over_shards,
 )
 from bucketjit._jax.jaxprs import modules_of_jax
-from bucketjit._jax.patches.callbacks import DEBUG_CALLBACKS
-from bucketjit._jax.patches.convolution import SYMBOLIC_INDICES
-from bucketjit._jax.patches.indexing import INDICES
 from bucketjit._jax.patches.lifetimes import CACHES, leaving_nothing, weak_finalizers
+from bucketjit._jax.patches.operations import (
+    DEBUG_CALLBACKS,
+    SEARCHES,
+    SHUFFLES,
+    SYMBOLIC_INDICES,
+    associative_scans,
+    open_reductions,
+    open_scans,
+)
 from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.reductions import open_reductions
-from bucketjit._jax.patches.scan import associative_scans, open_scans
-from bucketjit._jax.patches.searchsorted import SEARCHES
 from bucketjit._jax.patches.selections import SELECTIONS
-from bucketjit._jax.patches.shapes import inferred_sizes, lengths, squeezes
+from bucketjit._jax.patches.shapes import (
+    BRIEF_DECISIONS,
+    INDICES,
+    inferred_sizes,
+    lengths,
+    squeezes,
+)
 from bucketjit._jax.patches.shard_collectives import uneven_collectives
-from bucketjit._jax.patches.shuffles import SHUFFLES
-from bucketjit._jax.patches.size_decisions import BRIEF_DECISIONS
 
 _ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
 

@@ -325,6 +325,11 @@ CONCRETE_ARRAY = _array.ArrayImpl  # the class of concrete arrays; `type(x) is` 
 KEY_ARRAY = _random.prng.PRNGKeyArray  # the class of typed random keys, which wrap an array
 
 
+def is_key(value: Any) -> bool:
+    """Whether an array, or what has the dtype of one, holds typed keys."""
+    return jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
 @functools.lru_cache(maxsize=256)
 def key_impl(dtype: Any) -> Any:
     """``jax.random.key_impl`` of keys of this dtype; it takes an array only."""

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from bucketjit._jax.arrays import key_shape
+from bucketjit._jax.arrays import is_key, key_shape
 from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir
 
 Value = Any  # an `ir.Value` of jaxlib
@@ -101,7 +101,7 @@ class Building:
         JAX's own function takes a context of lowering. Of a random key the type is that of its
         words.
         """
-        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        if is_key(aval):
             words = (*aval.shape, *key_shape(aval.dtype))
             return ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
         return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.custom_batching import custom_vmap
 
-from bucketjit._jax.arrays import by_platform, explicit_sharding, key_impl, on_one_cpu
+from bucketjit._jax.arrays import by_platform, explicit_sharding, is_key, key_impl, on_one_cpu
 
 
 @custom_vmap
@@ -78,11 +78,6 @@ def zeroed(mask: Any, array: Array) -> Any:
     word = jnp.dtype(f"int{8 * array.dtype.itemsize}")
     bits = _broadcast(-mask.astype(word), array.shape, explicit_sharding(array))
     return lax.bitcast_convert_type(lax.bitcast_convert_type(array, word) & bits, array.dtype)
-
-
-def is_key(array: Array) -> bool:
-    """Whether an array holds typed keys of random numbers."""
-    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:

@@ -28,6 +28,7 @@ from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import evaluate, is_symbolic
 from bucketjit._ir.kernels import name_in_words
 from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import is_key
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.rule_context import RuleTable
@@ -98,7 +99,7 @@ def compare(got: object, want: object, what: str, exactly: bool) -> str | None:
 
 def _difference(a: Array, b: Array, exactly: bool) -> str | None:
     """Describe where two arrays differ; None if they agree. `compare` explains ``exactly``."""
-    if jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+    if is_key(a):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     x, y = np.asarray(a), np.asarray(b)
     if x.shape != y.shape or x.dtype != y.dtype:
@@ -188,7 +189,7 @@ def _record(
             real = []
             for v, out in zip(eqn.outvars, outs, strict=True):
                 cut = tuple(slice(evaluate(d, sizes)) for d in getattr(v.aval, "shape", ()))
-                if jax.dtypes.issubdtype(out.dtype, jax.dtypes.prng_key):
+                if is_key(out):
                     out = jax.random.key_data(out)
                 real.append(np.asarray(out)[cut])
             found.append((eqn, real))

@@ -40,7 +40,7 @@ from bucketjit._jax.jaxprs import (
     variables_read,
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._jax.user_code import source_line
+from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._masking.array_ops import select
 from bucketjit._masking.constant_folding import folded
 from bucketjit._masking.loops import has_loop_to_stop, is_inside, needs_retyping
@@ -352,5 +352,4 @@ def _of(eqn: JaxprEqn, reason: str) -> str:
 
 def _where(eqn: JaxprEqn) -> str:
     """The user's line of an equation, in brackets; "" if it is not known."""
-    line = source_line(eqn)
-    return f" [{line}]" if line else ""
+    return in_brackets(source_line(eqn))

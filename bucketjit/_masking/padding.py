@@ -53,7 +53,18 @@ from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.config import current_trace
 from bucketjit._jax.jaxprs import dtype_of, name_of, shape_of
-from bucketjit._masking.padding_constants import CHANGES, is_simple, limit
+from bucketjit._masking.padding_constants import (
+    CHANGES,
+    OF_A_SOFTMAX,
+    Softmax,
+    is_beside,
+    is_finite,
+    is_lowest,
+    is_simple,
+    limit,
+    reduced,
+    spread,
+)
 from bucketjit._masking.padding_facts import (
     CERTAIN,
     FINITE,
@@ -67,15 +78,6 @@ from bucketjit._masking.padding_facts import (
     open_axes,
 )
 from bucketjit._masking.padding_plan import Plan
-from bucketjit._masking.softmaxes import (
-    OF_A_SOFTMAX,
-    Softmax,
-    is_beside,
-    is_finite,
-    is_lowest,
-    reduced,
-    spread,
-)
 
 _MOST_EXPONENT = 2048  # from 2**2048 on, no float holds a power of 2
 _READERS = frozenset(ELEMENTWISE)

@@ -155,7 +155,7 @@ def _made(eqn: JaxprEqn, ins: Sequence[Fact], axes: Iterable[tuple[int, Axes]], 
 # --- which axis of a result is which axis of an operand ---------------------------------------
 
 
-def _kept(eqn: JaxprEqn) -> dict[int, int]:
+def kept_axes(eqn: JaxprEqn) -> dict[int, int]:
     """The axes of the first operand that the result has as they are: result -> operand."""
     params, name = eqn.params, name_of(eqn)
     before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
@@ -207,7 +207,7 @@ def _not_regrouped(before: Shape, after: Shape) -> dict[int, int]:
 
 def _carried(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
     """The fact about a result with axes of its operands; new ones repeat."""
-    kept, rank = _kept(eqn), len(shape_of(eqn.invars[0]))
+    kept, rank = kept_axes(eqn), len(shape_of(eqn.invars[0]))
     is_new = name_of(eqn) == "broadcast_in_dim"
     axes: list[tuple[int, Axes]] = []
     for axis in range(len(shape_of(eqn.outvars[0]))):

@@ -23,9 +23,9 @@ from jax.extend.core import JaxprEqn
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.dataflow import SIZE_PARAMS, VALUE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic, symbolic_axes
-from bucketjit._jax.arrays import by_platform, key_impl, key_shape, platform
+from bucketjit._jax.arrays import by_platform, is_key, key_impl, key_shape, platform
 from bucketjit._jax.jaxprs import AnyJaxpr, name_of, open_jaxpr
-from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, is_key, select, zeroed
+from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, select, zeroed
 from bucketjit._masking.padding import Padding
 from bucketjit._masking.padding_plan import fills_of_product, summed_pairs
 from bucketjit.errors import MaskingError
@@ -393,7 +393,7 @@ def _padded_param(value: object, sizes: BucketSizes) -> Any:
 def zeros(ctx: RuleContext, aval: Any) -> Any:
     """Zeros (or zero keys) of an abstract value, at its padded shape."""
     shape = ctx.padded_shape(aval.shape)
-    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if not is_key(aval):
         return jnp.zeros(shape, aval.dtype)
     words = jnp.zeros((*shape, *key_shape(aval.dtype)), jnp.uint32)
     return jax.random.wrap_key_data(words, impl=key_impl(aval.dtype))

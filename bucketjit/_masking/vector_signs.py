@@ -29,6 +29,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
 from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, shape_of
+from bucketjit._masking.padding_facts import kept_axes
 
 #: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
 #: count the matrices of a batch, then the axis that counts the vectors.
@@ -187,26 +188,6 @@ def _moved(signs: Signs, places: Mapping[int, int]) -> Signs | None:
     return frozenset((group, tuple(places[axis] for axis in axes)) for group, axes in signs)
 
 
-def _places(eqn: JaxprEqn, operand: int) -> dict[int, int]:
-    """The axis of the result for each axis of an operand that has one of its own."""
-    before, after = (list(map(str, shape_of(v))) for v in (eqn.invars[operand], eqn.outvars[0]))
-    name, params, olds = name_of(eqn), eqn.params, range(len(before))
-    if name == "transpose":
-        return {axis: place for place, axis in enumerate(params["permutation"])}
-    if name in ("squeeze", "reduce_sum"):
-        gone = {d % len(before) for d in params["dimensions" if name == "squeeze" else "axes"]}
-        return {axis: place for place, axis in enumerate(sorted({*olds} - gone))}
-    if name == "reshape":  # it may only add or drop axes of size 1
-        kept, places = ([i for i, d in enumerate(s) if d != "1"] for s in (before, after))
-        same = [before[i] for i in kept] == [after[i] for i in places]
-        return dict(zip(kept, places, strict=True)) if same else {}
-    if name == "broadcast_in_dim":
-        pairs = list(enumerate(params["broadcast_dimensions"]))
-    else:
-        pairs = [(i, i) for i in olds if len(before) == len(after)]
-    return {axis: place for axis, place in pairs if before[axis] == after[place]}
-
-
 def _signs_of(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     """From the facts of the operands to the signs of the result; None if the signs show."""
     name = name_of(eqn)
@@ -214,7 +195,8 @@ def _signs_of(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
         return _dot_general(eqn, ins)
     if not jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.inexact):  # a conversion to integers
         return None
-    moved = [_moved(f.signs, _places(eqn, i)) for i, f in enumerate(ins)]
+    places = {axis: place for place, axis in kept_axes(eqn).items()}
+    moved = [_moved(f.signs, places) for f in ins]
     facts = [f._replace(signs=m) for f, m in zip(ins, moved, strict=True) if m is not None]
     if len(facts) < len(ins):
         return None

@@ -27,8 +27,8 @@ from bucketjit._jax.jaxprs import all_equations
 from bucketjit._runtime.learning import Learning
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies._extended import Extended
 from bucketjit.strategies.base import Strategy, checked_bucket
+from bucketjit.strategies.rounding import Extended
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 

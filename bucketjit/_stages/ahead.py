@@ -39,7 +39,7 @@ from bucketjit._runtime.rows.batchable import why_not_batched
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import CompileBudgetError, FallbackError, MaskingError, SpecError
-from bucketjit.strategies.boundaries import MOST_LISTED
+from bucketjit.strategies.rounding import MOST_LISTED
 
 _LOOKED_AT_EACH = 4096  # combinations that are not thinned; looking up the bucket of one is 0.1 ms
 _MOST_SIZES = 1 << 22  # sizes of one variable

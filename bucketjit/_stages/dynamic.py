@@ -27,12 +27,12 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.primitives import size_constant_p
 from bucketjit._ir.program import Program
-from bucketjit._jax.exporting import (
+from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
+from bucketjit._jax.stablehlo import (
     assert_sizes,
     register_namedtuples,
     with_derivatives,
 )
-from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._raised import in_one_line, is_of_machine
 from bucketjit._tracing.call import Call

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import html
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -201,23 +200,14 @@ _CALLS = (  # not listed: the equations of the program that they call are
 def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
     """A rule that notes the equations which it masks.
 
-    A rule that does not mask returns what ``ctx.bind`` returned for the unchanged operands. So the
-    wrapper replaces ``bind`` and ``fill`` of the context: it remembers those results, and compares.
+    A rule that does not mask returns what ``ctx.bind`` returned for the unchanged operands. The
+    wrapper replaces ``fill`` of the context, and remembers what was filled.
     """
 
     @functools.wraps(rule)
     def watched(ctx: RuleContext, *operands: object) -> Any:
-        plain: list[Any] = []
         fills: list[str] = []
-        bind, fill = ctx.bind, ctx.fill
-
-        def watched_bind(*given: Any, **overrides: Any) -> Any:
-            out = bind(*given, **overrides)
-            # Only a bind of the same operands, with no parameter changed, is the plain equation.
-            same = len(given) == len(operands) and all(map(operator.is_, given, operands))
-            if same and not overrides:
-                plain.append(out)
-            return out
+        fill = ctx.fill
 
         def watched_fill(operand: Any, **given: Any) -> Any:
             out = fill(operand, **given)
@@ -229,9 +219,9 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
                 fills.append(f"{_shown(given['value'])} along {', '.join(names)}")
             return out
 
-        ctx.bind, ctx.fill = watched_bind, watched_fill  # type: ignore[method-assign]
+        ctx.fill = watched_fill  # type: ignore[method-assign]
         out = rule(ctx, *operands)
-        if not any(out is p for p in plain) and ctx.primitive.name not in _CALLS:
+        if not ctx.stands(out) and ctx.primitive.name not in _CALLS:
             shapes = (*ctx.in_shapes, *ctx.out_shapes)
             sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
             noted = MaskedEquation(

@@ -14,8 +14,7 @@ import jax.export  # an attribute of jax only after this import
 from bucketjit._config import is_int_from
 from bucketjit._extras import Extra
 from bucketjit._ir.expressions import evaluate, is_symbolic, variables_of
-from bucketjit._jax.exporting import register_named_in
-from bucketjit._jax.stablehlo import reason_in, refined
+from bucketjit._jax.stablehlo import reason_in, refined, register_named_in
 from bucketjit._raised import first_line, is_of_machine
 from bucketjit.errors import ExportError
 

@@ -18,7 +18,6 @@ from bucketjit._events import shown
 from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.patches.traced_sizes import Noticing, SizeIsComputed
-from bucketjit._processes.together import call_of_shard
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
@@ -115,12 +114,10 @@ class Subject:
         return dataclasses.replace(self, bucket={**bucket, **room})
 
 
-def subject_of(
-    engine: Engine, inside: Inside, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Subject:
-    """Sign, resolve and decide a call, without running it."""
+def subject_of(engine: Engine, inside: Inside, call: Call) -> Subject:
+    """Resolve and decide a call, without running it."""
     epoch = engine.provider.epoch
-    call = without_values(call_of_shard(engine, engine.signer.sign(args, kwargs, structs=True)))
+    call = without_values(call)
     if engine.config.always_exact:
         call = call.resolved(call.signature.declared(call.shapes))
         return Subject(engine, inside, call, dict(call.sizes), True, epoch)

@@ -38,8 +38,7 @@ import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.expressions import bind_unique_names, evaluate_text
-from bucketjit._ir.fit import fit
+from bucketjit._ir.expressions import bind_unique_names, evaluate_text, fit
 from bucketjit._ir.guards import Guard, decide_even, parse_constraint
 from bucketjit._ir.interface import SizeConstants
 from bucketjit._ir.program import Program, TraceRefused

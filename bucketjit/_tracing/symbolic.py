@@ -54,7 +54,7 @@ from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._jax.size_hooks import LengthIsInt
-from bucketjit._jax.user_code import raising_code, raising_line, raising_text
+from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, raising_text
 from bucketjit._raised import first_line, handled_before, is_of_machine, text_of
 from bucketjit._tracing.attempt import Attempt
 from bucketjit._tracing.computed_sizes import (
@@ -123,14 +123,14 @@ def _traced(
             all_sizes.are_computed = True
             continue
         if failure is not None:
-            decided_at = _in_brackets(raising_line(failure))
+            decided_at = in_brackets(raising_line(failure))
         # User code may catch the error of a size, and return or raise an unrelated one. The error
         # of the size counts then.
         if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
         # Equalities come before the failure: a wrong answer to one may have led to it.
         if equal := attempt.equalities():
-            decided_at = _in_brackets(attempt.line)
+            decided_at = in_brackets(attempt.line)
             if (guard := admitted(equal[0], attempt.sizing)) is None:
                 raise refused_decision(equal[0], failure, decided_at)
             guards.append(guard)
@@ -222,7 +222,7 @@ def _stands_for_another(error: Exception, handled: BaseException | None) -> bool
 def _size_in_text(line: str) -> TraceRefused:
     """The refusal of a function that makes a text of a size."""
     return TraceRefused(
-        f"a size is made a text{_in_brackets(line)}",
+        f"a size is made a text{in_brackets(line)}",
         "leave that axis static; to print it, use jax.debug.print",
     )
 
@@ -232,10 +232,10 @@ def _refusal(error: Exception, sizing: Any = None, decision: Guard | None = None
     if met := meeting_of_sizes(error, sizing):
         return met
     if decision is not None and admitted(decision, sizing) is None:
-        return refused_decision(decision, error, _in_brackets(raising_line(error)))
+        return refused_decision(decision, error, in_brackets(raising_line(error)))
     message = first_line(error)
     code, text = raising_code(error), raising_text(error)
-    line, remedy = _in_brackets(raising_line(error)), COMPUTE
+    line, remedy = in_brackets(raising_line(error)), COMPUTE
     if isinstance(error, MaskingError):
         line = "" if error.names_a_line else line
         return TraceRefused(f"{error.reason}{line}", error.remedy, error)
@@ -272,10 +272,6 @@ _LOOPS = ("range(", "list(", "enumerate(", "zip(")
 _ITERATE = ("sum(", "tuple(", "map(", "iter(", "next(", "sorted(", "max(", "min(")
 
 LOOP = "loop with jax.lax.scan, map or fori_loop, or use jax.vmap, or leave that axis static"
-
-
-def _in_brackets(line: str) -> str:
-    return f" [{line}]" if line else ""
 
 
 def _program(

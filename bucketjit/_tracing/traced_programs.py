@@ -23,10 +23,9 @@ from bucketjit._ir.opaque import decisions_inside
 from bucketjit._ir.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._raised import raised_anew
 from bucketjit._tracing.axis_guesses import Shapes
-from bucketjit._tracing.fixed_sizes import refusing_one_size
 from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit._tracing.resolution import Resolution, bind_sizes, variables_in
+from bucketjit._tracing.resolution import Resolution, bind_sizes, refusing_one_size, variables_in
 from bucketjit._tracing.symbolic import COMPUTE, LOOP, trace
 
 if TYPE_CHECKING:

@@ -21,8 +21,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 from bucketjit.strategies.base import Strategy, checked_bucket
-from bucketjit.strategies.boundaries import Boundaries, buckets_of
-from bucketjit.strategies.rounding import Auto, Exact, Exponential, Linear, Pow2
+from bucketjit.strategies.rounding import (
+    Auto,
+    Boundaries,
+    Exact,
+    Exponential,
+    Linear,
+    Pow2,
+    buckets_of,
+)
 
 if TYPE_CHECKING:
     from bucketjit.strategies.fitting import Assessment, assess, assess_joint, fit

@@ -26,7 +26,7 @@ from bucketjit.strategies.base import (
     checked_strategy,
     positive_int,
 )
-from bucketjit.strategies.boundaries import Boundaries
+from bucketjit.strategies.rounding import Boundaries
 
 # The search for several variables looks at all combinations of candidates.
 _MOST_COMBINATIONS = 10_000

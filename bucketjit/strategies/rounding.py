@@ -1,4 +1,4 @@
-"""Strategies whose buckets follow a rule: three ladders, every size, and what calls teach."""
+"""Strategies: three ladders, every size, what calls teach, a list, and what is beyond it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ import bisect
 import dataclasses
 import math
 import numbers
+from collections.abc import Iterable
 from fractions import Fraction
 
-from bucketjit.strategies.base import Ladder, logical_size, positive_int
+from bucketjit.errors import BucketOverflowError
+from bucketjit.strategies.base import (
+    Ladder,
+    Strategy,
+    checked_sizes,
+    checked_strategy,
+    logical_size,
+    positive_int,
+)
 
 _SMALLEST_BASE = 1.001
 
@@ -237,3 +246,142 @@ class Auto:
     def bucket(self, n: int, /) -> int:
         """Return the power of two that holds a size; see `Pow2`."""
         return 1 << max(0, logical_size(n) - 1).bit_length()
+
+
+# --- beyond the largest bucket ---
+
+# A strategy that extends another one beyond its largest bucket.
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Extended:
+    """Continue beyond the largest bucket of a strategy, by its own rule.
+
+    A ladder with a ``max`` continues as if it had none: ``Pow2(max=48)`` has the buckets 32, 48,
+    64, 128. `Boundaries` and a strategy of your own have no rule: then each bucket is twice the one
+    before, so that few executables hold any size and at most half of one is padding. Sizes up to
+    the largest bucket keep their buckets. ``Overflow.EXTEND`` uses this class.
+
+    Args:
+        inner: The strategy.
+
+    Raises:
+        StrategyContractError: If ``inner`` is no strategy.
+
+    Examples:
+        >>> from bucketjit.strategies import Boundaries, Pow2
+        >>> [Extended(Pow2(max=48)).bucket(n) for n in (20, 40, 49, 100)]
+        [32, 48, 64, 128]
+        >>> [Extended(Boundaries([30, 60, 90])).bucket(n) for n in (20, 90, 91, 181)]
+        [30, 90, 180, 360]
+    """
+
+    inner: Strategy
+
+    def __post_init__(self) -> None:
+        checked_strategy("inner", self.inner)
+
+    def bucket(self, n: int, /) -> int:
+        """Return the bucket of a logical size."""
+        try:
+            return self.inner.bucket(n)
+        except BucketOverflowError as error:
+            if isinstance(self.inner, Ladder):
+                return dataclasses.replace(self.inner, max=None).bucket(n)
+            # `inner` may be any strategy: its largest bucket is known only from its error.
+            return Exponential(2, min=max(1, error.largest)).bucket(n)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+
+# --- boundaries ---
+
+# Explicit buckets, and the list of all buckets of a strategy that has a largest one.
+
+
+MOST_LISTED = 65_536  # buckets of a strategy that are listed at most
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Boundaries:
+    """Round up to the next of the given sizes.
+
+    The best choice where the sizes are known: take quantiles of their distribution.
+
+    Args:
+        boundaries: The buckets: a list, an array or a range of ints above 0 in increasing order.
+
+    Raises:
+        SpecError: If ``boundaries`` are not ints above 0 in increasing order, or none.
+
+    Examples:
+        >>> strategy = Boundaries([30, 60, 90])
+        >>> [strategy.bucket(n) for n in (1, 30, 31)]
+        [30, 30, 60]
+        >>> strategy.bucket(91)
+        Traceback (most recent call last):
+            ...
+        bucketjit.errors.BucketOverflowError: a dimension has size 91, beyond ...
+    """
+
+    boundaries: tuple[int, ...]
+
+    # Written out because the constructor takes any iterable and the attribute is a tuple.
+    def __init__(self, boundaries: Iterable[int]) -> None:
+        object.__setattr__(self, "boundaries", checked_sizes("boundaries", boundaries))
+
+    def bucket(self, n: int, /) -> int:
+        """Return the bucket of a logical size.
+
+        Args:
+            n: The logical size, 0 or more.
+
+        Returns:
+            The smallest boundary that is at least ``n``.
+
+        Raises:
+            BucketOverflowError: If ``n`` is larger than the last boundary.
+            TypeError: If ``n`` is not an int.
+            ValueError: If ``n`` is negative.
+        """
+        size = logical_size(n)
+        boundaries = self.boundaries
+        if size > boundaries[-1]:
+            raise BucketOverflowError(size, boundaries[-1])
+        return boundaries[bisect.bisect_left(boundaries, size)]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.boundaries)})"
+
+
+def buckets_of(strategy: object) -> tuple[int, ...] | None:
+    """List the buckets of a strategy, to compile them before calls need them.
+
+    Args:
+        strategy: A strategy.
+
+    Returns:
+        The buckets of the sizes from 1 on, in increasing order. None if there is no largest one
+        (``Pow2()``, `Exact`), if it is not known (a strategy of your own), or if there are more
+        than 65,536.
+
+    Examples:
+        >>> from bucketjit.strategies import Boundaries, Linear, Pow2
+        >>> buckets_of(Pow2(min=8, max=48))
+        (8, 16, 32, 48)
+        >>> buckets_of(Boundaries([10, 20, 35]))
+        (10, 20, 35)
+        >>> buckets_of(Linear(16)) is None
+        True
+    """
+    if isinstance(strategy, Boundaries):
+        return strategy.boundaries
+    if not isinstance(strategy, Ladder) or strategy.max is None:
+        return None
+    found: list[int] = []
+    while not found or found[-1] < strategy.max:
+        if len(found) == MOST_LISTED:
+            return None
+        found.append(strategy.bucket(found[-1] + 1 if found else 1))
+    return tuple(found)

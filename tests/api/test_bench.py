@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from bucketjit._api.commands import bench
+from bucketjit._api.commands import sizes
 from bucketjit._api.commands.app import main
 
 SMALL = ["bench", "--calls", "6", "--largest", "6"]
@@ -16,11 +16,11 @@ def test_json(capsys):
 
 
 def test_a_way_that_computes_something_else_is_not_measured(capsys, monkeypatch):
-    monkeypatch.setattr(bench, "_ways", lambda: {"bucketjit": lambda x: bench._pooled(x)})
+    monkeypatch.setattr(sizes, "_ways", lambda: {"bucketjit": lambda x: sizes._pooled(x)})
     assert main(SMALL) == 0
     out = capsys.readouterr().out
     assert "6 calls of" in out and "warm" in out and "bucketjit" in out
-    monkeypatch.setattr(bench, "_ways", lambda: {"wrong": lambda x: bench._pooled(x) + 1})
+    monkeypatch.setattr(sizes, "_ways", lambda: {"wrong": lambda x: sizes._pooled(x) + 1})
     assert main(SMALL) == 1
     error = capsys.readouterr().err
     assert "wrong computes something else" in error and error.count("\n") == 1

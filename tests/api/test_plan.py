@@ -5,7 +5,7 @@ import pytest
 
 from bucketjit._api.commands.app import main
 from bucketjit._api.commands.command import CommandError
-from bucketjit._api.commands.plan import parse_lengths
+from bucketjit._api.commands.sizes import parse_lengths
 from bucketjit.errors import StrategyError
 from bucketjit.strategies import Boundaries, Pow2
 
@@ -89,7 +89,7 @@ def test_what_the_library_refuses_is_one_line(tmp_path, capsys):
     lengths = tmp_path / "lengths.txt"
     lengths.write_text("999999999999999999\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bucketjit._api.commands.plan.fit", refuse)
+        patch.setattr("bucketjit._api.commands.sizes.fit", refuse)
         assert main(["plan", str(lengths)]) == 1
     assert capsys.readouterr().err.endswith("bucketjit plan: StrategyError: no\n")
 

@@ -111,15 +111,6 @@ def test_warm_up_of_containers_keywords_sizes_and_static_arguments() -> None:
         )
 
 
-def test_warm_up_of_committed_arrays(xla_compiles: Callable[[], int]) -> None:
-    params = jax.device_put({"w": np.float32(2)}, jax.devices()[0])
-    executor = BucketedExec(spread, dynamic_axes=(None, "b, _")).with_pow2()
-    executor.warmup(params, LIKE, sizes={"b": 4}, progress=False)
-    before = xla_compiles()
-    executor(params, ramp(3, 3))
-    assert xla_compiles() == before
-
-
 def test_warm_up_by_plans() -> None:
     plan = strategies.fit({"b": [4, 8, 8], "s": [16, 16, 64]}, buckets=4)
     executor = BucketedExec(lambda x: x.sum(1), dynamic_axes="b, s", buckets=plan)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bucketjit._ir.expressions import evaluate_text
-from bucketjit._ir.fit import fit
+from bucketjit._ir.expressions import evaluate_text, fit
 
 SAMPLES = [
     {"b": 3, "s": 5},

@@ -16,7 +16,7 @@ from bucketjit.strategies import (
     Pow2,
     buckets_of,
 )
-from bucketjit.strategies.boundaries import MOST_LISTED
+from bucketjit.strategies.rounding import MOST_LISTED
 
 LISTED = [
     Pow2(max=64),

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bucketjit._api.commands import bench, cache, plan, report, unpack
 from bucketjit._api.commands.command import Command, CommandError, UsageError
+from bucketjit._api.commands.saved import CACHE, REPORT, UNPACK
+from bucketjit._api.commands.sizes import BENCH, PLAN
 from bucketjit._events import one_line
 from bucketjit._raised import in_one_line
 from bucketjit._version import __version__
 from bucketjit.errors import BucketJitError
 
-COMMANDS: tuple[Command, ...] = tuple(m.COMMAND for m in (plan, report, cache, bench, unpack))
+COMMANDS: tuple[Command, ...] = (PLAN, REPORT, CACHE, BENCH, UNPACK)
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 

@@ -30,7 +30,7 @@ def argument(*names: str, **options: Any) -> Argument:
 
 
 class Command(NamedTuple):
-    """One command. Its module defines it as ``COMMAND``, and `app` lists it."""
+    """One command; `app` lists it."""
 
     name: str
     summary: str

@@ -19,8 +19,8 @@ from jax.experimental import io_callback as jax_io_callback
 from bucketjit._ir.closures import SizedHost, holds_a_size
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.kernels import kernel_p, resized
+from bucketjit._jax.arrays import is_key
 from bucketjit._jax.jaxprs import has_ordered_effect
-from bucketjit._masking.array_ops import is_key
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit.errors import MaskingError
 

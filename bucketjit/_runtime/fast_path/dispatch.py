@@ -35,11 +35,13 @@ from bucketjit._runtime.fast_path.layout import (
     DEVICE_ARRAY,
     NAMED,
     Layout,
+    Leaves,
+    OtherSizes,
     Reader,
+    kind_of,
     reading,
     reading_static,
 )
-from bucketjit._runtime.fast_path.new_sizes import Leaves, OtherSizes, kind_of
 
 _MEMO_LIMIT = 16384  # keys in a table; at that many all are dropped
 

@@ -21,11 +21,13 @@ from bucketjit._runtime.fast_path.dispatch import (
     FastPath,
     make_handler,
 )
-from bucketjit._runtime.fast_path.layout import arguments_of, host_arguments, layout_of
-from bucketjit._runtime.fast_path.new_sizes import (
+from bucketjit._runtime.fast_path.layout import (
     Leaves,
     NewSizes,
+    arguments_of,
+    host_arguments,
     kind_of,
+    layout_of,
     other_sizes,
 )
 from bucketjit._tracing.call import Call

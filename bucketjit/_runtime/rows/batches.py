@@ -21,7 +21,7 @@ from bucketjit._arrays.padding import cut, pad, plain
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.rows import batch_sizes
 from bucketjit._config import Check, Out
-from bucketjit._jax.arrays import host_placer, is_on_several_devices, key_impl, key_shape
+from bucketjit._jax.arrays import host_placer, is_key, is_on_several_devices, key_impl, key_shape
 from bucketjit._masking.checks import POISONS, compare, failed, poison_value
 from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._runtime.counters import CountedBatch
@@ -186,7 +186,7 @@ def checked_sums(
 
 def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> list[Any]:
     """One result of all examples: the rows of an array, cut to their logical shapes."""
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         words = _column(
             jax.random.key_data(leaf), [s and (*s, *key_shape(leaf.dtype)) for s in shapes], Out.JAX
         )

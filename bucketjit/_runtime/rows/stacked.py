@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._jax.arrays import on_default_device
+from bucketjit._jax.arrays import is_key, on_default_device
 from bucketjit.errors import ArgumentError
 
 
@@ -196,7 +196,7 @@ def _stack(column: Sequence[Any], opened: Set[int] | None, to_jax: bool) -> Ragg
 
 
 def _on_host(value: Any) -> Any:
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if is_key(value):
         raise ArgumentError(
             "map: random keys cannot be stacked; return jax.random.key_data of them"
         )

@@ -1,4 +1,4 @@
-"""Write ``docs/coverage.md``: ``python -m tests.coverage_page``.
+"""Write ``docs/coverage.md``: ``python -m docs.coverage_page``.
 
 The page is made from the rule tables, the docstrings and refusals of their rules, and the
 cases. It is the same whichever JAX is installed: primitives that this JAX lacks get a stand-in,
@@ -12,7 +12,6 @@ import functools
 import importlib
 import inspect
 import json
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,18 +19,19 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-import tests.cases
 from bucketjit._jax import jaxprs
 from bucketjit._masking.rules import FAMILIES
 from bucketjit._masking.rules.refused import REFUSED
 from bucketjit._stages import explain
 from bucketjit._stages.explain import maker_of
 from tests.harness import Case
+from tests.test_cases import CASES
 
-PAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
+PAGE = Path(__file__).parent / "coverage.md"
 SHOWN_CASES = 3
 COMPILED = PAGE.parent.parent / "benchmarks" / "results" / "cases.json"
 TARGETS = {"tpu": "TPU", "cuda": "GPU"}
+ALL_CASES = sorted(CASES, key=lambda case: case.name)
 
 #: Keys of the rule table that no case covers, and why.
 UNCOVERED = {
@@ -181,18 +181,9 @@ def refusals(rule: Callable[..., Any]) -> list[str]:
 
 
 @functools.cache
-def all_cases() -> tuple[Case, ...]:
-    """Every case, in the order of their names."""
-    found: list[Case] = []
-    for module in pkgutil.iter_modules(tests.cases.__path__):
-        found += importlib.import_module(f"tests.cases.{module.name}").CASES
-    return tuple(sorted(found, key=lambda c: c.name))
-
-
-@functools.cache
 def cases_of(primitive: str) -> tuple[Case, ...]:
     """The cases that cover a primitive."""
-    return tuple(c for c in all_cases() if primitive in c.covers)
+    return tuple(c for c in ALL_CASES if primitive in c.covers)
 
 
 def _opened(case: Case) -> set[str]:
