@@ -109,17 +109,7 @@ def emit(event: Event, listeners: Sequence[Listener]) -> None:
 
 
 def printable(text: str, most: int | None = None) -> str:
-    r"""The text with each character that cannot be shown written as its escape; line ends stay.
-
-    Args:
-        text: Any text.
-        most: The most characters of the result, None for no bound. A longer text loses its middle.
-
-    >>> print(printable("red \x1b[31m, half \ud800"))
-    red \x1b[31m, half \ud800
-    >>> printable("a long text", 9)
-    'a l ... t'
-    """
+    """The text with each character that cannot be shown written as its escape; line ends stay."""
     text = _cut(text, most)  # before the loop over characters, which may be many
     if text.isprintable():
         return text

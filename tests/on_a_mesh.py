@@ -8,6 +8,7 @@ Each case compares with ``jax.jit``: values, types, and where results are.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import sys
 import traceback
@@ -279,6 +280,9 @@ def placed_by_the_user(mesh: Any) -> None:
     assert all(b.sizes["b"] % 4 == 0 for b in learnt.stats().buckets)
     grad = jax.grad(lambda w: executor(w, x)[1])(jnp.asarray(w))
     np.testing.assert_allclose(grad, jax.grad(loss)(w, x), rtol=1e-4, atol=1e-6)
+    again = jit(lambda x: x + 1, buckets="pow2", in_shardings=by_rows, out_shardings=by_rows)
+    for _ in range(2):
+        np.testing.assert_allclose(again(again(x[:45])), x[:45] + 2, rtol=1e-6)
     static = jit(lambda k, x: k * x, static_argnums=0, in_shardings=(by_rows,), buckets="pow2")
     np.testing.assert_allclose(static(3, x), 3 * x, rtol=1e-6)
     unmasked = jit(lambda x: jax.numpy.linalg.eigvals(x @ x.T).sum(), in_shardings=by_rows)
@@ -295,17 +299,22 @@ def shardings_that_do_not_fit(mesh: Any) -> None:
     w = np.asarray(weights(mesh))
     for call, words in (
         (lambda: executor(w, x=x), "nothing of keyword arguments, got 'x'"),
-        (lambda: executor.map(w, [x, x]), "map is not there"),
+        (lambda: executor.map(w, [x, x]), "map is not there with in_shardings"),
         (lambda: executor.save("step.bkt", w, x), "save is not there"),
         (lambda: executor.export_dynamic(w, x), "export is not there"),
         (lambda: executor.with_processes(mesh, "data"), "with_processes is not there"),
+        (
+            lambda: jit(jnp.sum, buckets="pow2", out_shardings=by_rows)(x),
+            "outputs? .*result|P.'data'",
+        ),
+        (lambda: pickle.dumps(executor), "in_shardings: devices cannot be pickled"),
         (lambda: jit(step, in_shardings="x"), "must be shardings, PartitionSpecs .*; got 'x'"),
         (lambda: jit(step, in_shardings=(by_rows,))(w, x), "prefix of the tree of the positional"),
         (lambda: jit(step, out_shardings=(by_rows,))(w, x), "prefix of the tree of the results"),
     ):
         try:
             call()
-        except (ArgumentError, SpecError) as error:
+        except (ArgumentError, SpecError, TypeError, ValueError) as error:
             assert re.search(words, str(error)), error
         else:
             raise AssertionError(words)

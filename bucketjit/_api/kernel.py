@@ -62,7 +62,7 @@ def kernel(*axes: Any, out: Any, fill: Any = None, **named_axes: Any) -> Callabl
         ...     return jnp.where(jnp.arange(x.shape[0])[:, None] < sizes["n"], x, 0).sum(0)
         >>> total(np.ones((3, 2), np.float32)).tolist()
         [3.0, 3.0]
-        >>> mean = bucketjit.jit(lambda x: total(x) / len(x), buckets="pow2")
+        >>> mean = bucketjit.jit(lambda x: total(x) / x.shape[0], buckets="pow2")
         >>> mean(np.ones((3, 2), np.float32)).tolist()
         [1.0, 1.0]
     """

@@ -259,6 +259,12 @@ def options_of(config: Config) -> tuple[dict[str, Any], list[tuple[str, str, Any
         if (value := getattr(config, field.name)) is not field.default
     }
     del chosen["fn"], chosen["rules"]
+    for name, tree in config.shardings.items():
+        if any(isinstance(x, jax.sharding.Sharding) for x in jax.tree_util.tree_leaves(tree)):
+            raise TypeError(
+                f"{name}: devices cannot be pickled; give PartitionSpecs, and call under "
+                "jax.set_mesh"
+            )
     return chosen, [(*_place_of(primitive), rule) for primitive, rule in config.rules.items()]
 
 

@@ -74,6 +74,12 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     return placed_beside(_pad_host(np.asarray(value), shape), value)
 
 
+def pad_to_place(value: Any, shape: tuple[int, ...]) -> Any:
+    """`pad` for an argument that ``jit`` puts on its devices, wherever it was."""
+    is_elsewhere = type(value) is CONCRETE_ARRAY and value.shape != shape
+    return pad(np.asarray(value) if is_elsewhere else value, shape)
+
+
 def placed_beside(padded: np.ndarray, value: Any) -> Any:
     """Put a host array on the device of ``value``, if ``value`` is committed to one."""
     if not getattr(value, "committed", False):

@@ -56,7 +56,7 @@ def counts_of(
                 where = f" [{made.line}]" if made.line else ""
                 raise NothingSelected(
                     f"a decision needs an array that is not empty ({guard}), and it is{where}",
-                    "write the default into the operation, as in x[mask].max(initial=0)",
+                    "say what an empty array gives, as in x[mask].max(initial=0)",
                 )
         bounds = _bounds(program, at)
         if program.computed_reshapes:

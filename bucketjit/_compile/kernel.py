@@ -167,6 +167,7 @@ class Kernel(NamedTuple):
             counted=program if program is not None and program.counts else None,
             rows=transform.count,
             in_turn=transform.in_turn,
+            placed=call.signature.placed,
         )
         if not loaded:
             entry.expect(jax.tree_util.tree_leaves((self.args, self.kwargs)))

@@ -89,43 +89,12 @@ def variables_in(sizes: Iterable[Any]) -> set[str]:
 
 
 def evaluate(dim: Dim, sizes: Mapping[str, int]) -> int:
-    """The value of a dimension at these sizes, all Python ints.
-
-    >>> evaluate(7, {})
-    7
-
-    Args:
-        dim: An int or a symbolic dimension.
-        sizes: Size of each variable.
-
-    Returns:
-        The value.
-
-    Raises:
-        KeyError: A variable has no size.
-        ZeroDivisionError: It divides by zero at these sizes.
-    """
+    """The value of a dimension at these sizes, all Python ints."""
     return dim if isinstance(dim, int) else evaluate_text(str(dim), sizes)
 
 
 def evaluate_text(text: str, sizes: Mapping[str, int]) -> int:
-    """The value of the text of an expression.
-
-    >>> evaluate_text("2*b^2 - floordiv(s, 2)", {"b": 3, "s": 5})
-    16
-
-    Args:
-        text: The text.
-        sizes: Size of each variable.
-
-    Returns:
-        The value.
-
-    Raises:
-        SyntaxError: The text is not an expression.
-        KeyError: A variable has no size.
-        ZeroDivisionError: It divides by zero at these sizes.
-    """
+    """The value of the text of an expression."""
     return compiled(text, "int")(*(sizes[v] for v in variables_of(text)))
 
 
@@ -137,20 +106,7 @@ def shape_function(shape: Shape, variables: Sequence[str]) -> Callable[..., tupl
 
 
 def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
-    """Find the one unknown variable of an expression that is linear in it.
-
-    >>> solve("2*b + 1", 7, {})
-    {'b': 3}
-
-    Args:
-        text: The expression, such as ``"2*b + 1"``.
-        value: The size that it must have.
-        known: Variables whose size is known.
-
-    Returns:
-        The unknown variable and its size. Empty if there is none or more than one, if the
-        expression is not linear in it, or if no whole size (0 or more) solves it.
-    """
+    """Find the one unknown variable of an expression that is linear in it."""
     unknown = [v for v in variables_of(text) if v not in known]
     if len(unknown) != 1:
         return {}
@@ -240,20 +196,7 @@ Samples = Sequence[Mapping[str, int]]
 
 
 def fit(values: Sequence[int], samples: Samples) -> int | str | None:
-    """The simplest expression with these values.
-
-    >>> fit([9, 13], [{"n": 4}, {"n": 6}])
-    '2*n + 1'
-    >>> fit([6, 20, 12], [{"b": 2, "s": 3}, {"b": 4, "s": 5}, {"b": 4, "s": 3}])
-    'b*s'
-
-    Args:
-        values: A value for each sample.
-        samples: Sizes of the dimension variables.
-
-    Returns:
-        An int if all values are equal, the text of an expression, or None if none was found.
-    """
+    """The simplest expression with these values."""
     if len(set(values)) == 1:
         return values[0]
     for text in _candidates(values, samples):

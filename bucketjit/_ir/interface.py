@@ -253,7 +253,7 @@ class Interface:
             if upper_bound_text(guard.left, lower, padded) < 1:
                 raise MaskingError(
                     f"the function is traced for {guard}, which no size of the bucket meets",
-                    "write the default into the operation, as in x[mask].max(initial=0)",
+                    "say what an empty array gives, as in x[mask].max(initial=0)",
                     in_bucket=True,
                 )
         return padded

@@ -312,7 +312,5 @@ def refuse_on_shards(config: Config, what: str) -> None:
     if config.sharded is not None:
         AllShards(config.sharded).refuse(what)
     if config.shardings:
-        raise SpecError(
-            f"{' and '.join(config.shardings)}: {what} is not there for them; use a bucketed "
-            "function without them"
-        )
+        options = " and ".join(config.shardings)
+        raise SpecError(f"{what} is not there with {options}; use a function without them")

@@ -238,8 +238,7 @@ class Buckets:
             return None
         most = max(strategy.buckets for strategy in auto.values())
         most = min(most, self._config.maxsize or most)
-        multiples = self._multiples(program, call)
-        fitted = self._fitted(program, call)
+        multiples, fitted = self._multiples(program, call), self._fitted(program, call)
         rounded = functools.partial(padded_sizes, self._config, fitted, multiples)
         files = () if of_rows else self._requests.kept(call)
         kept = [(one.sizes, one.seconds) for one in files]

@@ -187,12 +187,7 @@ class Decisions:
         self._refusals = refusals
 
     def decide(self, call: Call) -> Decision:
-        """Decide what a call does.
-
-        Raises:
-            BucketOverflowError: Its sizes are beyond the largest bucket.
-            ArgumentError: It has an array of several processes that would have to be padded.
-        """
+        """Decide what a call does."""
         program = call.program
         if program is None:
             if call.refusal is not None:

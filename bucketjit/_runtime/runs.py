@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from bucketjit._arrays.padding import pad, plain
+from bucketjit._arrays.padding import pad, pad_to_place, plain
 from bucketjit._arrays.results import Change, as_numpy, as_padded, at_leaves
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.executable import Executable
@@ -79,7 +79,7 @@ def open_axes(call: Call) -> list[list[int]] | None:
 
 def run_padded(entry: Executable, sizes: Any, call: Call, finish: Change | None) -> Any:
     """Pad the arguments of a call, run an executable, and cut its results."""
-    args, kwargs = call.tree.unflatten(_padded(call.leaves, entry.pads))
+    args, kwargs = call.tree.unflatten(_padded(call.leaves, entry))
     result = entry.run(sizes, args, kwargs)
     give_away([call.leaves[i] for i in entry.reused_leaves])
     return result if finish is None else finish(result)
@@ -123,7 +123,8 @@ def exact_finisher(
     return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
 
 
-def _padded(leaves: Sequence[Any], pads: Sequence[tuple[int, tuple[int, ...]]]) -> list[Any]:
+def _padded(leaves: Sequence[Any], entry: Executable) -> list[Any]:
     """The leaves of a call as an executable takes them."""
-    shapes = dict(pads)
-    return [pad(x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]
+    shapes = dict(entry.pads)
+    pads = [pad_to_place if i in entry.placed else pad for i in range(len(leaves))]
+    return [pads[i](x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]

@@ -19,25 +19,7 @@ SHAPES_KEPT = 2**14  # different shapes of calls that are counted
 
 
 def summary_of(stats: Mapping[str, Any]) -> str | None:
-    """What bucketing has saved, in one line.
-
-    Args:
-        stats: The fields of a `bucketjit.types.Stats`.
-
-    Returns:
-        The line; None if a field that it needs is missing, as other versions may have others.
-
-    Raises:
-        Exception: A field read from JSON has another type than in a snapshot.
-
-    Examples:
-        >>> stats = dict(calls=90, compiles=6, loads=0, compile_seconds=1.05, fallback_calls=0)
-        >>> stats |= dict(buckets=[], padding_waste=0.18)
-        >>> summary_of({**stats, "shapes": 46})
-        '46 shapes, 6 executables: 40 compiles, about 7 s, saved; padding 18 %'
-        >>> summary_of({**stats, "shapes": 4})
-        '4 shapes, 6 executables: no compile saved yet; padding 18 %'
-    """
+    """What bucketing has saved, in one line."""
     try:
         calls, shapes, compiles = stats["calls"], stats["shapes"], stats["compiles"]
         seconds, waste, fallbacks = (

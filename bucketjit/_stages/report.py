@@ -80,7 +80,7 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
 def _memory(bucket: Mapping[str, Any]) -> dict[str, Any]:
     """What an executable needs on a device: all that is known of one that is not here."""
     parts = {f"{what} bytes": n for what, n in bucket.get("memory", {}).items()}
-    return {"sizes": bucket["sizes"], **parts, "device": bucket["device"]}
+    return {**parts, **{name: bucket[name] for name in ("sizes", "device")}}
 
 
 def _bars(records: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -163,22 +163,9 @@ _GAP = "  "  # between two columns
 
 
 def plain_lines(table: Table, width: int) -> Iterator[str]:
-    r"""The lines of a table: its title, its headings, its rows.
+    """The lines of a table: its title, its headings, its rows.
 
     Long cells are continued in further lines, so nothing is left out.
-
-    Args:
-        table: The table.
-        width: The characters of a line, if the columns fit.
-
-    Examples:
-        >>> table = Table("Sizes", ("name", "n"), [("batch", "4"), ("s", "128")], ("n",))
-        >>> print("\n".join(plain_lines(table, 80)))
-        Sizes
-        name     n
-        ----------
-        batch    4
-        s      128
     """
     rows = [[printable(cell).split("\n") for cell in row] for row in (table.columns, *table.rows)]
     widths = _widths(rows, width - len(_GAP) * (len(table.columns) - 1))
@@ -227,12 +214,8 @@ def _exceeding(buckets: Sequence[Mapping[str, Any]], memory: int | None) -> str:
         return ""
     needs = [(sum(one.get("memory", {}).values()), shown_sizes(one["sizes"])) for one in buckets]
     large = [f"{sizes} ({shown_bytes(n)})" for n, sizes in needs if n > memory]
-    most = f"{shown_bytes(memory)} of memory"
-    if not large:
-        return f"no executable needs more than {most}"
-    return f"{len(large)} of {counted(len(needs), 'executable')} need more than {most}: " + (
-        ", ".join(large)
-    )
+    of = f"{len(large) or 'none'} of {counted(len(needs), 'executable')} need more than "
+    return ": ".join(filter(None, (f"{of}{shown_bytes(memory)} of memory", ", ".join(large))))
 
 
 class Report:

@@ -144,3 +144,14 @@ def _is_extension(dtype: np.dtype) -> bool:
         return bool(jax.dtypes.issubdtype(dtype, np.number)) and dtype.kind == "V"
     except TypeError:
         return False
+
+
+def with_paths(
+    names: Sequence[str], values: Sequence[Any], is_leaf: Any = None
+) -> list[tuple[str, Any]]:
+    """The leaves of some arguments, in the order of ``jax.tree_util``, with their paths."""
+    return [
+        (name + jax.tree_util.keystr(keys), leaf)
+        for name, value in zip(names, values, strict=True)
+        for keys, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf)[0]
+    ]

@@ -22,7 +22,7 @@ from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._jax.arrays import names_of
-from bucketjit._tracing.leaf_types import LeafType, leaf_type
+from bucketjit._tracing.leaf_types import LeafType, leaf_type, with_paths
 from bucketjit._tracing.parameters import Key, Parameters
 from bucketjit.errors import ArgumentError
 
@@ -140,14 +140,10 @@ def open_shapes(
 def _with_paths(
     args: Sequence[Any], kwargs: Mapping[str, Any], name: Callable[[int], str]
 ) -> list[tuple[str, Any]]:
-    """The leaves with their paths, in the order of ``jax.tree_util``; None counts as a leaf."""
-    named = [(name(i), value) for i, value in enumerate(args)]
-    named += [(key, kwargs[key]) for key in sorted(kwargs)]
-    return [
-        (path + jax.tree_util.keystr(keys), leaf)
-        for path, value in named
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(value, lambda x: x is None)[0]
-    ]
+    """The leaves with their paths; None counts as a leaf."""
+    names = [*map(name, range(len(args))), *sorted(kwargs)]
+    values = [*args, *(kwargs[key] for key in sorted(kwargs))]
+    return with_paths(names, values, lambda x: x is None)
 
 
 def _leaf_facts(path: str, value: Any) -> LeafFacts:
@@ -174,14 +170,7 @@ def placed(kind: LeafType) -> str:
 def mismatches(
     made_for: ArgumentFacts, called: ArgumentFacts, verb: str = "compiled for"
 ) -> list[str]:
-    """How the arguments of a call differ from those that something was made for, a line each.
-
-    Examples:
-        >>> made = ArgumentFacts((LeafFacts("x", "float32", ("b", 8)),), None, 1)
-        >>> call = ArgumentFacts((LeafFacts("x", "float16", (4, 8)),), None, 1)
-        >>> mismatches(made, call)
-        ['x: compiled for float32[b, 8], called with float16[4, 8]']
-    """
+    """How the arguments of a call differ from those that something was made for, a line each."""
     return _given_statics(made_for, called, verb) or _differences(made_for, called, verb)
 
 

@@ -71,15 +71,23 @@ class Shardings:
         return options
 
     def without_parts(self, types: Sequence[LeafType]) -> tuple[LeafType, ...]:
-        """Types of leaves, where what is placed by the user is of one type however it came."""
-        return tuple(
-            kind if sharding is None else kind._replace(partitions=None)
-            for kind, sharding in itertools.zip_longest(types, self.leaves)
-        )
+        """Types of leaves, where what is placed by the user is of one type however it came.
 
-    def cut_inside(self, inner: Iterable[Sequence[str]]) -> bool:
-        """Whether the user has a mesh cut axes behind the first one, given as tokens."""
-        return bool(_multiples(zip((("1", *row) for row in inner), self.leaves, strict=False)))
+        An array that is whole on a mesh with explicit axes, and to be cut, is that of no mesh.
+        """
+        placed = []
+        for kind, sharding in itertools.zip_longest(types, self.leaves):
+            if sharding is not None:
+                cut, known = (any(getattr(s, "spec", ())) for s in (sharding, kind.sharding))
+                kind = kind._replace(
+                    partitions=None, sharding=None if cut and not known else kind.sharding
+                )
+            placed.append(kind)
+        return tuple(placed)
+
+    def cuts(self, rows: Iterable[Sequence[str]]) -> bool:
+        """Whether the user has a mesh cut open axes of arguments, given as tokens."""
+        return bool(_multiples(zip(rows, self.leaves, strict=False)))
 
     def multiples(self, rows: Iterable[Sequence[str]], program: Interface) -> dict[str, int]:
         """What the size of each variable must be a multiple of: what meshes cut it into.
@@ -100,8 +108,12 @@ NO_SHARDINGS = Shardings()
 
 
 def _fitted(sharding: Any, shape: tuple[int, ...]) -> Any:
-    """The sharding of an array of this shape, without what would cut unequal parts."""
-    is_sharding = isinstance(sharding, jax.sharding.Sharding)
+    """The sharding of an array of this shape, without what would cut unequal parts.
+
+    A spec of more axes stays: ``jit`` refuses it by the name of the argument or result.
+    """
+    fits = len(getattr(sharding, "spec", ())) <= len(shape)
+    is_sharding = fits and isinstance(sharding, jax.sharding.Sharding)
     return sharding_for(sharding, shape) if is_sharding else sharding
 
 

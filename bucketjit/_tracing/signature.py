@@ -110,16 +110,16 @@ class Signature(TracedPrograms):
         """Whether a mesh cuts arguments, or the user places them."""
         return self._is_cut or bool(self.shardings.leaves)
 
+    @property
+    def placed(self) -> frozenset[int]:
+        """The leaves that the user places, but for those whose types say where they are."""
+        pairs = enumerate(zip(self.shardings.leaves, self.types, strict=False))
+        return frozenset(i for i, (s, kind) in pairs if s is not None and kind.sharding is None)
+
     def is_cut_inside(self, tokens: Tokens) -> bool:
         """Whether a mesh cuts open axes behind the first one."""
-        inner = [row[1:] for row in tokens]
-        parts = ((kind.partitions or ())[1:] for kind in self.types)
-        cut = any(
-            count > 1 and token != STATIC and not token.isdigit()
-            for row, counts in zip(inner, parts, strict=True)
-            for token, count in zip(row, counts, strict=False)
-        )
-        return cut or self.shardings.cut_inside(inner)
+        inner = tuple((STATIC, *row[1:]) for row in tokens)
+        return bool(self.evenness(inner)) or self.shardings.cuts(inner)
 
     @functools.cached_property
     def target(self) -> Any:

@@ -27,7 +27,7 @@ from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import default_entries, is_default_name
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.cures import remedy_for
-from bucketjit._tracing.leaf_types import LeafType, leaf_type
+from bucketjit._tracing.leaf_types import LeafType, leaf_type, with_paths
 from bucketjit._tracing.parameters import Key, Parameters, Static
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -96,7 +96,7 @@ class Signer:
             names, given = self._named(positional, keywords)
             remedy = remedy_for(given)
             pairs = [
-                leaf_type(x, path, remedy, structs=structs) for path, x in _with_paths(names, given)
+                leaf_type(x, path, remedy, structs=structs) for path, x in with_paths(names, given)
             ]
         types, shapes = tuple(kind for kind, _ in pairs), [shape for _, shape in pairs]
         context, shardings = trace_context(), None
@@ -213,8 +213,7 @@ class Signer:
         from bucketjit._tracing.shards import shardings_of
 
         if (known := self._placed.get((tree, context))) is None:
-            known = shardings_of(self._config, positional, keywords)
-            self._placed[tree, context] = known
+            known = self._placed[tree, context] = shardings_of(self._config, positional, keywords)
         return known
 
     def _found(
@@ -232,7 +231,7 @@ class Signer:
         from bucketjit._tracing.signature import Signature
 
         names, given = self._named(positional, keywords)
-        paths = _with_paths(names, given)
+        paths = with_paths(names, given)
         specs = self._leaf_specs(len(positional), names, given)
         self._check_strategies(specs)
         final = []
@@ -354,12 +353,3 @@ def _is_number(value: object) -> bool:
     """Whether a leaf is a number that ``dynamic_axes`` may call a size."""
     is_int = isinstance(value, int | np.integer) and type(value) is not bool
     return is_int or is_symbolic(value)
-
-
-def _with_paths(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The leaves of some arguments, in the order of ``jax.tree_util``, with their paths."""
-    return [
-        (name + jax.tree_util.keystr(keys), leaf)
-        for name, value in zip(names, values, strict=True)
-        for keys, leaf in jax.tree_util.tree_flatten_with_path(value)[0]
-    ]

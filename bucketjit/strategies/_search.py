@@ -45,14 +45,7 @@ def is_named(sizes: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def histogram(sizes: Sizes | Mapping[str, Sizes]) -> Histogram:
-    """Count combinations of sizes; a call with a size of 0 runs exact, and is left out.
-
-    Examples:
-        >>> histogram({"b": [4, 4, 1], "s": [9, 9, 30]})
-        Histogram(dims=('b', 's'), points=array([[ 1, 30], [ 4,  9]]), counts=array([1., 2.]))
-        >>> histogram({3: 1, 5: 2}).counts
-        array([1., 2.])
-    """
+    """Count combinations of sizes; a call with a size of 0 runs exact, and is left out."""
     named = is_named(sizes)
     columns: Mapping[str, Any] = sizes if is_named(sizes) else {"size": sizes}
     arrays, counts = {}, None
@@ -129,14 +122,7 @@ Cost = Callable[..., float]
 
 
 def costs_of(dims: tuple[str, ...], points: Ints, cost: Cost | None) -> Floats:
-    """The cost of each combination of padded sizes, one a row; without ``cost`` their product.
-
-    Examples:
-        >>> costs_of(("n",), np.array([[2], [3]]), lambda n: n * n)
-        array([4., 9.])
-        >>> costs_of(("b", "s"), np.array([[2, 10], [4, 5]]), lambda b, s: b * s * s)
-        array([200., 100.])
-    """
+    """The cost of each combination of padded sizes, one a row; without ``cost`` their product."""
     if cost is None:
         return points.prod(axis=1, dtype=np.float64)
     if not callable(cost):
@@ -180,22 +166,6 @@ def cheapest_boundaries(sizes: Ints, weights: Floats, costs: Floats, k: int) -> 
     The result is exact for all costs, even if a larger bucket is cheaper than a smaller one. Each
     size is then charged the cost of the cheapest bucket that holds it, which does not fall when the
     size grows, and the boundaries are those cheapest buckets.
-
-    Args:
-        sizes: The candidates in increasing order; the last one always becomes a boundary.
-        weights: How often each size occurs.
-        costs: What a call in a bucket of each size costs.
-        k: The largest number of boundaries.
-
-    Returns:
-        The boundaries, in increasing order.
-
-    Examples:
-        >>> sizes = np.array([1, 2, 8, 9])
-        >>> cheapest_boundaries(sizes, np.ones(4), sizes.astype(float), 2)
-        array([2, 9])
-        >>> cheapest_boundaries(sizes, np.ones(4), np.array([5.0, 6.0, 2.0, 9.0]), 3)
-        array([8, 9])
     """
     least = np.minimum.accumulate(costs[::-1])[::-1]
     # A run of equal `least` ends at the candidate that costs that little.
@@ -213,19 +183,6 @@ def cheapest_groups(weights: Floats, costs: Floats, k: int) -> Ints:
     This is exact if ``costs`` does not decrease. The cost of runs then fulfils the quadrangle
     inequality, so the best start of the last run moves to the right with its end (Yao 1980), and
     divide and conquer finds all starts of a layer in ``O(m log m)`` steps.
-
-    Args:
-        weights: How often each position occurs.
-        costs: What one member of a run with that last position costs; must not decrease.
-        k: The largest number of runs.
-
-    Returns:
-        The last position of each run, in increasing order; of equally cheap cuts one with the
-        fewest runs.
-
-    Examples:
-        >>> cheapest_groups(np.ones(4), np.array([1.0, 2.0, 8.0, 9.0]), 2)
-        array([1, 3])
     """
     m = len(costs)
     below = np.append(0.0, np.cumsum(weights))

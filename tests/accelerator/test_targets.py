@@ -70,7 +70,7 @@ def test_shardings_of_a_pod() -> None:
     text = str(executor.report(memory=sum(memory.values())))
     assert "1 of 3 executables need more than" in text and ": b=4096 (" in text
     assert "arguments bytes" in text and "temporary bytes" in text
-    assert "no executable needs more" in str(executor.report(memory=2**30))
+    assert "none of 3 executables need more" in str(executor.report(memory=2**30))
     assert "  memory: arguments " in str(executor.explain(w, x))
     for function in (executor, compiled):
         with pytest.raises(ArgumentError, match="256 x TPU v5 lite of a topology"):

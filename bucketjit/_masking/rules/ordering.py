@@ -123,11 +123,6 @@ def cumulative(identity: Identity, ordered: bool = False) -> Rule:
     return rule
 
 
-def _log_of_zero(dtype: np.dtype[Any]) -> Any:
-    """The neutral element of logsumexp: -inf, without an imaginary part, which is an angle."""
-    return np.array(-np.inf).astype(dtype)
-
-
 TABLE: dict[Any, Rule] = {
     "sort": sort,
     "top_k": top_k,
@@ -136,5 +131,6 @@ TABLE: dict[Any, Rule] = {
     "cumprod": cumulative(one),
     "cummax": cumulative(lowest, ordered=True),
     "cummin": cumulative(highest, ordered=True),
-    "cumlogsumexp": cumulative(_log_of_zero),
+    # The neutral element is -inf, without an imaginary part, which is an angle.
+    "cumlogsumexp": cumulative(np.array(-np.inf).astype),
 }

@@ -8,6 +8,7 @@ function.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_structure
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._arrays.padding import padder
+from bucketjit._arrays.padding import pad_to_place, padder
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
@@ -249,6 +250,7 @@ def make_handler(
     """The handler for calls like one that was just served."""
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
+    placed = entry.placed if entry is not None else frozenset[int]()
     reused = entry.reused_leaves if entry is not None else frozenset()
     pads, gives = [], []
     for argument in layout.opened:
@@ -259,6 +261,8 @@ def make_handler(
             shape = shapes.get(leaf)
             if isinstance(value, Padded):
                 wanted.append((own, padder(value, shape or value.sizes)))
+            elif shape is not None and value.shape != shape and leaf in placed:
+                wanted.append((own, functools.partial(pad_to_place, shape=shape)))
             elif shape is not None and value.shape != shape:
                 wanted.append((own, padder(value, shape)))
         if wanted:

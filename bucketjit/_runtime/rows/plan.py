@@ -146,41 +146,13 @@ class _Cover(NamedTuple):
 
 
 def default_budget(groups: Sequence[Group]) -> int:
-    """The token budget of a call whose user has not set one.
-
-    Args:
-        groups: The groups of its rows.
-
-    Returns:
-        A power of two from `LEAST_BUDGET` to `MOST_BUDGET`.
-
-    Examples:
-        >>> default_budget([Group(1000, 16)]), default_budget([Group(10_000, 64)])
-        (2048, 8192)
-    """
+    """The token budget of a call whose user has not set one."""
     tokens = sum(group.count * group.tokens for group in groups)
     return min(MOST_BUDGET, max(LEAST_BUDGET, _power_of_two_below(tokens // _BATCHES)))
 
 
 def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
-    """The row count of each batch, for each group.
-
-    Args:
-        groups: The groups.
-        budget: The most padded tokens of a batch. A row that has more is a batch alone.
-
-    Returns:
-        For each group, the row counts of its batches, largest first; they add up to at least
-        ``count``, and without any one of them they do not.
-
-    Examples:
-        >>> batches([Group(100, 16)], 1024)
-        [(32, 32, 32, 4)]
-        >>> batches([Group(3, 4096), Group(4, 16)], 2048)
-        [(1, 1, 1), (4,)]
-        >>> batches([Group(60, 16, known=frozenset({32}))], 1024)
-        [(32, 32)]
-    """
+    """The row count of each batch, for each group."""
     return list(_batches(tuple(groups), budget))
 
 
