@@ -1,7 +1,5 @@
 """Compare results in everything that `jax.jit` determines of them."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

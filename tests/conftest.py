@@ -1,7 +1,5 @@
 """What every test relies on: fallbacks are errors, XLA compiles fast and is counted."""
 
-from __future__ import annotations
-
 import gc
 import os
 from collections import defaultdict

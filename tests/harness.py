@@ -6,8 +6,6 @@ bucket with every padding poisoned (arguments, and the outputs of every single e
 compares the logical part with the plain run at each logical size.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import zlib

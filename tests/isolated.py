@@ -5,8 +5,6 @@ the process when there are none left; so no process compiles for long, and one t
 harm to the others. Small programs that run once are not worth optimising.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The masked program of a function, to look at what it is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@
 Each case compares with ``jax.jit``: values, types, and where results are.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """The benchmarks run, in their quickest form, and say so when they cannot: nothing is timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

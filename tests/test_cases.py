@@ -1,7 +1,5 @@
 """Every case, forward and gradient, against the plain run."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections import Counter

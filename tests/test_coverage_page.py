@@ -1,7 +1,5 @@
 """docs/coverage.md is up to date, and every rule has a case."""
 
-from __future__ import annotations
-
 from docs.coverage_page import ALL_CASES, PAGE, UNCOVERED, cases_of, keys, keys_here, page
 
 

@@ -1,7 +1,5 @@
 """The documentation runs: every Python block of every page. Docstrings run as doctests do."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Bad input: an error that names the argument, what was expected and what came; nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import re

@@ -1,7 +1,5 @@
 """Log lines and listeners: what they are told, and in which words."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

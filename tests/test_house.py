@@ -3,8 +3,6 @@
 The aims are 26,000 lines of code, 42,000 lines, 220 files, and `decide` asked in four files.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib
@@ -110,10 +108,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_254,
-    "lines": 48_151,
-    "files": 247,
-    "tests": 35_167,
+    "code": 30_659,
+    "lines": 48_646,
+    "files": 230,
+    "tests": 35_127,
     "long": 0,
     "packages": 13,
     "floors": 9,

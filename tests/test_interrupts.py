@@ -1,7 +1,5 @@
 """Interrupts at any moment: the executor that was interrupted goes on working."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """The journeys of the documentation run as notebooks, each from its data to its picture."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

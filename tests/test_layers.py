@@ -1,7 +1,5 @@
 """The direction of imports, read off the source; and that importing the package does nothing."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Arrays that are sharded over a mesh, of explicit axes (those of ``jax.make_mesh``) or not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What fails for the moment is raised as it is, and nothing is learnt of the function from it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import math

@@ -4,8 +4,6 @@ Each mutant is a mistake that is easy to make. Its case passes with the rules as
 catching the mutant would prove nothing), and fails with the mutant in the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What the files around the code say of it is so."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What others wrote is safe wherever it leaves: no escape sequence, and UTF-8 can hold it."""
 
-from __future__ import annotations
-
 import io
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Several threads, one executor."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable

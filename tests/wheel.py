@@ -4,8 +4,6 @@
 is imported, the first Python block of README runs, and so does every command.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ It runs in the Python that is there and installs nothing: `make accelerator` pic
 ACCELERATOR_PYTHON. The exit status is not 0 if a check or a benchmark failed.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import importlib.util

@@ -1,7 +1,5 @@
 """Arrays stay on the device: compiles per bucket and not per size, and transfers, counted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The list of all checks, in the order in which `make accelerator` runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """A few masking cases of each family of rules, and models, beside the unpadded run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib

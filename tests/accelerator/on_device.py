@@ -1,7 +1,5 @@
 """The device that the checks run on, and what can be counted there."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Memory and threads: donation, `max_bytes`, and compiles in the background."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The checks of `make accelerator`, on the device that is there: in CI a CPU."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

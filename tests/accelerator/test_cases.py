@@ -4,8 +4,6 @@
 ``ARGS=--sample`` the slow cases are left out.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

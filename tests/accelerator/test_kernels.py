@@ -3,8 +3,6 @@
 ``make accelerator-compilers ARGS=--sample`` runs it, as it does tests/accelerator/test_targets.py.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command of `make accelerator`: what it prints, keeps, and leaves out."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -3,8 +3,6 @@
 ``make accelerator-compilers ARGS=--sample`` runs it, in the environment that has these.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """`copy_inputs`: NumPy arguments may be overwritten as soon as a call returns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

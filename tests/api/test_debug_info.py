@@ -1,7 +1,5 @@
 """What JAX says of functions that bucketjit traces: the user's name, line and arguments."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

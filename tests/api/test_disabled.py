@@ -1,7 +1,5 @@
 """``BUCKETJIT_DISABLE`` and ``BUCKETJIT_LOG``."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from typing import Any

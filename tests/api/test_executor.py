@@ -1,7 +1,5 @@
 """A call of the executor returns what a call of `jax.jit` returns."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -3,8 +3,6 @@
 tests/cases/kernels.py has them in masked programs, with poisoned padding.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

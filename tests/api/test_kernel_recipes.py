@@ -1,7 +1,5 @@
 """The recipes of docs/kernels.md: values in interpret mode, at sizes that are no multiples."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import shutil

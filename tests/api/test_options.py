@@ -1,7 +1,5 @@
 """`BucketedExec` and `jit` take the same options; texts stand for the members of enums."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

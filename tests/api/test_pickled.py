@@ -1,7 +1,5 @@
 """An executor is pickled as its name, or as its function and its options."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

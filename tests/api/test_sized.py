@@ -1,7 +1,5 @@
 """`bucketjit.sized`: eagerly, in executors, and under a bare ``jit``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Errors of the user's code: as ``jax.jit`` shows them, with no frame of bucketjit or JAX."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """Padding and cutting where an array is. On this machine's CPU, which takes DLPack views too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@
 written once, when the format is new, and not again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files that are truncated, altered, foreign, of the future or hostile, and writing files."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import io

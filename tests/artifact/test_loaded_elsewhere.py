@@ -1,7 +1,5 @@
 """Loaded functions in the middle of things: traces, copies, files that change, 64-bit types."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Files in other processes: without the source, and of other versions of JAX."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

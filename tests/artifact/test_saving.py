@@ -1,7 +1,5 @@
 """What `save` takes, finds out and refuses, and what becomes of its files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names, placement and metadata, which change no value."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -1,7 +1,5 @@
 """``lax.associative_scan`` over open axes, and what JAX itself builds on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

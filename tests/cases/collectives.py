@@ -1,7 +1,5 @@
 """Collectives over a mapped axis, which ``vmap`` turns into one of the array."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -1,7 +1,5 @@
 """Contractions, and what users build from them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Calls, branches and loops; scans are in scan.py."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Convolutions over open batch, feature and spatial axes, and their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cumulative operations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callbacks whose results matter; tests/masking/rules/test_effects.py tests what they see."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 from jax import lax

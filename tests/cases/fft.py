@@ -1,7 +1,5 @@
 """Fourier transforms over static and open axes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

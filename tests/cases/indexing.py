@@ -1,7 +1,5 @@
 """Gathers and what jax.numpy reads by index."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Calls of kernels that are declared; tests/api/test_kernel.py has how they are called."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

@@ -1,7 +1,5 @@
 """Factorisations and solves over open batch axes and open matrix axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

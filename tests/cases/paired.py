@@ -1,7 +1,5 @@
 """Code that turns sizes into Python numbers; its programs are made of concrete traces."""
 
-from __future__ import annotations
-
 import math
 
 import jax

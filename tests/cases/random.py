@@ -1,7 +1,5 @@
 """Random draws: exactly the bits of the exact run."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

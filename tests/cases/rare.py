@@ -1,7 +1,5 @@
 """Primitives that few programs contain, some of which only JAX itself makes."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax._src.lax import lax as lax_internal

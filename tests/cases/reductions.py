@@ -1,7 +1,5 @@
 """Reductions, and what users build from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

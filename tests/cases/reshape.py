@@ -1,7 +1,5 @@
 """Reshapes that carry, merge and split symbolic axes."""
 
-from __future__ import annotations
-
 import functools
 
 import jax.numpy as jnp

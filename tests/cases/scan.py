@@ -1,7 +1,5 @@
 """Scans, and derivatives of programs with control flow."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

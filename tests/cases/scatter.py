@@ -1,7 +1,5 @@
 """Scatters and what jax.numpy writes by index."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

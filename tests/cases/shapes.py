@@ -1,7 +1,5 @@
 """Broadcasts, transposes, joins, splits, and what jax.numpy builds from them."""
 
-from __future__ import annotations
-
 import functools
 
 import jax.numpy as jnp

@@ -3,8 +3,6 @@
 Results of computed sizes are in `tests.runtime.test_computed_sizes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Slices, pads, reversals and windows at run-time places."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Pooling and other reductions over sliding windows, and their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A process that serves some calls, and tells what that took and what came out."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """Products with a side that is the same along one of its axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

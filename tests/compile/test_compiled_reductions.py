@@ -1,7 +1,5 @@
 """What XLA's library gets wrong is found in what was compiled, and compiled again without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

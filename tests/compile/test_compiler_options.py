@@ -1,7 +1,5 @@
 """Options of XLA: the user's, and those that bucketjit adds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

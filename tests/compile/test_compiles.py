@@ -1,7 +1,5 @@
 """Compiles and live executables are counted, not assumed: one per bucket, never one per size."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

@@ -4,8 +4,6 @@ Arrays that a function makes while it is traced are held by its programs alone, 
 are read-only, or the programs would hold copies of them.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import threading

@@ -1,7 +1,5 @@
 """Files by themselves: what is written is read again, and nothing else is."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

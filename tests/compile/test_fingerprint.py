@@ -1,7 +1,5 @@
 """Digests: equal for equal programs, different for different ones, none where that is not known."""
 
-from __future__ import annotations
-
 import enum
 from typing import Any
 

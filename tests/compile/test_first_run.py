@@ -1,7 +1,5 @@
 """Executables that are run once before calls need them, and those that must not be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Executors on one directory: what one compiles, the others load, and nothing else."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

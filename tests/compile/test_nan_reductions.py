@@ -1,7 +1,5 @@
 """Where the loss of a NaN by a maximum shows, and where it does not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

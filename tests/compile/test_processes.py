@@ -1,7 +1,5 @@
 """Several processes and one directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Where executables come from: warm-up, the background, a budget; and which of them stay."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Values that are compared with themselves, or with what was chosen among them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The sweep: ``python -m tests.conformance [--part a|b|g] [--sample N] [--filter TEXT] ...``."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

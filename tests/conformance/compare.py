@@ -5,8 +5,6 @@ the array where a primitive accumulates, since padding changes the order of a su
 wider where a primitive iterates or is ill-conditioned, by the table below.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ of every argument, one at a time; where JAX wants other axes to agree with it, t
 axes of the same size. The driver knows no primitive: it looks at shapes only.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -4,8 +4,6 @@
 arguments, and where JAX itself does not support it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """What came of one case, and the tables made of many."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

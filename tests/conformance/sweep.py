@@ -1,7 +1,5 @@
 """Run many cases, in processes that can be thrown away."""
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Sequence

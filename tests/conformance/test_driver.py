@@ -1,7 +1,5 @@
 """The driver tells right from wrong: each outcome, provoked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

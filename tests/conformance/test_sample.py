@@ -1,7 +1,5 @@
 """A fixed sample of JAX's own primitive cases: one of each primitive, then more of the common."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.conformance.outcome import BAD, Outcome, share_masked

@@ -3,8 +3,6 @@
 The exit status is 1 if a result differs from that of ``jax.jit``.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

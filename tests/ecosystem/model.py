@@ -1,7 +1,5 @@
 """A model as data: what to build, which axes of its inputs are open, and the sizes to try."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Run models through `BucketedExec` and beside it through `jax.jit`."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Every model of every library equals `jax.jit`, and hardly any runs exact."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

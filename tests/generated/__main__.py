@@ -3,8 +3,6 @@
 Failures are cut down to the lines they need and printed as source; then the exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys

@@ -1,7 +1,5 @@
 """Run one generated program: masked agrees with exact, or masking is refused with a reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

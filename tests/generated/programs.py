@@ -10,8 +10,6 @@ argmax, a comparison) would blow that up. So each value knows whether it is *rou
 take only values that are not: arguments, integers, and what was merely moved or chosen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Cut a failing program down to the lines that it takes to fail."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Run random programs in batches, each in a process that can be thrown away."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from typing import Any

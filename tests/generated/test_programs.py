@@ -1,7 +1,5 @@
 """Random programs, padded with poison at every equation, against the plain run."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 

@@ -1,7 +1,5 @@
 """`bucketjit.integrations.equinox.filter_jit` beside `equinox.filter_jit`, on ragged batches."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable

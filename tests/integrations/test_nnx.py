@@ -1,7 +1,5 @@
 """`bucketjit.integrations.nnx.jit` beside `flax.nnx.jit`, on ragged batches."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """The recipes of docs/frameworks.md run, each by itself, where their libraries are installed."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

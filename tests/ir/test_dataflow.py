@@ -1,7 +1,5 @@
 """The one walk over a program that every analysis shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

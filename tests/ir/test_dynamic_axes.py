@@ -1,7 +1,5 @@
 """Every form of `dynamic_axes`, and the default rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections import OrderedDict

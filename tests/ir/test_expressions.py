@@ -1,7 +1,5 @@
 """Dimension variables: evaluation, bounds over a bucket, and solving, against brute force."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

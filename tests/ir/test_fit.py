@@ -1,7 +1,5 @@
 """Expressions found for values, and none found where there is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

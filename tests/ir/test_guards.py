@@ -1,7 +1,5 @@
 """Functions that look at sizes: every call takes the branch that exact takes."""
 
-from __future__ import annotations
-
 import collections
 import decimal
 import fractions

@@ -1,7 +1,5 @@
 """Which size expressions are never negative, without a question to JAX."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

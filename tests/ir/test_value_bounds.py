@@ -1,7 +1,5 @@
 """Bounds of integers while they are traced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which values of a trace are found to be equal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

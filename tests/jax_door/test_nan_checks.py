@@ -1,7 +1,5 @@
 """``jax_debug_nans`` holds in a thread that traced and lowered a bucketed function."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

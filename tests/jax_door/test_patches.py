@@ -1,7 +1,5 @@
 """What is replaced in JAX while a function is traced, and that it is put back."""
 
-from __future__ import annotations
-
 import functools
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Shardings are removed from modules for one device, and modules for several are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The releases of JAX that are promised, and what happens where JAX lacks a name."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Index constants are worked out while the program is built: slices at known places are plain."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

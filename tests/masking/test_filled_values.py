@@ -1,7 +1,5 @@
 """Elementwise equations read a value as it has been filled for another; nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

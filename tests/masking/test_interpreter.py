@@ -1,7 +1,5 @@
 """The engine with a table of two rules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

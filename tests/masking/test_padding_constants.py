@@ -1,7 +1,5 @@
 """Fills that would write what the padding holds already are dropped, and no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

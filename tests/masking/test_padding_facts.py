@@ -1,7 +1,5 @@
 """Sums whose padding is known to add nothing are not filled, and all others are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is masked in another way for other platforms: traced for them here, and run on the CPU."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

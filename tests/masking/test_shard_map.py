@@ -4,8 +4,6 @@ One process with four CPU devices runs all programs: 6 rows are padded to 8, so 
 padded array have 4 rows, and the shards of the exact run 3.
 """
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Callable

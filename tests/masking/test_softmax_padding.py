@@ -1,7 +1,5 @@
 """A softmax is filled once, and programs that only look like one are filled as ever."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where signs of eigenvectors and singular vectors cannot be seen in a program's results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

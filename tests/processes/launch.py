@@ -9,8 +9,6 @@ Each process has devices of its own, and collectives between processes go throug
 outlives the call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import importlib

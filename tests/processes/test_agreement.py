@@ -1,7 +1,5 @@
 """Several processes run their calls in the same bucket, or none of them runs its call."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

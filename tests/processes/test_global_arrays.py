@@ -1,7 +1,5 @@
 """Arrays on the devices of several processes: served where they need no padding, else refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Executables of all shards are kept in files, which all processes of a later job load."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 One process with two devices runs most programs; two processes run those that differ there.
 """
 
-from __future__ import annotations
-
 import functools
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which arguments of `map` are lists, what a list may be, and what errors say."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Sizes beyond the largest bucket: an error, the next bucket, or the exact size."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Checked execution catches planted mistakes, names the culprit, and passes what is right."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

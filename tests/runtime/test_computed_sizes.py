@@ -1,7 +1,5 @@
 """Functions that compute sizes, called by executors: equal to the eager function, few compiles."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What a call does is decided once: the engine, `explain`, warm-up and the call itself agree."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

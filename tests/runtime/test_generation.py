@@ -1,7 +1,5 @@
 """Results that the next call takes again: they come back in the buffers of its bucket."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

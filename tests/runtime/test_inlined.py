@@ -1,7 +1,5 @@
 """Calls inside ``jit``, ``vmap`` and the like say that they are inlined."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable

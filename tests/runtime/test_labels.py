@@ -1,7 +1,5 @@
 """Arguments that may be labels or shared, buffers that are filled again, methods, and lengths."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence

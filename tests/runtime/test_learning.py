@@ -1,7 +1,5 @@
 """Functions whose buckets are learnt."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ So it is with methods (``self.step = BucketedExec(self._step)``): what the execu
 to it, and the garbage collector has to see all of the way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -1,7 +1,5 @@
 """What a function sees inside ``jit``, ``vmap`` and the like is what it sees under ``jax.jit``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The first call of new sizes in a bucket that is compiled: right, and cheap."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Functions of JAX whose result has a computed size, in executors: equal to the eager function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

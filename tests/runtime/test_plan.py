@@ -1,7 +1,5 @@
 """How many rows each batch has: what is computed beside what is real, and how many executables."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every family of rules in batches: each row has the result of the function alone, to its check."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

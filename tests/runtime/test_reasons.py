@@ -1,7 +1,5 @@
 """What a fallback reason says: the operation, the line of the user's code, and what to write."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import math

@@ -1,7 +1,5 @@
 """Warnings of functions that compile for each size, or beyond their buckets."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`map(..., reduce=)`: sums and means equal those of a loop, and take the memory of one result."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is refused in one bucket is masked in others; and sizes that int32 does not hold."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The forms of results, arrays that keep their padding, and what a call waits for."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple

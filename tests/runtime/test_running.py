@@ -1,7 +1,5 @@
 """Groups, executables, what runs one by one, keys, statistics, threads, files, background."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

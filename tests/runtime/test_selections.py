@@ -1,7 +1,5 @@
 """Functions that select, where JAX or the trace meets them in an unusual place."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

@@ -1,7 +1,5 @@
 """What is counted, and that counting stays right, bounded and out of the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import json

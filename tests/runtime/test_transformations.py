@@ -1,7 +1,5 @@
 """Executors inside ``jit``, ``vmap``, ``grad`` and the like."""
 
-from __future__ import annotations
-
 import gc
 import math
 import weakref

@@ -1,7 +1,5 @@
 """Rows that take turns: one executable for any number of rows, with the results of a loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 python -m tests.stages.harnesses --sample 400       how many export, with and without bucketjit
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from collections import Counter

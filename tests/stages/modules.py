@@ -1,7 +1,5 @@
 """Run modules in this process and in others, for the tests of this folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The compilers that take them are those of `tests/accelerator/test_cases.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """One `Compiled` serves all sizes of its bucket, and nothing else."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

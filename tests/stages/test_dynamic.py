@@ -1,7 +1,5 @@
 """Dynamic modules: what is exported, that it computes the same, and what is refused."""
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What `explain` says, and that it neither compiles nor runs anything."""
 
-from __future__ import annotations
-
 import html
 import math
 import re

@@ -1,7 +1,5 @@
 """A sample of JAX's own primitive cases, exported over an open batch axis."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 

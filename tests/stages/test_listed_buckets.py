@@ -1,7 +1,5 @@
 """Plans that the first call compiles."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from typing import Any

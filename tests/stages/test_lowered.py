@@ -1,7 +1,5 @@
 """What is lowered and compiled ahead of time: texts, types, options, where it is kept."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics as Prometheus scrapes them."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import urllib.request

@@ -1,7 +1,5 @@
 """Drawings of an executor."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 

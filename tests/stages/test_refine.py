@@ -1,7 +1,5 @@
 """Fixing the sizes of serialized modules."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of an executor: in terminals, files and notebooks."""
 
-from __future__ import annotations
-
 import io
 import math
 from html.parser import HTMLParser

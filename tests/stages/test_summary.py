@@ -1,7 +1,5 @@
 """The line that says what bucketing has saved."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """All buckets of a strategy are those that its sizes have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

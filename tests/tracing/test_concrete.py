@@ -1,7 +1,5 @@
 """Programs of concrete traces: what they serve, what they refuse, what they cost."""
 
-from __future__ import annotations
-
 import math
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """Errors of newcomers: each names the argument, what came and what to write instead."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The first call under the default rule: nothing is compiled that the next size cannot use."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

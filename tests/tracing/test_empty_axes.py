@@ -1,7 +1,5 @@
 """Axes of size 0 beside axes that vary: in the buckets of the others, as one more program."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Programs that serve one size only: which are told as fallbacks, and which are not made at all."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a function prints while it is traced is shown once."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import warnings

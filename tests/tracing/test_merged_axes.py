@@ -1,7 +1,5 @@
 """Axes that a program merges and splits again are kept apart, where that saves gathers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

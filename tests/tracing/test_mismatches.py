@@ -1,7 +1,5 @@
 """How a call's arguments differ from those that something was made for, in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

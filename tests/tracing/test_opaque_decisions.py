@@ -1,7 +1,5 @@
 """Primitives without a rule whose implementation compares sizes: guards, as in the function."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

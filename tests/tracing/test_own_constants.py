@@ -1,7 +1,5 @@
 """An array that a function closes over is read once for each program: when that is traced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

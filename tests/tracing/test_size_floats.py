@@ -1,7 +1,5 @@
 """What functions compute of sizes as numbers of Python: the same as in the unpadded run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Diffrax, Lineax and Optimistix: differential equations, linear solves, fits and roots."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

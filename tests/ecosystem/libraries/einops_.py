@@ -1,7 +1,5 @@
 """Einops: rearrangements with sizes taken from the arrays."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

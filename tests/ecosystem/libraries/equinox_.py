@@ -1,7 +1,5 @@
 """Equinox: modules are pytrees, `jax.vmap` makes batches."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

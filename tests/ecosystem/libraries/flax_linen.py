@@ -1,7 +1,5 @@
 """Flax linen."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

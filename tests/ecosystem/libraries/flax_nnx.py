@@ -1,7 +1,5 @@
 """Flax NNX, by its functional API."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,7 +1,5 @@
 """Haiku: transformed functions."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

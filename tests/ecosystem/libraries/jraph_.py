@@ -1,7 +1,5 @@
 """Jraph: graphs, whose nodes and edges are open."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

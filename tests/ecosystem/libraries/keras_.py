@@ -1,7 +1,5 @@
 """Keras 3 on its JAX backend, by `stateless_call`."""
 
-from __future__ import annotations
-
 import os
 
 import jax

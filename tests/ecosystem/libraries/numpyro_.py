@@ -1,7 +1,5 @@
 """NumPyro: log densities, their gradients, and draws."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,7 +1,5 @@
 """Optax: losses and training steps on plain functions."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

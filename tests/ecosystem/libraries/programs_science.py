@@ -1,7 +1,5 @@
 """Statistics, physics, signals and images, in bare JAX as people write it by hand."""
 
-from __future__ import annotations
-
 import math
 
 import jax

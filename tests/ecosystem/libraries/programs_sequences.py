@@ -1,7 +1,5 @@
 """Sequence models and decoding, in bare JAX as people write it by hand."""
 
-from __future__ import annotations
-
 import math
 
 import jax

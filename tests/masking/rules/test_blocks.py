@@ -1,7 +1,5 @@
 """Large arrays are moved by blocks and rows on CPU: the same results, whatever the sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Callbacks see logical shapes, never padding, once for each logical call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

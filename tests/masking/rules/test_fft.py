@@ -1,7 +1,5 @@
 """What the transform of an open axis computes once, and what it keeps apart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Numbers near the end of their dtype: what masks compute on the way must not overflow first."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

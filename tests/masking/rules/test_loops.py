@@ -4,8 +4,6 @@ A loop that runs on padding never ends here. So the programs run in processes of
 say at which one they are, and end themselves.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """NaN in the data of a decomposition."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What draws need beyond the cases: 64-bit words, generators of the user's."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -1,7 +1,5 @@
 """What reshapes and scatters refuse, and what they say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

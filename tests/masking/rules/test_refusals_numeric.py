@@ -1,7 +1,5 @@
 """What reductions, contractions and orderings refuse, and what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

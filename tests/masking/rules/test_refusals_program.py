@@ -1,7 +1,5 @@
 """What control flow, random draws and effects refuse, and what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What convolutions, windows, transforms and factorisations refuse, and what they say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which operand of a batch of matrix products XLA's CPU backend is given on which side."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

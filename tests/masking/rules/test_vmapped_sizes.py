@@ -1,7 +1,5 @@
 """One executable over rows of different sizes: `jax.vmap` over the sizes themselves."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
