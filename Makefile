@@ -20,7 +20,7 @@
 #                                 in at most five minutes; by ACCELERATOR_PYTHON (python3), whose JAX
 #                                 is the one that is there: nothing is installed
 #   make accelerator-compilers    what the compilers of TPUs and of NVIDIA's GPUs make of masks, without
-#                                 a device; ARGS=--sample in two minutes, to see that nothing got dearer
+#                                 a device, and all cases of the tests; ARGS=--sample in four minutes
 #   make docs docs-open           the site, in docs/_build/html; docs-open also serves it on this machine
 #   make docs-browser             look at the site in chromium: search, copying, phones, dark mode
 #   make coverage-page            write docs/coverage.md from the rule tables and the cases
@@ -111,6 +111,7 @@ COMPILERS_VENV := .venv-compilers
 accelerator-compilers: $(STAMP)-bench
 	@$(MAKE) --no-print-directory VENV=$(COMPILERS_VENV) $(COMPILERS_VENV)/.installed-compilers
 	$(BIN)/python -m benchmarks.$(if $(findstring --sample,$(ARGS)),compilers,table accelerators accelerators-stream) $(ARGS)
+	$(if $(findstring --sample,$(ARGS)),,$(BIN)/python -m benchmarks.compilers --tests)
 
 coverage-page: $(STAMP)-test
 	$(BIN)/python -m docs.coverage_page

@@ -1,8 +1,9 @@
 """What the compilers of TPUs and of NVIDIA's GPUs make of derived masks, on a machine without one.
 
-    make accelerator-compilers                   both targets, and benchmarks/README.md
-    make accelerator-compilers ARGS=--sample     a minute for each, and tests of targets; it fails
-                                                 if a program takes more cycles or kernels
+    make accelerator-compilers                   both targets, benchmarks/README.md, and all cases
+                                                 of the tests; an hour and a half
+    make accelerator-compilers ARGS=--sample     a minute for each, and a sample of the tests; it
+                                                 fails if a program takes more cycles or kernels
 
 The compilers come with packages (`libtpu`, `jax-cuda12-plugin`), which `make` installs into an
 environment of their own. A TPU's compiler writes the cycles that it expects beside each kernel, a
@@ -318,21 +319,24 @@ SECTIONS = (
 
 
 def main() -> None:
-    """Compile a sample, and fail if a pair got dearer."""
+    """Compile a sample, and fail if a pair got dearer; or all cases of the tests."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sample", action="store_true", help="a minute for each target")
-    if not parser.parse_args().sample:
+    parser.add_argument("--tests", action="store_true", help="all cases of the tests, half an hour")
+    options = parser.parse_args()
+    if not options.sample and not options.tests:
         print_sections(SECTIONS, __doc__)
         return
     kept = load(SECTIONS[0])
     assert kept is not None
     found = []
-    for target in TARGETS:
+    for target in TARGETS if options.sample else ():
         rows = compiled_alone(target, **SAMPLE, models=SAMPLE_MODELS)
         print(SECTIONS[0].tables(rows))
         found += dearer(kept["rows"], rows)
     files = [f"tests/accelerator/test_{name}.py" for name in ("targets", "cases", "kernels")]
-    command = [str(PYTHON), "-m", "pytest", "-q", "-m", "not slow", *files]
+    some = ["-m", "not slow"] if options.sample else []
+    command = [str(PYTHON), "-m", "pytest", "-q", *some, *files]
     tests = subprocess.run(command, cwd=ROOT, env={**os.environ, **VARIABLES})
     if tests.returncode:
         sys.exit(tests.returncode)
