@@ -109,7 +109,7 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 LIMIT = {
     "code": 30_659,
-    "lines": 48_646,
+    "lines": 48_641,
     "files": 230,
     "tests": 35_127,
     "long": 0,

@@ -57,11 +57,10 @@ def on_one_cpu() -> bool:
 
 
 def is_started() -> bool:
-    """Whether XLA has started in this process.
+    """Whether XLA has started here: a child that is forked afterwards cannot compile.
 
-    A child that is forked afterwards has none of XLA's threads and cannot compile. The public
-    ``backends`` takes a lock, which a child may find locked for ever, so its table is read directly
-    (``xla_bridge._backends``, since 0.2).
+    The public ``backends`` takes a lock, which a child may find locked for ever, so its table is
+    read directly (``xla_bridge._backends``, since 0.2).
     """
     return bool(_xla_bridge._backends)
 
@@ -226,10 +225,9 @@ def array_of_parts(
 
 
 def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
-    """An array that is weakly typed or not, with the same buffers.
+    """An array that is weakly typed or not, with the same buffers (``ArrayImpl``, since 0.4).
 
-    ``lax.convert_element_type`` would compile a program. JAX's class of arrays (``ArrayImpl``,
-    since 0.4) makes it of the buffers.
+    ``lax.convert_element_type`` would compile a program.
     """
     if getattr(array, "weak_type", False) == weak_type:  # typed keys have no such attribute
         return array
@@ -357,10 +355,7 @@ def key_generator(dtype: Any) -> Any:
 
 
 def explicit_sharding(array: object) -> Any | None:
-    """The sharding of an array or a type over a mesh with explicit axes; None for any other.
-
-    Explicit axes (since 0.7) are part of types: arrays that are combined must have equal ones.
-    """
+    """The sharding over a mesh with explicit axes (since 0.7), a part of types; None for others."""
     is_type = isinstance(array, jax.core.ShapedArray | jax.ShapeDtypeStruct)
     sharding = getattr(array if is_type else jax.typeof(array), "sharding", None)
     kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
