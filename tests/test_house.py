@@ -108,8 +108,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_659,
-    "lines": 48_641,
+    "code": 30_657,
+    "lines": 48_629,
     "files": 230,
     "tests": 35_127,
     "long": 0,

@@ -102,34 +102,22 @@ class _Constant(NamedTuple):
 class Around(NamedTuple):
     """What is around a program, for those who fill padding.
 
-    Attributes:
-        is_cut: Whether a mesh cuts arguments.
-        is_cut_inside: Whether it cuts open axes behind the first one, such as sequences. Zeros by
-            bits would need a mask that is sent to all devices there, and hide a conversion behind
-            a sum over devices from XLA.
-        is_checked: Whether kernels get rubbish in the padding of their arrays, for a check.
+    Along a cut sequence, zeros by bits need a mask that is sent to all devices.
     """
 
-    is_cut: bool = False
-    is_cut_inside: bool = False
-    is_checked: bool = False
+    is_cut: bool = False  # a mesh cuts arguments
+    is_cut_inside: bool = False  # also open axes behind the first one
+    is_checked: bool = False  # kernels get rubbish in padding
 
 
 AROUND_NOTHING = Around()
 
 
 class Padding:
-    """What is known of the padding of the values of a program.
-
-    Args:
-        constants: Constants that are known already.
-        around: What is around the program.
-    """
+    """What is known of the padding of the values of a program; ``constants`` are known already."""
 
     def __init__(
-        self,
-        constants: dict[int, _Constant] | None = None,
-        around: Around = AROUND_NOTHING,
+        self, constants: dict[int, _Constant] | None = None, around: Around = AROUND_NOTHING
     ) -> None:
         self.plan, self.around = Plan(), around
         self._constants = {} if constants is None else constants
