@@ -186,7 +186,8 @@ def test_results_are_those_of_the_eager_function(name: str, inputs: Any) -> None
     for x in inputs():
         checked(executor, fn, x)
     told = executor.stats()
-    assert told.fallback_calls == 0 and told.compiles <= 2  # one for each bucket
+    # One for each bucket, and one where a guard tells a size of 1 apart.
+    assert told.fallback_calls == 0 and told.compiles <= 2 + (len(told.programs) > 1)
 
 
 def some_bits(x: Any) -> Any:

@@ -190,7 +190,7 @@ def _bincount(
     if not jnp.issubdtype(values.dtype, np.integer):
         return original(x, weights, minlength, **more)  # raises
     found = jnp.maximum(jnp.max(values, initial=0), 0).astype(np.int32) + 1
-    if x.shape == (0,) or is_symbolic_dim(x.shape[0]):
+    if is_symbolic_dim(x.shape[0]) or x.shape[0] == 0:
         found = jnp.where(as_value(x.shape[0]) > 0, found, 0)
     size = open_.size(jnp.maximum(found, _number(minlength)), "jnp.bincount", "x")
     return original(values, weights, length=size, **more)
