@@ -108,8 +108,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 30_657,
-    "lines": 48_629,
+    "code": 30_655,
+    "lines": 48_627,
     "files": 230,
     "tests": 35_127,
     "long": 0,

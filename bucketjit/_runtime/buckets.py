@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import weakref
 from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager
@@ -23,8 +22,7 @@ from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import other_platforms
-from bucketjit._jax.jaxprs import all_equations
-from bucketjit._runtime.learning import Learning
+from bucketjit._runtime.learning import Learning, rounded_up
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Strategy, checked_bucket
@@ -69,16 +67,6 @@ def on_platforms(
     return fitted, f"{variable}: on a {platform.upper()}, {reason}"
 
 
-def multiples_of(program: Interface) -> dict[str, int]:
-    """What kernels of a program want the sizes of variables to be multiples of."""
-    found: dict[str, int] = {}
-    for eqn in all_equations(program.jaxpr) if isinstance(program, Program) else ():
-        for name, dim in eqn.params["sizes"] if eqn.primitive.name == "kernel" else ():
-            if multiple := eqn.params["call"].multiples.get(name):
-                found[str(dim)] = math.lcm(multiple, found.get(str(dim), 1))
-    return found
-
-
 def policy_of(config: Config, variable: str) -> Overflow:
     """The overflow policy of a variable: its own one, or that of the configuration."""
     return config.overflow_per_dim.get(variable, config.overflow)
@@ -96,11 +84,6 @@ def padded_sizes(
     """
     bucket = {v: padded_size(config, v, n, fitted.get(v)) for v, n in sizes.items()}
     return rounded_up(bucket, multiples) if multiples else bucket
-
-
-def rounded_up(sizes: Mapping[str, int], multiples: Mapping[str, int]) -> dict[str, int]:
-    """Each size, or the next one that is a multiple."""
-    return {v: n + -n % multiples.get(v, 1) for v, n in sizes.items()}
 
 
 def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None = None) -> int:
@@ -248,9 +231,7 @@ class Buckets:
         """What meshes and kernels demand of the size of each variable."""
         known = self._demanded.get(program)
         if known is None:
-            parts = call.signature.shardings.multiples(call.tokens, program)
-            kernels = multiples_of(program)
-            known = {v: math.lcm(parts.get(v, 1), kernels.get(v, 1)) for v in {**parts, **kernels}}
+            known = call.signature.shardings.multiples(call.tokens, program)
             self._demanded[program] = known
         return known
 

@@ -24,6 +24,11 @@ from bucketjit._runtime.statistics import FrozenDict, LearntBucket
 Sizes = Mapping[str, int]
 
 
+def rounded_up(sizes: Sizes, multiples: Sizes) -> dict[str, int]:
+    """Each size, or the next one that is a multiple."""
+    return {v: n + -n % multiples.get(v, 1) for v, n in sizes.items()}
+
+
 class Learning:
     """The buckets of one program, and what its calls have told.
 
@@ -83,7 +88,7 @@ class Learning:
 
     def _ordered(self, sizes: Sizes) -> tuple[int, ...]:
         if self._multiples:
-            sizes = {v: n + -n % self._multiples.get(v, 1) for v, n in sizes.items()}
+            sizes = rounded_up(sizes, self._multiples)
         if self._fixed:
             rounded = self._rounded(sizes)
             sizes = {**sizes, **{v: rounded[v] for v in self._fixed}}

@@ -87,21 +87,25 @@ class Shardings:
 
     def cuts(self, rows: Iterable[Sequence[str]]) -> bool:
         """Whether the user has a mesh cut open axes of arguments, given as tokens."""
-        return bool(_multiples(zip(rows, self.leaves, strict=False)))
+        return bool(_multiples(_demands(zip(rows, self.leaves, strict=False))))
 
     def multiples(self, rows: Iterable[Sequence[str]], program: Interface) -> dict[str, int]:
-        """What the size of each variable must be a multiple of: what meshes cut it into.
+        """What the size of each variable must be a multiple of, for meshes and for kernels.
 
-        That is so along axes of arguments and results, and for constraints in the program.
+        Meshes cut axes of arguments and results, and constraints inside of the program do.
         """
-        pairs = [*zip(rows, self.leaves, strict=False)]
+        placed = [*zip(rows, self.leaves, strict=False)]
         if self.results is not None:
-            pairs += zip(program.out_shapes, _spread_out(self.results, program), strict=False)
-        if isinstance(program, Program):
-            for eqn in all_equations(program.jaxpr):
-                if eqn.primitive.name == "sharding_constraint":
-                    pairs.append((shape_of(eqn.outvars[0]), eqn.params["sharding"]))
-        return _multiples(pairs)
+            placed += zip(program.out_shapes, _spread_out(self.results, program), strict=False)
+        demands = _demands(placed)
+        for eqn in all_equations(program.jaxpr) if isinstance(program, Program) else ():
+            if eqn.primitive.name == "sharding_constraint":
+                demands += _demands([(shape_of(eqn.outvars[0]), eqn.params["sharding"])])
+            elif eqn.primitive.name == "kernel":
+                multiples = eqn.params["call"].multiples
+                named = [(name, size) for name, size in eqn.params["sizes"] if name in multiples]
+                demands += [(s, multiples[name]) for name, s in named if str(s).isidentifier()]
+        return _multiples(demands)
 
 
 NO_SHARDINGS = Shardings()
@@ -170,17 +174,25 @@ def _resolved(option: str, leaf: Any) -> Any:
     return NamedSharding(mesh, leaf)
 
 
-def _multiples(pairs: Iterable[tuple[Sequence[Any], Any]]) -> dict[str, int]:
-    """For axes that shardings cut, what the sizes of their variables must be multiples of."""
-    multiples: dict[str, int] = {}
-    for shape, sharding in pairs:
+def _demands(placed: Iterable[tuple[Sequence[Any], Any]]) -> list[tuple[Any, int]]:
+    """The size of each axis, and the number of parts into which its sharding cuts it."""
+    demands: list[tuple[Any, int]] = []
+    for shape, sharding in placed:
         mesh: Any = getattr(sharding, "mesh", None)
         for size, names in zip(shape, getattr(sharding, "spec", ()), strict=False):
             names = names if isinstance(names, tuple) else (names,)
             parts = math.prod(mesh.shape[name] for name in names if isinstance(name, str))
-            is_open = parts > 1 and size != STATIC
-            for variable in variables_of(str(size)) if is_open else ():
-                multiples[variable] = math.lcm(multiples.get(variable, 1), parts)
+            demands.append((size, parts))
+    return demands
+
+
+def _multiples(demands: Iterable[tuple[Any, int]]) -> dict[str, int]:
+    """What the variables of sizes must be multiples of, so that the sizes are."""
+    multiples: dict[str, int] = {}
+    for size, multiple in demands:
+        is_open = multiple > 1 and size != STATIC
+        for variable in variables_of(str(size)) if is_open else ():
+            multiples[variable] = math.lcm(multiples.get(variable, 1), multiple)
     return multiples
 
 
