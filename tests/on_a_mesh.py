@@ -17,9 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bucketjit import BucketedExec, Check, Fallback, Padded, jit
+from bucketjit._arrays import padding
 from bucketjit.errors import ArgumentError, FallbackWarning, SpecError
 
 CASES: dict[str, Callable[[Any], None]] = {}
@@ -106,6 +108,41 @@ def a_dense_layer(mesh: Any) -> None:
 @case
 def a_training_step(mesh: Any) -> None:
     check(mesh, step)
+
+
+@case
+def arrays_stay_on_their_devices(mesh: Any) -> None:
+    """As on accelerators: nothing asks for their contents on the host."""
+
+    def fn(x: Any, y: Any, z: Any) -> Any:
+        return jnp.sort(x, axis=1), x.sum(), y * 2, x.T, 2.0 * y.sum(1), z + 1
+
+    executor = BucketedExec(fn, dynamic_axes=("b, s", "b, s", "n, _"), fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
+    place = NamedSharding(mesh, PartitionSpec("data"))
+    double = lambda x: (x * 2, x.sum())  # noqa: E731
+    placing = BucketedExec(double, dynamic_axes="b, _", in_shardings=place).with_pow2()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(padding, "_in_host_memory", lambda sharding: False)
+        patch.setattr(padding, "_pad_host", None)
+        patch.setattr(padding, "cut", None)
+        for b, s in ((12, 5), (4, 8), (20, 3), (8, 8), (12, 12), (12, 5)):
+            host = np.random.default_rng(b).normal(size=(b, s))
+            x, y, z = put(mesh, host, "data"), put(mesh, host), put(mesh, host, None, None)
+            if s % 4 == 0:
+                y = put(mesh, host, *(("data", None) if b % 8 else (None, "data")))
+            # Without explicit axes the compiler chooses where results are.
+            for mine, exact in zip(executor(x, y, z), jax.jit(fn)(x, y, z), strict=True):
+                np.testing.assert_allclose(mine, exact, rtol=1e-5, atol=1e-5)
+                assert len(mine.sharding.device_set) == 4
+            assert_same(placing(x), jax.jit(double)(x))
+        # Four shards cannot hold ten rows, so each device has all of them.
+        if mesh.axis_types == (AxisType.Auto,):
+            x = put(mesh, np.ones((10, 3)))
+            np.testing.assert_array_equal(placing(x)[0], 2 * np.ones((10, 3)))
+    first = BucketedExec(double, dynamic_axes="b, _", in_shardings=place).with_pow2()
+    np.testing.assert_array_equal(first(put(mesh, np.ones((10, 3))))[0], 2 * np.ones((10, 3)))
+    assert first.stats().fallback_calls == 0
 
 
 @case

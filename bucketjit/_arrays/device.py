@@ -11,6 +11,9 @@ two. The result of an executable is cut to its logical size by a view that ends 
 
 JAX handles the streams of the device: a view passes on the stream that ``jax.dlpack.from_dlpack``
 names.
+
+An array that a mesh cuts is padded shard by shard. Then one program a bucket moves the rows that
+are in another shard of the padded array.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from bucketjit._jax.arrays import is_on_several_devices, sharding_for
 from bucketjit._raised import is_of_machine
 
 _ALIGNMENT = 16  # bytes; XLA refuses operands whose address is not a multiple of it
@@ -89,11 +94,12 @@ class _View:
 
 def _view(array: jax.Array, shape: tuple[int, ...], offset: int = 0) -> jax.Array:
     """A view of an array from element ``offset`` on, as a ``jax.Array``."""
-    return jax.dlpack.from_dlpack(_View(array, shape, offset))
+    # DLPack has one number for all devices of a CPU, so a view may have to move to its device.
+    return jax.dlpack.from_dlpack(_View(array, shape, offset), device=_device_of(array))
 
 
 def _device_of(array: jax.Array) -> Any:
-    """The device of an array that is on one device."""
+    """A device of an array."""
     return next(iter(array.sharding.device_set))
 
 
@@ -108,14 +114,16 @@ def can_view(array: jax.Array) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _is_in_device_memory(sharding: Any) -> bool:
-    """Whether an array is on one device, in the memory where that device puts arrays by itself.
+    """Whether an array is on devices of this process, in the memory that they use by themselves.
 
     A view of an array in pinned host memory would be taken for one in the memory of the GPU.
     """
-    if len(sharding.device_set) != 1:
+    devices = sharding.device_set
+    if not sharding.is_fully_addressable:
         return False
-    (device,) = sharding.device_set
-    return sharding.memory_kind in (None, device.default_memory().kind)
+    if len(devices) > 1 and not isinstance(sharding, NamedSharding):
+        return False
+    return all(sharding.memory_kind in (None, d.default_memory().kind) for d in devices)
 
 
 @functools.lru_cache(maxsize=256)
@@ -124,7 +132,7 @@ def _exports(dtype: np.dtype[Any], platform: str) -> bool:
     if platform not in ("cpu", "gpu", "cuda", "rocm"):
         return False
     try:
-        probe: Any = jnp.zeros((2, 2), dtype)
+        probe: Any = jnp.zeros((2, 2), dtype, device=jax.local_devices(backend=platform)[0])
         capsule = probe.__dlpack__(max_version=_UNVERSIONED)
         strides = _Tensor.from_address(_pointer_of(capsule)).strides
         return not strides or (strides[0], strides[1]) == (2, 1)
@@ -136,7 +144,9 @@ def _exports(dtype: np.dtype[Any], platform: str) -> bool:
 
 def can_pad(array: jax.Array, shape: tuple[int, ...]) -> bool:
     """Whether `pad` can pad an array to a shape: it counts elements in int32."""
-    return array.size > 0 and math.prod(shape) <= _MOST and can_view(array)
+    several = is_on_several_devices(array.sharding)
+    fits = not several or sharding_for(array.sharding, shape) is array.sharding
+    return fits and array.size > 0 and math.prod(shape) <= _MOST and can_view(array)
 
 
 def can_unpad(array: jax.Array, shape: tuple[int, ...]) -> bool:
@@ -148,7 +158,8 @@ def can_unpad(array: jax.Array, shape: tuple[int, ...]) -> bool:
 def can_view_from(array: jax.Array, row: int) -> bool:
     """Whether the memory of an array can be viewed from a row of its leading axis on."""
     row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
-    return array.size > 0 and can_view(array) and row * row_bytes % _ALIGNMENT == 0
+    is_whole = array.size > 0 and not is_on_several_devices(array.sharding)
+    return is_whole and can_view(array) and row * row_bytes % _ALIGNMENT == 0
 
 
 def part(array: jax.Array, start: int, stop: int) -> jax.Array:
@@ -163,6 +174,14 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     A program is compiled once per power of two of elements, shape and dtype, not per size. If rows
     are not multiples of 16 bytes, it is compiled once per remainder as well.
     """
+    sharding = array.sharding
+    if is_on_several_devices(sharding):
+        part = sharding.shard_shape(shape)
+        sizes = sharding.shard_shape(array.shape)
+        padded = _of_shards(shape, sharding, lambda shard: pad(shard, part), array)
+        return _moved(padded, array.shape, sizes, sharding, True)
+    if array.shape == shape:
+        return array
     total = array.size
     width = 1 << (total.bit_length() - 1)
     step = max(1, _ALIGNMENT // array.dtype.itemsize)
@@ -184,10 +203,55 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     If the logical part is no prefix of the array, a program first moves its elements to the front.
     That program is compiled once per padded shape.
     """
+    sharding = array.sharding
+    if is_on_several_devices(sharding):
+        sharding = sharding_for(sharding, shape)
+        part = sharding.shard_shape(shape)
+        moved = _moved(array, shape, part, sharding, False)
+        return _of_shards(shape, sharding, lambda shard: unpad(shard, part), moved)
     if array.shape[1:] != shape[1:]:
         numbers = on_device(shape, _device_of(array))
         array = _compacting_program(array.shape)(numbers, array)
     return _view(array, shape)
+
+
+def _of_shards(
+    shape: tuple[int, ...],
+    sharding: Any,
+    change: Callable[[jax.Array], jax.Array],
+    array: jax.Array,
+) -> jax.Array:
+    """An array of this shape, whose shards are changed ones of another array."""
+    shards = [change(shard.data) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+def _moved(
+    array: jax.Array,
+    shape: tuple[int, ...],
+    part: tuple[int, ...],
+    sharding: NamedSharding,
+    is_padding: bool,
+) -> jax.Array:
+    """A padded array whose logical elements are moved to, or from, their places among all shards.
+
+    On the one side each shard begins with the logical elements of a shard of the unpadded array, of
+    the shape ``part``. On the other side they come first in the whole array, whose shape without
+    padding is ``shape``.
+    """
+    shards = sharding.shard_shape(array.shape)
+    axes = [i for i, n in enumerate(shards) if n != array.shape[i] and n != part[i]]
+    if not axes and sharding == array.sharding:
+        return array
+    # The program is traced for a mesh without explicit axes, which indices could not cut.
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    before = NamedSharding(mesh, array.sharding.spec)
+    after, whole = NamedSharding(mesh, sharding.spec), NamedSharding(mesh, PartitionSpec())
+    numbers = on_device((*shape, *part), whole)
+    array = _of_shards(array.shape, before, lambda shard: shard, array)
+    places = tuple((i, shards[i]) for i in axes)
+    moved = _moving_program(places, is_padding, after)(numbers, array)
+    return _of_shards(array.shape, sharding, lambda shard: shard, moved)
 
 
 def sizes_beside(array: jax.Array, sizes: tuple[int, ...]) -> Any:
@@ -203,8 +267,8 @@ def sizes_beside(array: jax.Array, sizes: tuple[int, ...]) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def on_device(numbers: tuple[int, ...], device: jax.Device) -> jax.Array:
-    """Integers as an int32 array on a device, kept for the next call."""
+def on_device(numbers: tuple[int, ...], device: jax.Device | NamedSharding) -> jax.Array:
+    """Integers as an int32 array on a device or a mesh, kept for the next call."""
     return jax.device_put(np.array(numbers, np.int32), device)
 
 
@@ -252,3 +316,23 @@ def _compacting_program(shape: tuple[int, ...]) -> Callable[..., jax.Array]:
         return array.reshape(-1).at[index].get(mode="clip").reshape(shape)
 
     return compacted
+
+
+@functools.lru_cache(maxsize=256)
+def _moving_program(
+    places: tuple[tuple[int, int], ...], is_padding: bool, sharding: NamedSharding
+) -> Callable[..., jax.Array]:
+    """The program of `_moved`, for some axes and the padded sizes of their shards."""
+
+    @functools.partial(jax.jit, out_shardings=sharding)
+    def moved(numbers: jax.Array, array: jax.Array) -> jax.Array:
+        for axis, padded in places:
+            size, part = numbers[axis], numbers[array.ndim + axis]
+            at = lax.iota(jnp.int32, array.shape[axis])
+            sources = at // padded * part + at % padded
+            if is_padding:
+                sources = jnp.where(at < size, at // part * padded + at % part, array.shape[axis])
+            array = jnp.take(array, sources, axis, mode="fill", fill_value=0)
+        return array
+
+    return moved

@@ -26,6 +26,7 @@ from bucketjit._jax.arrays import (
     is_key,
     is_on_several_devices,
     key_impl,
+    outside_of_meshes,
     placed_like,
 )
 
@@ -70,14 +71,22 @@ def pad(value: Any, shape: tuple[int, ...]) -> Any:
     if type(value) is not CONCRETE_ARRAY and is_key(value):
         return of_words(value, lambda words: pad(words, (*shape, *words.shape[value.ndim :])))
     if not _in_host_memory(value.sharding) and device.can_pad(value, shape):
-        return placed_like(device.pad(value, shape), value, False)
+        with outside_of_meshes():
+            return placed_like(device.pad(value, shape), value, False)
     return placed_beside(_pad_host(np.asarray(value), shape), value)
 
 
-def pad_to_place(value: Any, shape: tuple[int, ...]) -> Any:
-    """`pad` for an argument that ``jit`` puts on its devices, wherever it was."""
-    is_elsewhere = type(value) is CONCRETE_ARRAY and value.shape != shape
-    return pad(np.asarray(value) if is_elsewhere else value, shape)
+def pad_to_place(value: Any, shape: tuple[int, ...], sharding: Any) -> Any:
+    """`pad` for an argument that ``jit`` puts on its devices, wherever it was.
+
+    One on a mesh with explicit axes goes by the host: its type would name another sharding.
+    """
+    if type(value) is not CONCRETE_ARRAY or value.shape == shape:
+        return pad(value, shape)
+    is_here = is_on_several_devices(value.sharding) and not _in_host_memory(value.sharding)
+    if is_here and explicit_sharding(value) is None and device.can_pad(value, shape):
+        return jax.device_put(pad(value, shape), sharding)
+    return pad(np.asarray(value), shape)
 
 
 def placed_beside(padded: np.ndarray, value: Any) -> Any:
@@ -163,7 +172,8 @@ def unpad(value: Any, shape: tuple[int, ...], weak_type: bool = False) -> Any:
     if is_key(value):
         return of_words(value, lambda words: unpad(words, (*shape, *words.shape[value.ndim :])))
     if not _in_host_memory(value.sharding) and device.can_unpad(value, shape):
-        return placed_like(device.unpad(value, shape), value, weak_type)
+        with outside_of_meshes():
+            return placed_like(device.unpad(value, shape), value, weak_type)
     # `np.asarray` waits for the result. A prefix stays a view: it is contiguous already.
     return array_from_host(_contiguous(cut(np.asarray(value), shape)), weak_type, value)
 

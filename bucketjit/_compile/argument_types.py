@@ -83,6 +83,7 @@ def abstract(call: Call, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
     Python scalars and size arguments stay values.
     """
     leaves: list[Any] = []
+    placed = call.signature.placed if padded else {}
     for i, (x, kind) in enumerate(zip(call.leaves, call.signature.types, strict=True)):
         if kind.dtype is None or isinstance(x, bool | int | float | complex):
             leaves.append(x)
@@ -94,7 +95,9 @@ def abstract(call: Call, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
         sharding = getattr(array, "sharding", None)
         if isinstance(array, jax.core.Tracer):
             sharding = kind.sharding
-        elif isinstance(array, jax.Array) and not array.committed:
+        elif (isinstance(array, jax.Array) and not array.committed) or (
+            i in placed and i in padded
+        ):
             sharding = None
         # The sharding fits the array's shape, and ``shape`` may be that of another bucket.
         elif isinstance(x, Padded) and sharding is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -65,8 +65,8 @@ class Executable:
             it takes one, not in a batch. Its ``pads`` are then the shapes of whole batches, and
             ``outs`` have the logical shapes of one row.
         in_turn: Whether these rows are computed one after the other, so that none is padding.
-        placed: The padded leaves that the user's ``in_shardings`` place: ``jit`` puts their padded
-            copies there, wherever the arrays were.
+        placed: The shardings of the leaves that the user's ``in_shardings`` place: ``jit`` puts
+            their padded copies there, wherever the arrays were.
         asked: Whether a warm-up asked for this number of rows.
         counted: The program, if the executable returns counts of computed sizes after the results;
             see `bucketjit._compile.computed_results`.
@@ -94,7 +94,7 @@ class Executable:
     counted: Interface | None = None
     rows: int | None = None
     in_turn: bool = False
-    placed: frozenset[int] = frozenset()
+    placed: Mapping[int, Any] = field(default_factory=dict)
     asked: bool = False
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -122,6 +122,15 @@ def is_of_topology(devices: Iterable[jax.Device]) -> bool:
     return any(device.client not in jex_backend.backends().values() for device in devices)
 
 
+_NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+
+def outside_of_meshes() -> AbstractContextManager[Any]:
+    """A context without the mesh of ``jax.set_mesh``, for programs on other devices."""
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    return jax.set_mesh(_NO_MESH) if is_set else nullcontext()
+
+
 def names_of(devices: Iterable[jax.Device]) -> str:
     """Devices in words, such as ``"4 x TPU v5 lite"``."""
     kinds = Counter(device.device_kind for device in devices)
@@ -231,7 +240,7 @@ def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
     """
     if getattr(array, "weak_type", False) == weak_type:  # typed keys have no such attribute
         return array
-    aval = array_type(array.shape, array.dtype, weak_type)
+    aval = cast(Any, jax.typeof(array)).update(weak_type=weak_type)
     return _array.ArrayImpl(aval, array.sharding, cast(Any, array)._arrays, committed=True)
 
 
@@ -294,9 +303,13 @@ def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
 def placed_like(array: jax.Array, like: jax.Array, weak_type: bool) -> jax.Array:
     """The buffer of ``array`` as a new array, with the sharding and commitment of ``like``.
 
+    An array on several devices has a sharding of its own, and is committed.
+
     ``jax.dlpack.from_dlpack`` lets the caller choose neither the commitment nor the weak type
     (``ArrayImpl``, since 0.4).
     """
+    if is_on_several_devices(array.sharding):
+        return with_weak_type(array, weak_type)
     aval = array_type(array.shape, array.dtype, weak_type)
     return _array.ArrayImpl(aval, like.sharding, [cast(Any, array)], like.committed)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -266,15 +265,6 @@ class OnShards:
                 arguments.append(global_rows(shards, parts))
             results = entry.run(global_rows(shards, vectors), arguments)
         return _results(shards, entry, call, results, out)
-
-
-_NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
-
-
-def outside_of_meshes() -> AbstractContextManager[Any]:
-    """A context without the mesh of ``jax.set_mesh``: the shards have a mesh of their own."""
-    is_set = not jax.sharding.get_abstract_mesh().empty
-    return jax.set_mesh(_NO_MESH) if is_set else nullcontext()
 
 
 def _is_spread(leaf: Any) -> bool:

@@ -21,9 +21,10 @@ from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import outside_of_meshes
 from bucketjit._processes.build_shards import AllShards, local_shards
 from bucketjit._processes.job import Meeting, meeting_of
-from bucketjit._processes.on_shards import WITHOUT_ROWS, OnShards, no_exact_shape, outside_of_meshes
+from bucketjit._processes.on_shards import WITHOUT_ROWS, OnShards, no_exact_shape
 from bucketjit._processes.split_rows import ShardedCall, sharded_call
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Masked, Unpadded

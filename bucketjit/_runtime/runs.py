@@ -125,6 +125,13 @@ def exact_finisher(
 
 def _padded(leaves: Sequence[Any], entry: Executable) -> list[Any]:
     """The leaves of a call as an executable takes them."""
-    shapes = dict(entry.pads)
-    pads = [pad_to_place if i in entry.placed else pad for i in range(len(leaves))]
-    return [pads[i](x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]
+    shapes, placed = dict(entry.pads), entry.placed
+
+    def padded(i: int, leaf: Any) -> Any:
+        if i not in shapes:
+            return plain(leaf)
+        if i in placed:
+            return pad_to_place(leaf, shapes[i], placed[i])
+        return pad(leaf, shapes[i])
+
+    return [padded(i, leaf) for i, leaf in enumerate(leaves)]

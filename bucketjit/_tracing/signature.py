@@ -111,10 +111,10 @@ class Signature(TracedPrograms):
         return self._is_cut or bool(self.shardings.leaves)
 
     @property
-    def placed(self) -> frozenset[int]:
-        """The leaves that the user places, but for those whose types say where they are."""
+    def placed(self) -> dict[int, Any]:
+        """Where the user places leaves, but for those whose types say where they are."""
         pairs = enumerate(zip(self.shardings.leaves, self.types, strict=False))
-        return frozenset(i for i, (s, kind) in pairs if s is not None and kind.sharding is None)
+        return {i: s for i, (s, kind) in pairs if s is not None and kind.sharding is None}
 
     def is_cut_inside(self, tokens: Tokens) -> bool:
         """Whether a mesh cuts open axes behind the first one."""

@@ -250,7 +250,7 @@ def make_handler(
     """The handler for calls like one that was just served."""
     entry = slot.entry
     shapes = dict(entry.pads) if entry is not None else {}
-    placed = entry.placed if entry is not None else frozenset[int]()
+    placed = entry.placed if entry is not None else {}
     reused = entry.reused_leaves if entry is not None else frozenset()
     pads, gives = [], []
     for argument in layout.opened:
@@ -262,7 +262,8 @@ def make_handler(
             if isinstance(value, Padded):
                 wanted.append((own, padder(value, shape or value.sizes)))
             elif shape is not None and value.shape != shape and leaf in placed:
-                wanted.append((own, functools.partial(pad_to_place, shape=shape)))
+                place = functools.partial(pad_to_place, shape=shape, sharding=placed[leaf])
+                wanted.append((own, place))
             elif shape is not None and value.shape != shape:
                 wanted.append((own, padder(value, shape)))
         if wanted:
