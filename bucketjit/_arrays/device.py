@@ -230,7 +230,7 @@ def _moved(
     array: jax.Array,
     shape: tuple[int, ...],
     part: tuple[int, ...],
-    sharding: NamedSharding,
+    sharding: Any,
     is_padding: bool,
 ) -> jax.Array:
     """A padded array whose logical elements are moved to, or from, their places among all shards.
@@ -245,9 +245,10 @@ def _moved(
         return array
     # The program is traced for a mesh without explicit axes, which indices could not cut.
     mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
-    before = NamedSharding(mesh, array.sharding.spec)
     after, whole = NamedSharding(mesh, sharding.spec), NamedSharding(mesh, PartitionSpec())
     numbers = on_device((*shape, *part), whole)
+    before: Any = array.sharding
+    before = NamedSharding(mesh, before.spec)
     array = _of_shards(array.shape, before, lambda shard: shard, array)
     places = tuple((i, shards[i]) for i in axes)
     moved = _moving_program(places, is_padding, after)(numbers, array)

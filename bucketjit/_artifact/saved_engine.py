@@ -227,7 +227,7 @@ class LoadedFunction:
         entry = engine.requests.masked(call, bucket.sizes).build()
         device = device_of(call.leaves)
         try:
-            raw, kept = serialized(entry.compiled, Placement.on(device))
+            raw, kept, _ = serialized(entry.compiled, Placement.on(device))
         except NotPlain as error:
             raise ArtifactError(
                 f"the executable of {shown(bucket.sizes)} cannot be saved: {error}; save without "

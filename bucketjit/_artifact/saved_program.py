@@ -376,7 +376,7 @@ class InFile:
             if is_of_machine(error):
                 raise
             return None
-        return loaded(made, xla, kept, made.results(), placement, lambda error: None, began)
+        return loaded(made, xla, kept, made.results(), placement, (), lambda error: None, began)
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""

@@ -25,6 +25,7 @@ from bucketjit._jax.config import jit_disabled, trace_context
 from bucketjit._jax.serialization import NotPlain, Placement
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import can_be
+from bucketjit._tracing.shards import NO_SHARDINGS, Shardings
 from bucketjit.errors import SpecError, StrategyContractError
 
 
@@ -111,17 +112,27 @@ def without_values(call: Call) -> Call:
     return dataclasses.replace(call, leaves=abstract(call, {}))
 
 
-def device_of(leaves: Sequence[Any]) -> Any:
-    """The device that ``jit`` would run a call on; raises `NotPlain` if that is not just one."""
+def placement_of(leaves: Sequence[Any], said: Shardings = NO_SHARDINGS) -> Placement:
+    """Where ``jit`` would run a call; raises `NotPlain` if that is neither a device nor a mesh."""
     shardings = [getattr(x, "sharding", None) for x in leaves]
+    shardings += [*said.leaves, *jax.tree.leaves(said.results)]
     placed: set[Any] = {s for s in shardings if s is not None}
     if not placed:
-        return get_default_device()
-    single = jax.sharding.SingleDeviceSharding
-    if len(placed) > 1 or not all(type(s) is single for s in placed):
-        raise NotPlain("its arguments are on several devices, or placed by a mesh")
-    (device,) = placed.pop().device_set
-    return device
+        return Placement.on(get_default_device())
+    meshes = {getattr(s, "mesh", None) for s in placed}
+    if len(meshes) == 1 and isinstance(mesh := meshes.pop(), jax.sharding.Mesh):
+        return Placement(tuple(mesh.devices.flat), mesh)
+    if len(placed) > 1 or not isinstance(s := placed.pop(), jax.sharding.SingleDeviceSharding):
+        raise NotPlain("its arguments are on several devices, but not placed by one mesh")
+    return Placement.on(*s.device_set)
+
+
+def device_of(leaves: Sequence[Any]) -> Any:
+    """The device that ``jit`` would run a call on; raises `NotPlain` if that is not just one."""
+    placement = placement_of(leaves)
+    if placement.mesh is not None:
+        raise NotPlain("its arguments are placed by a mesh")
+    return placement.device
 
 
 class Expected:
@@ -220,10 +231,6 @@ class Transform:
     def donated(self, call: Call, pads: Mapping[int, tuple[int, ...]]) -> Iterable[int]:
         """The arguments that are donated, with the padded copies among their leaves."""
         return call.donate
-
-    def placed(self, leaves: Sequence[Any], program: Interface) -> Placement:
-        """Where the kernel runs, and where its arguments and results are."""
-        return Placement.on(device_of(leaves))
 
     def results(self, program: Interface, at: BucketSizes) -> list[jax.ShapeDtypeStruct]:
         """The types of the results, without the counts."""

@@ -60,7 +60,7 @@ class TracedBodies:
     """The bodies of a function that is traced."""
 
     def __init__(self, config: Config, rules: Callable[[], RuleTable]) -> None:
-        self._check, self._rules, self._is_kept = config.check, rules, not config.shardings
+        self._check, self._rules = config.check, rules
         self._workarounds: weakref.WeakKeyDictionary[Interface, Workarounds]
         self._workarounds = weakref.WeakKeyDictionary()
 
@@ -100,7 +100,7 @@ class TracedBodies:
         self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
     ) -> Stored | None:
         """See `Bodies.place`."""
-        store = files.store() if self._check is Check.OFF and self._is_kept else None
+        store = files.store() if self._check is Check.OFF else None
         if store is None:
             return None
         from bucketjit._compile.files.stored import Stored

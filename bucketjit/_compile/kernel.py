@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bucketjit._compile.argument_types import ONE, Body, Expected, Transform, abstract, device_of
+from bucketjit._compile.argument_types import ONE, Body, Expected, Transform, abstract, placement_of
 from bucketjit._compile.executable import Executable, OpenOut, Pads
 from bucketjit._config import Check
 from bucketjit._ir.bucket_sizes import BucketSizes
@@ -87,10 +87,8 @@ class Kernel(NamedTuple):
         return jax.tree_util.tree_leaves((self.types, self.kwargs))
 
     def placement(self) -> Placement:
-        """Where it runs, and where its arguments and results are."""
-        if self.transform is None or self.call.program is None:
-            return Placement.on(device_of(self.leaves))
-        return self.transform.placed(self.leaves, self.call.program)
+        """Where it runs."""
+        return placement_of(self.leaves, self.call.signature.shardings)
 
     def results(self) -> tuple[list[Any], Any]:
         """The types of the results of a bucket, with the counts if there are any; and their tree.
@@ -352,6 +350,7 @@ def loaded(
     kept: Sequence[int],
     results: tuple[list[Any], Any],
     placement: Placement,
+    specs: Sequence[Sequence[Any]],
     failed: Callable[[Exception], None],
     began: float,
 ) -> Executable:
@@ -376,6 +375,7 @@ def loaded(
         outs,
         jax.tree_util.tree_structure(info),
         placement,
+        specs,
         check,
         function if shared is None else function.function,
         failed,

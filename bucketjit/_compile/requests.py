@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 
-from bucketjit._compile.argument_types import ONE, Transform, device_of, without_values
+from bucketjit._compile.argument_types import ONE, Transform, placement_of, without_values
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.files.environment import environment
@@ -99,7 +99,8 @@ class Requests:
         if store is None or not isinstance(program, Program):
             return []
         try:
-            wanted = self.files.digest_of(program), environment(device_of(call.leaves))
+            device = placement_of(call.leaves, call.signature.shardings).device
+            wanted = self.files.digest_of(program), environment(device)
         except NotPlain:
             return []
         return [

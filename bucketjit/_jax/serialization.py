@@ -7,6 +7,7 @@ again.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout
 from jax.extend.backend import get_compile_options
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
@@ -70,17 +72,15 @@ def _count_cache_hits() -> None:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where an executable runs, and where its arguments and results are.
+    """Where an executable runs.
 
     Attributes:
         devices: The devices, in the order in which the executable counts them.
-        arguments: The sharding of each argument; empty if all are on the only device.
-        results: The same of the results.
+        mesh: The mesh of its arguments and results; None if all are on the only device.
     """
 
     devices: tuple[Any, ...]
-    arguments: tuple[Any, ...] = ()
-    results: tuple[Any, ...] = ()
+    mesh: Any = None
 
     @classmethod
     def on(cls, device: jax.Device) -> Placement:
@@ -93,22 +93,26 @@ class Placement:
         here = self.devices[0].client.process_index()
         return next(d for d in self.devices if d.process_index == here)
 
-    def shardings(self, arguments: int, results: int) -> tuple[list[Any], list[Any]]:
-        """The sharding of each argument and of each result."""
-        if not self.arguments:
-            one = jax.sharding.SingleDeviceSharding(self.device)
-            return [one] * arguments, [one] * results
-        if (len(self.arguments), len(self.results)) != (arguments, results):
-            raise ValueError(f"not {arguments} arguments and {results} results")
-        return list(self.arguments), list(self.results)
+    def shardings(self, specs: Sequence[Any], count: int) -> list[Any]:
+        """The shardings of some arguments or results, whose specs `serialized` has returned."""
+        if self.mesh is None:
+            return [jax.sharding.SingleDeviceSharding(self.device)] * count
+        if len(specs) != count:
+            raise ValueError(f"{len(specs)} specs for {count} arrays")
+        return [NamedSharding(self.mesh, _spec(entries)) for entries in specs]
 
 
 class NotPlain(Exception):
     """An executable cannot be kept in a file; the message says why."""
 
 
-def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, ...]]:
+def serialized(
+    compiled: Any, placement: Placement
+) -> tuple[bytes, tuple[int, ...], list[list[Any]]]:
     """The bytes of a compiled executable, and the positions of the arguments that it takes.
+
+    The third item are the partition specs of these arguments and of the results, in lists as JSON
+    has them; none on one device. The compiler chooses those of which nothing is said.
 
     ``jax.experimental.serialize_executable`` pickles JAX's object around the bytes, and reading a
     pickle can run any code. For a plain executable (its placement is known, no effects, no
@@ -122,8 +126,7 @@ def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, .
         raise NotPlain("it calls back into Python")
     if around.keepalive or around.mut is not None or compiled._params.const_args:
         raise NotPlain("it holds objects of this process")
-    if not _is_placed(around, placement):
-        raise NotPlain("its arguments or results are placed elsewhere")
+    specs = _specs(around, placement)
     if any(layout is not None for layout in around.dispatch_in_layouts):
         raise NotPlain("it has layouts of its own")
     try:
@@ -134,22 +137,34 @@ def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, .
             raw = around.backend.serialize_executable(xla)
     except Exception as error:
         raise NotPlain(in_one_line(error)) from error
-    return bytes(raw), tuple(sorted(around.kept_var_idx))
+    return bytes(raw), tuple(sorted(around.kept_var_idx)), specs
 
 
-def _is_placed(around: Any, placement: Placement) -> bool:
-    """Whether an executable has a placement."""
+def _spec(entries: Sequence[Any]) -> PartitionSpec:
+    """A partition spec of lists."""
+    return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
+
+
+def _specs(around: Any, placement: Placement) -> list[list[Any]]:
+    """The specs of an executable's arguments and results; raises if they are placed elsewhere."""
+    sides = [[*around.input_shardings], [*around.output_shardings]]
     if tuple(around.device_list) != placement.devices:
-        return False
-    found = [*around.input_shardings, *around.output_shardings]
-    if not placement.arguments:
-        return all(type(s) is jax.sharding.SingleDeviceSharding for s in found)
-    wanted = [placement.arguments[i] for i in sorted(around.kept_var_idx)] + [*placement.results]
-    avals = [*around.input_avals, *around.output_avals]
-    return all(
-        s.is_equivalent_to(want, aval.ndim)
-        for s, want, aval in zip(found, wanted, avals, strict=True)
-    )
+        raise NotPlain("its arguments or results are placed elsewhere")
+    if placement.mesh is None:
+        if any(type(s) is not jax.sharding.SingleDeviceSharding for s in itertools.chain(*sides)):
+            raise NotPlain("its arguments or results are placed elsewhere")
+        return []
+    return [[_entries(sharding, placement.mesh) for sharding in side] for side in sides]
+
+
+def _entries(sharding: Any, mesh: Any) -> list[Any]:
+    """The spec of a sharding over a mesh, as lists."""
+    kind = mesh.devices.flat[0].default_memory().kind
+    if isinstance(sharding, NamedSharding) and sharding.memory_kind in (None, kind):
+        entries = [list(e) if isinstance(e, tuple) else e for e in sharding.spec]
+        if sharding.mesh == mesh and _spec(entries) == sharding.spec:
+            return entries
+    raise NotPlain(f"an argument or result is placed by {sharding}")
 
 
 class ForElsewhere:
@@ -202,6 +217,7 @@ def loaded_function(
     out_avals: Sequence[Any],
     out_tree: PyTreeDef,
     placement: Placement,
+    specs: Sequence[Sequence[Any]],
     check: _Check,
     fresh: Callable[..., Any],
     failed: Callable[[Exception], None],
@@ -212,9 +228,15 @@ def loaded_function(
     another placement. So ``check`` runs first for arguments that it has not seen, and ``fresh``, a
     jitted function, serves what the executable cannot.
     """
-    count, positions = len(in_avals), sorted(kept)
+    positions = sorted(kept)
     layouts = _layouts(xla, positions, in_avals)
-    every, outs = placement.shardings(count, len(out_avals))
+    of_arguments, of_results = specs or ((), ())
+    ins = placement.shardings(of_arguments, len(positions))
+    outs = placement.shardings(of_results, len(out_avals))
+    if AxisType.Explicit in getattr(placement.mesh, "axis_types", ()):
+        abstract = placement.mesh.abstract_mesh
+        types = (NamedSharding(abstract, sharding.spec) for sharding in outs)
+        out_avals = [a.update(sharding=s) for a, s in zip(out_avals, types, strict=True)]
     # By whether results are committed to their devices; those of several devices always are.
     executables = {
         committed: _pxla.UnloadedMeshExecutable(
@@ -222,7 +244,7 @@ def loaded_function(
             device_list=device_list(placement.devices),
             backend=placement.device.client,
             input_avals=[in_avals[i] for i in positions],
-            input_shardings=[every[i] for i in positions],
+            input_shardings=ins,
             output_avals=out_avals,
             output_shardings=outs,
             committed=committed,
@@ -239,12 +261,14 @@ def loaded_function(
             all_args_info=None,
             pgle_profiler=None,
         ).load()
-        for committed in ((True,) if placement.arguments else (False, True))
+        for committed in ((False, True) if placement.mesh is None else (True,))
     }
+
+    where = functools.partial(_committed, placement, dict(zip(positions, ins, strict=True)))
 
     def compiled(committed: bool, tree: PyTreeDef) -> jax.stages.Compiled:
         def look(leaves: Sequence[Any]) -> None:
-            if _committed(placement, leaves) is not committed:
+            if where(leaves) is not committed:
                 raise _Elsewhere
             check(*tree.unflatten(leaves))
 
@@ -254,7 +278,6 @@ def loaded_function(
         )
         return seen
 
-    where = functools.partial(_committed, placement)
     function = _Loaded(functools.lru_cache(compiled), where, check, fresh, failed)
     return function, next(iter(executables.values()))
 
@@ -352,7 +375,9 @@ class _Loaded:
         return self._fresh(*args, **kwargs)
 
 
-def _committed(placement: Placement, leaves: Sequence[Any]) -> bool | None:
+def _committed(
+    placement: Placement, shardings: Mapping[int, Any], leaves: Sequence[Any]
+) -> bool | None:
     """Whether an argument is committed to the device; None if one is committed elsewhere.
 
     None is also the answer for tracers, and for arrays over several devices or hosts that are not
@@ -361,10 +386,11 @@ def _committed(placement: Placement, leaves: Sequence[Any]) -> bool | None:
     if any(isinstance(x, jax.core.Tracer) for x in leaves):
         return None
     arrays = [x for x in leaves if isinstance(x, jax.Array)]
-    if placement.arguments:
-        pairs = zip(leaves, placement.arguments, strict=True)
-        is_here = len(arrays) == len(leaves) and all(
-            x.committed and x.sharding.is_equivalent_to(sharding, x.ndim) for x, sharding in pairs
+    if placement.mesh is not None:
+        is_here = all(
+            leaves[i].sharding.is_equivalent_to(sharding, leaves[i].ndim)
+            for i, sharding in shardings.items()
+            if getattr(leaves[i], "committed", False)
         )
         return is_here or None
     for x in arrays:

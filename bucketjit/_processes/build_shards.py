@@ -25,7 +25,6 @@ from bucketjit._config import Sharded
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import array_of_parts, with_weak_type
-from bucketjit._jax.serialization import Placement
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -224,21 +223,8 @@ class AllShards(Transform):
         return (k for k, i in enumerate(array_leaves(call)) if i in leaves and i not in pads)
 
     def details(self) -> Sequence[Any]:
-        """The mesh: its axes and devices, and the axis of the shards."""
-        mesh = self._shards.rows.mesh
-        devices = [(d.id, d.process_index, d.device_kind) for d in mesh.devices.flat]
-        return [*mesh.shape.items()], devices, self._shards.axis
-
-    def placed(self, leaves: Sequence[Any], program: Interface) -> Placement:
-        """The devices of the mesh, and where on it arguments and results are."""
-        shards, opened = self._shards, program.open_outs
-        return Placement(
-            tuple(shards.rows.mesh.devices.flat),
-            tuple(x.sharding for x in leaves),
-            tuple(
-                shards.rows if i in opened else shards.whole for i in range(len(program.out_shapes))
-            ),
-        )
+        """The axis of the shards."""
+        return (self._shards.axis,)
 
     def results(self, program: Interface, at: BucketSizes) -> list[jax.ShapeDtypeStruct]:
         """The types of the global results."""

@@ -111,8 +111,8 @@ class ExecutableFiles:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
         return found
 
-    def find(self, store: Store, wanted: Record) -> tuple[Sequence[int], bytes] | None:
-        """The arguments that an executable takes, and its bytes; None if no file can be used.
+    def find(self, store: Store, wanted: Record) -> tuple[Record, bytes] | None:
+        """The record of an executable, and its bytes; None if no file can be used.
 
         If a file exists and cannot be used, an event says why.
         """
@@ -133,7 +133,7 @@ class ExecutableFiles:
         else:
             with contextlib.suppress(OSError):
                 os.utime(path)  # `bound` removes those that were not used for longest
-            return found.kept, raw
+            return found, raw
         return None
 
     def keep(self, store: Store, compiled: Record, raw: bytes) -> None:

@@ -27,6 +27,7 @@ from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._jax.serialization import (
     ForElsewhere,
     NotPlain,
+    Placement,
     cache_hits,
     deserialized,
     serialized,
@@ -87,8 +88,11 @@ class Stored:
                 return kernel.executable(
                     kernel.function, ForElsewhere(), results[1], began, loaded=True
                 )
-            xla = deserialized(found[1], placement)
-            return loaded(kernel, xla, found[0], results, placement, self._failed, began)
+            record, raw = found
+            xla = deserialized(raw, placement)
+            return loaded(
+                kernel, xla, record.kept, results, placement, record.specs, self._failed, began
+            )
         except Exception as error:
             if not is_of_machine(error):
                 self._failed(error)
@@ -109,11 +113,11 @@ class Stored:
             # A NumPy array that an exact shape closes over may have been written to since.
             if wanted.program != self._program():
                 raise NoDigest("an array that it closes over was changed meanwhile")
-            raw, kept = serialized(entry.compiled, self._kernel.placement())
+            raw, kept, specs = serialized(entry.compiled, self._kernel.placement())
         except Exception as error:  # saving is optional: the executable can serve the call
             self._refuse("it cannot be written", error)
             return
-        kept_one = wanted._replace(kept=kept, seconds=entry.compile_seconds)
+        kept_one = wanted._replace(kept=kept, seconds=entry.compile_seconds, specs=specs)
         self._files.keep(self._store, kept_one, raw)
 
     def _refuse(self, what: str, error: Exception) -> None:
@@ -139,12 +143,13 @@ class Stored:
         if looks_for_nans():
             raise NoDigest("jax_debug_nans or jax_debug_infs is on")
         kernel, program = self._kernel, self._program()
-        device = kernel.placement().device
+        placement = kernel.placement()
+        device = placement.device
         return Record(
             call=digest(
                 program,
                 [_type_text(x) for x in kernel.leaves],
-                device_name(device),
+                _where(placement, kernel),
                 list(self._sizes.items()),
                 _details(kernel),
                 kernel.options,
@@ -183,11 +188,27 @@ def _details(kernel: Kernel) -> Sequence[Any]:
     )
 
 
+def _where(placement: Placement, kernel: Kernel) -> Any:
+    """The device, or the mesh and what the user says of shardings, in words."""
+    mesh = placement.mesh
+    if mesh is None:
+        return device_name(placement.device)
+    shardings = kernel.call.signature.shardings
+    said = [*map(_spec_text, shardings.leaves), str(jax.tree.map(_spec_text, shardings.results))]
+    devices = [(d.id, d.process_index, d.device_kind) for d in placement.devices]
+    return [*mesh.shape.items()], [str(kind) for kind in mesh.axis_types], devices, said
+
+
+def _spec_text(sharding: Any) -> str:
+    """How a mesh cuts an array, and in which memory it is; empty without a mesh."""
+    is_named = isinstance(sharding, jax.sharding.NamedSharding)
+    return f"{sharding.spec} {sharding.memory_kind}" if is_named else ""
+
+
 def _type_text(value: object) -> str:
-    """The shape, dtype and weak type of an array, and whether it is placed by a mesh.
+    """The shape, dtype and weak type of an array, and how it is placed by a mesh.
 
     An array that is committed to the only device needs no other executable than one that is not.
     """
-    aval = jax.typeof(value)
-    placed = isinstance(getattr(value, "sharding", None), jax.sharding.NamedSharding)
+    aval, placed = jax.typeof(value), _spec_text(getattr(value, "sharding", None))
     return f"{aval.shape} {aval.dtype} {bool(getattr(aval, 'weak_type', False))} {placed}"
