@@ -9,6 +9,7 @@ import json
 import pickle
 import re
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -143,6 +144,52 @@ def arrays_stay_on_their_devices(mesh: Any) -> None:
     first = BucketedExec(double, dynamic_axes="b, _", in_shardings=place).with_pow2()
     np.testing.assert_array_equal(first(put(mesh, np.ones((10, 3))))[0], 2 * np.ones((10, 3)))
     assert first.stats().fallback_calls == 0
+
+
+@case
+def kept_in_files(mesh: Any) -> None:
+    """The next executor loads what one has compiled: of arguments, placed ones, and inside."""
+    place = NamedSharding(mesh, PartitionSpec("data"))
+
+    def inside(w: Any, x: Any) -> Any:
+        summed = jax.shard_map(
+            lambda x: jax.lax.psum(x.sum(0), "data"),
+            mesh=mesh,
+            in_specs=PartitionSpec("data"),
+            out_specs=PartitionSpec(),
+        )
+        return jax.lax.with_sharding_constraint(x * 2, place), summed(x)
+
+    with tempfile.TemporaryDirectory() as directory:
+
+        def calls(fn: Any, **shardings: Any) -> tuple[int, int]:
+            executor = BucketedExec(fn, dynamic_axes=(None, "b, _"), **shardings).with_pow2()
+            executor = executor.with_persistence(directory)
+            w = weights(mesh)
+            for n in (12, 20):
+                x = np.asarray(rows(mesh, n)) if shardings else rows(mesh, n)
+                mine, exact = executor(w, x), jax.jit(fn, **shardings)(w, x)
+                assert_same(mine, exact)
+                assert_same(executor(*mine[:1], x), jax.jit(fn, **shardings)(*exact[:1], x))
+            return executor.stats().compiles, executor.stats().loads
+
+        for fn, shardings in (
+            (step, {}),
+            (step, {"in_shardings": (None, place), "out_shardings": None}),
+            (lambda w, x: (w, x.mean(0)), {"in_shardings": (None, place)}),
+        ):
+            assert calls(fn, **shardings)[1] == 0
+            assert calls(fn, **shardings) == (0, 2)
+        if mesh.axis_types == (AxisType.Auto,):
+            executors = [
+                BucketedExec(inside, dynamic_axes=(None, "b, _")).with_pow2() for _ in range(2)
+            ]
+            for executor in executors:
+                bucketed = executor.with_persistence(directory)
+                w, x = weights(mesh), rows(mesh, 12)
+                assert_same(bucketed(w, x), jax.jit(inside)(w, x))
+                loads = bucketed.stats().loads
+            assert loads == 1
 
 
 @case

@@ -23,7 +23,6 @@ _TELLING = frozenset(
         "jax._src.memory.Space",
         "jax._src.mesh.AbstractMesh",
         "jax._src.named_sharding.UnspecifiedValue",
-        "jax._src.partition_spec.PartitionSpec",
         "jax._src.core.ManualAxisType",
         "jax._src.sharding_impls.UnspecifiedValue",
     }
@@ -89,23 +88,27 @@ def text_of(value: Any) -> str | None:
         text = f"function {value.__module__}.{value.__qualname__}"
         if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
             return None
-    elif isinstance(value, jax.sharding.Mesh):
-        if not value.empty:  # the text of a mesh does not name its devices
-            return None
-        text = "empty mesh"
+    elif isinstance(value, jax.sharding.Mesh):  # its own text does not name its devices
+        devices = [(d.id, d.process_index, d.device_kind) for d in value.devices.flat]
+        text = f"mesh {[*value.shape.items()]} {value.axis_types} {devices}"
     elif isinstance(value, jax.sharding.NamedSharding):
-        if isinstance(value.mesh, jax.sharding.Mesh) and not value.mesh.empty:
-            return None
-        text = repr(value)
+        mesh = value.mesh
+        concrete = text_of(mesh) if isinstance(mesh, jax.sharding.Mesh) else mesh
+        text = f"{value.spec!r} {value.memory_kind} {concrete}"
     elif isinstance(value, jax.tree_util.PyTreeDef):
         text = f"tree {value}"
         if "CustomNode" in text:
             return None
-    elif f"{kind.__module__}.{kind.__qualname__}" in _TELLING:
+    elif kind is jax.sharding.PartitionSpec or _path(kind) in _TELLING:
         text = f"{kind.__qualname__} {value!r}"
     else:
         return None
     return None if " at 0x" in text else text  # an address differs from process to process
+
+
+def _path(kind: type) -> str:
+    """The module and name of a type."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_name_of_axis(effect: Any) -> bool:

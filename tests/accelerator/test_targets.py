@@ -42,8 +42,10 @@ def over(topology: str, *axes: int) -> Any:
     return jax.sharding.Mesh(np.reshape(described.devices, axes), ("rows", "columns")[: len(axes)])
 
 
-def bucketed(fn: Any = mean, spec: Any = "b, _") -> bucketjit.BucketedExec[..., Any]:
-    return bucketjit.jit(fn, dynamic_axes=spec, buckets="pow2")
+def bucketed(
+    fn: Any = mean, spec: Any = "b, _", **options: Any
+) -> bucketjit.BucketedExec[..., Any]:
+    return bucketjit.jit(fn, dynamic_axes=spec, buckets="pow2", **options)
 
 
 def test_shardings_of_a_pod() -> None:
@@ -136,6 +138,17 @@ def test_files_are_found_by_their_device(target: str, tmp_path: Path) -> None:
     here = bucketed().with_persistence(tmp_path)
     here(X)
     assert here.stats().loads == 0 and len(list(tmp_path.glob("*.bjx"))) == 5
+
+
+def test_files_of_a_mesh(tmp_path: Path) -> None:
+    def warmed(count: int) -> Any:
+        mesh = over({4: "v5e:2x2", 8: "v5e:2x4"}[count], count)
+        rows = NamedSharding(mesh, PartitionSpec("rows"))
+        executor = bucketed(in_shardings=rows).with_persistence(tmp_path)
+        executor.warmup(X, sizes={"b": [3, 40]}, progress=False)
+        return executor.stats().compiles, executor.stats().loads
+
+    assert [warmed(8), warmed(8), warmed(4)] == [(2, 0), (0, 2), (2, 0)]
 
 
 @pytest.mark.parametrize("target", compilers.TARGETS)

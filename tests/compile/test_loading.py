@@ -215,12 +215,15 @@ def test_calls_placed_in_another_way(kept):
     assert not executor(rows(2), rows(3, 2)).committed
 
 
-def test_arguments_on_a_mesh_are_not_kept(kept):
-    mesh = jax.sharding.Mesh(jax.devices()[:1], "d")
-    p = jax.device_put(rows(2), jax.sharding.NamedSharding(mesh, jax.P()))
-    assert kept.did(kept(lambda p, x: p + x.sum(0)), (p, rows(3, 2))) == (1, 0)
+def test_arguments_on_two_meshes_are_not_kept(kept):
+    meshes = [jax.sharding.Mesh(jax.devices()[:1], name) for name in "de"]
+    p, x = (
+        jax.device_put(array, jax.sharding.NamedSharding(mesh, jax.P()))
+        for mesh, array in zip(meshes, (rows(2), rows(3, 2)), strict=True)
+    )
+    assert kept.did(kept(lambda p, x: p + x.sum(0)), (p, x)) == (1, 0)
     assert kept.kinds() == ["unstored", "compile"]
-    assert "on several devices, or placed by a mesh" in kept.events[0].detail
+    assert "on several devices, but not placed by one mesh" in kept.events[0].detail
 
 
 def test_under_a_default_device(kept):

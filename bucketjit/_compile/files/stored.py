@@ -23,6 +23,7 @@ from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import device_name, is_of_topology
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
+from bucketjit._jax.fingerprints import text_of
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._jax.serialization import (
     ForElsewhere,
@@ -190,13 +191,11 @@ def _details(kernel: Kernel) -> Sequence[Any]:
 
 def _where(placement: Placement, kernel: Kernel) -> Any:
     """The device, or the mesh and what the user says of shardings, in words."""
-    mesh = placement.mesh
-    if mesh is None:
+    if placement.mesh is None:
         return device_name(placement.device)
     shardings = kernel.call.signature.shardings
     said = [*map(_spec_text, shardings.leaves), str(jax.tree.map(_spec_text, shardings.results))]
-    devices = [(d.id, d.process_index, d.device_kind) for d in placement.devices]
-    return [*mesh.shape.items()], [str(kind) for kind in mesh.axis_types], devices, said
+    return text_of(placement.mesh), said
 
 
 def _spec_text(sharding: Any) -> str:
