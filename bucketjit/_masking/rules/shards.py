@@ -157,26 +157,43 @@ def _to_shards(
     ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape
 ) -> Array:
     """An operand whose shards begin with their own rows."""
-    whole: Any = None
-    for axis, count in _sharded(mesh, spec, shape):
-        whole = _replicated(mesh, x) if whole is None else whole
+    axes = _sharded(mesh, spec, shape)
+    key = _key(x, mesh, spec, local)
+    if not axes or (known := ctx.padding.made_before(key)) is not None:
+        return known if axes else x
+    whole = _replicated(mesh, x)
+    for axis, count in axes:
         part, padded = ctx.logical(local[axis]), ctx.padded(local[axis])
         shard, row = _places(count * padded, padded)
         whole = jnp.take(whole, shard * part + row, axis=axis, mode="clip")
-    return x if whole is None else _placed(mesh, whole, spec)
+    laid_out = _placed(mesh, whole, spec)
+    ctx.padding.note_made(key, x, laid_out)
+    return laid_out
+
+
+def _key(x: Array, mesh: Any, spec: Any, local: Shape) -> tuple[Any, ...]:
+    """The key of an array whose shards begin with their own rows.
+
+    A gradient's ``shard_map`` takes results of another one: they are laid out already.
+    """
+    return id(x), "shards", mesh, spec, str(local)
 
 
 def _from_shards(
     ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape
 ) -> Array:
     """A result whose rows are one after the other, with the padding at the end."""
-    whole: Any = None
-    for axis, count in _sharded(mesh, spec, shape):
-        whole = _replicated(mesh, x) if whole is None else whole
+    axes = _sharded(mesh, spec, shape)
+    if not axes:
+        return x
+    whole = _replicated(mesh, x)
+    for axis, count in axes:
         padded = x.shape[axis] // count
         shard, row = _places(ctx.padded(shape[axis]), ctx.logical(local[axis]))
         whole = jnp.take(whole, shard * padded + row, axis=axis, mode="clip")
-    return x if whole is None else _placed(mesh, whole, spec)
+    result = _placed(mesh, whole, spec)
+    ctx.padding.note_made(_key(result, mesh, spec, local), result, x)
+    return result
 
 
 def _places(length: int, part: Dim | Array) -> tuple[Any, Any]:
