@@ -42,10 +42,10 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._masking.array_ops import select
-from bucketjit._masking.constant_folding import folded
+from bucketjit._masking.constants import folded
 from bucketjit._masking.loops import has_loop_to_stop, is_inside, needs_retyping
 from bucketjit._masking.padding import Padding
-from bucketjit._masking.padding_facts import CERTAIN, Fact, open_axes
+from bucketjit._masking.padding_facts import CERTAIN, MADE, open_axes
 from bucketjit._masking.padding_plan import Plan, planned
 from bucketjit._masking.rule_context import RuleContext, RuleTable
 from bucketjit._masking.rules import default_rules
@@ -69,7 +69,7 @@ def interpret(
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
-    The padding of arguments holds ``padding``, if it is not None. What is found out of the padding
+    The padding of arguments holds 0, unless ``padding`` is None. What is found out of the padding
     of values is added to ``known``.
     """
     known, args = Padding() if known is None else known, list(args)
@@ -80,11 +80,9 @@ def interpret(
     if padding is not None:
         for i, (var, value) in enumerate(zip(jaxpr.invars, args, strict=True)):
             shape = getattr(var.aval, "shape", ())
-            if axes := plan.repeated.get(i):
-                known.note_fact(value, shape, Fact({}, dict.fromkeys(open_axes(shape), CERTAIN)))
-                args[i] = repeating(value, shape, axes, sizes, known)
-            elif any(map(is_symbolic, shape)):
-                known.note(value, shape, padding)
+            if any(map(is_symbolic, shape)):
+                known.note_zeros(value, shape)
+                args[i] = repeating(value, shape, plan.repeated.get(i, ()), sizes, known)
 
     @functools.cache
     def hidden() -> Mapping[int, JaxprEqn]:
@@ -111,7 +109,7 @@ def repeating(
     for axis in sorted(axes):
         first = lax.slice_in_dim(array, 0, 1, axis=axis)
         filled = select(sizes.in_bounds(shape, (axis,), array.shape), array, first)
-        padding.note_repeating(array, shape, filled, axis)
+        padding.note_fact(filled, shape, padding.fact(array, shape).repeating({axis: CERTAIN}))
         array = filled
     return array
 
@@ -247,7 +245,8 @@ class _Walk:
             value = repeating(value, shape, axes, self._sizes, self._padding)
         if axes := self._padding.plan.zeroed.get(where, frozenset()) & is_open:
             value = ctx.fill(value, axes=axes, value=0, shape=shape)
-            self._padding.note_zeroed(value, shape, axes)
+            fact = self._padding.fact(value, shape).with_zeros(axes, MADE)
+            self._padding.note_fact(value, shape, fact)
         return value
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:

@@ -27,6 +27,7 @@ from bucketjit._jax.arrays import by_platform, is_key, key_impl, key_shape, plat
 from bucketjit._jax.jaxprs import AnyJaxpr, name_of, open_jaxpr
 from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, select, zeroed
 from bucketjit._masking.padding import Padding
+from bucketjit._masking.padding_facts import CERTAIN, Fact, open_axes
 from bucketjit._masking.padding_plan import fills_of_product, summed_pairs
 from bucketjit.errors import MaskingError
 
@@ -182,15 +183,6 @@ class RuleContext:
         """
         return self.sizes.in_bounds(shape, axes)
 
-    def holds(self, array: Array, shape: Shape, value: Any) -> bool:
-        """Whether the padding of an array of this logical shape is known to hold a scalar."""
-        return self.padding.holds(array, shape, value)
-
-    def noted(self, out: Array, value: Any) -> Any:
-        """Note of the first output, and return it, that its padding holds a scalar."""
-        self.padding.note(out, self.out_shapes[0], value)
-        return out
-
     def fill(
         self,
         operand: Array,
@@ -250,19 +242,22 @@ class RuleContext:
 
         if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
-        key = None
-        if not isinstance(value, jax.Array):
-            scalar = np.asarray(value)
-            what = tuple(sorted(axes)), str(scalar.dtype), scalar.tobytes(), unfused
-            key = id(operand), str(shape), self.sizes.defined, what
-        result = self.padding.made_before(key)
-        if result is None:
+
+        def noted() -> Any:
             result = filled(operand)
-            self.padding.note_made(key, operand, result)
-            self.padding.note_fact_of_fill(operand, shape, result, axes, value)
+            fact = self.padding.fact(operand, shape)
+            fact = fact.zeroed(set(axes).intersection(open_axes(shape)), CERTAIN)
+            self.padding.note_fact(result, shape, fact if is_zero else Fact(fact.repeats))
+            return result
+
+        if isinstance(value, jax.Array):
+            result = noted()
+        else:
+            scalar = np.asarray(value)
+            what = tuple(sorted(axes)), str(scalar.dtype), scalar.tobytes()
+            result = self._once(operand, (str(shape), *what), noted)
         if is_operand:
-            self.padding.note_filled(operand, shape, result)
-            self.padding.note_scores(self.eqn, operand, result, shape, axes, value)
+            self.padding.note_filled(self.eqn, operand, shape, result, value)
         return result
 
     def fill_products(
@@ -282,12 +277,15 @@ class RuleContext:
     def once(self, operand: Array, what: str, make: Callable[[], Any]) -> Any:
         """What equations of these shapes and parameters make of an operand: made for the first."""
         params = sorted((name, str(value)) for name, value in self.symbolic_params.items())
-        key = id(operand), what, str(self.in_shapes), str(params), self.sizes.defined
-        made = self.padding.made_before(key)
-        if made is None:
-            made = make()
-            self.padding.note_made(key, operand, made)
-        return made
+        return self._once(operand, (what, str(self.in_shapes), str(params)), make)
+
+    def _once(self, operand: Array, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        key = id(operand), self.sizes.defined, what
+        product = self.padding.made_before(key)
+        if product is None:
+            product = make()
+            self.padding.note_made(key, operand, product)
+        return product
 
     def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
         """Whether an array of this logical shape has no padding along these axes, in every row."""

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic
 from bucketjit._masking.array_ops import crop, extend, select, shift_right
-from bucketjit._masking.constant_folding import known_int
+from bucketjit._masking.constants import known_int
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 
 # --- regions ------------------------------------------------------------------------------------
@@ -104,17 +104,15 @@ def read_window(
     ctx: RuleContext, operand: Array, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
     """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
-    begin, known = [], []
+    begin: list[Any] = []
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
-        place = known_int(begin[axis])
-        operand = with_room(ctx, operand, axis, dim, size, place)
-        if place is not None:
-            known.append(place)
-    widths = ctx.padded_shape(sizes)
-    if len(known) < len(begin):
+        operand = with_room(ctx, operand, axis, dim, size, known_int(begin[axis]))
+    widths, places = ctx.padded_shape(sizes), [*map(known_int, begin)]
+    if None in places:
         return lax.dynamic_slice(operand, begin, widths, allow_negative_indices=False)
-    return lax.slice(operand, known, [n + width for n, width in zip(known, widths, strict=True)])
+    limits = [int(n) + width for n, width in zip(begin, widths, strict=True)]
+    return lax.slice(operand, [*map(int, begin)], limits)
 
 
 def write_window(
@@ -174,9 +172,9 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     fill = ctx.symbolic_params.get("fill_value")
     if not is_symbolic(fill):
         return _gather(ctx, operand, indices)
-    found = _gather(ctx, operand, indices, fill_value=0)
+    gathered = _gather(ctx, operand, indices, fill_value=0)
     real = _gather(ctx, jnp.ones(operand.shape, bool), indices, fill_value=False)
-    return select(real, found, ctx.logical(fill))
+    return select(real, gathered, ctx.logical(fill))
 
 
 def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> Any:
@@ -191,20 +189,15 @@ def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> An
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
     mapped = ctx.params["dimension_numbers"].start_index_map
     changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
-    if changed:
-        given = indices
-        indices = ctx.once(given, "gathered", lambda: _judged(ctx, given))
+    judged = ctx.once(indices, "gathered", lambda: _judged(ctx, indices)) if changed else indices
     for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
         operand = with_room(ctx, operand, axis, dim, size)
     ragged = any(map(is_symbolic, ctx.in_shapes[1]))
-    flags = ctx.params
-    return ctx.bind(
-        operand,
-        indices,
-        unique_indices=flags["unique_indices"] and not changed and not ragged,
-        indices_are_sorted=flags["indices_are_sorted"] and not changed and not ragged,
-        **fill,
-    )
+    flags = {
+        name: ctx.params[name] and not changed and not ragged
+        for name in ("unique_indices", "indices_are_sorted")
+    }
+    return ctx.bind(operand, judged, **flags, **fill)
 
 
 def _judged(ctx: RuleContext, indices: Array) -> Any:

@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic
 from bucketjit._masking.array_ops import select
-from bucketjit._masking.constant_folding import known_int
+from bucketjit._masking.constants import known_int
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.indexing import (
     INT32_MAX,
@@ -61,9 +61,9 @@ def _written_window(ctx: RuleContext, operand: Any, index: Any, update: Any, com
             here = inside(ctx, index[k], shape[axis], sizes[axis])
             where = here if where is None else where & here
     update = lax.expand_dims(update, numbers.inserted_window_dims)
-    known = [*map(known_int, starts)]
-    lies_inside = all(map(functools.partial(_surely_inside, ctx), known, shape, sizes))
-    if lies_inside and combine in (None, lax.add) and ctx.padding.is_zeros(operand):
+    places = map(known_int, starts)
+    lies_inside = all(map(functools.partial(_surely_inside, ctx), places, shape, sizes))
+    if lies_inside and combine in (None, lax.add) and ctx.padding.is_zeros(operand, shape):
         cut = [a for a, n in enumerate(sizes) if not is_whole(shape[a], n)]
         update = ctx.fill(update, axes=cut, value=0, shape=sizes)
         sides = zip(map(int, starts), update.shape, operand.shape, strict=True)
@@ -92,8 +92,8 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     dims = ctx.in_shapes[1][:-1]
     # Padded rows of a batch write to padded rows of the operand, which does no harm. But their
     # indices may repeat, so they are dropped if the equation promises unique indices.
-    own = () if unique else numbers.scatter_indices_batching_dims
-    good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in own])
+    batch = () if unique else numbers.scatter_indices_batching_dims
+    good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in batch])
     partial = [a for a, n in enumerate(sizes) if is_symbolic(n) and not is_whole(shape[a], n)]
     if good is None and not partial and all(fits(ctx, shape[a], sizes[a]) for a in mapped):
         kept = ctx.params["indices_are_sorted"] and not any(map(is_symbolic, dims))
@@ -102,28 +102,22 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
         ctx.refuse("it has no index by which to drop the updates of padded rows")
 
     if not partial:
-        judged = ctx.once(indices, "scattered", lambda: _kept_or_dropped(ctx, indices, own))
+        judged = ctx.once(indices, "scattered", lambda: _kept_or_dropped(ctx, indices, batch))
     else:
         numbers, judged, updates = _positions(ctx, partial, as_index(indices), good, updates)
-    return ctx.bind(
-        operand,
-        judged,
-        updates,
-        dimension_numbers=numbers,
-        indices_are_sorted=False,
-        mode=_MODE.FILL_OR_DROP,
-    )
+    options = {"indices_are_sorted": False, "mode": _MODE.FILL_OR_DROP}
+    return ctx.bind(operand, judged, updates, dimension_numbers=numbers, **options)
 
 
-def _kept_or_dropped(ctx: RuleContext, indices: Array, own: Sequence[int]) -> Any:
-    """Indices of which those that must not write are out of bounds.
+def _kept_or_dropped(ctx: RuleContext, indices: Array, batch: Sequence[int]) -> Any:
+    """Indices of which those that must not write are out of bounds; rows of ``batch`` may.
 
     What is beyond the padded operand, or negative, is so already.
     """
     shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
     mapped = ctx.params["dimension_numbers"].scatter_dims_to_operand_dims
     rows = ctx.in_shapes[1][:-1]
-    good = ctx.in_bounds((*rows, 1), [a for a in range(len(rows)) if a not in own])
+    good = ctx.in_bounds((*rows, 1), [a for a in range(len(rows)) if a not in batch])
     columns = [*lax.split(as_index(indices), (1,) * len(mapped), indices.ndim - 1)]
     for k, axis in enumerate(mapped):
         if ctx.params["mode"] == _MODE.CLIP:

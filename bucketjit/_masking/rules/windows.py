@@ -20,7 +20,7 @@ from jax import Array, lax
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._masking.rules.convolution import Slide, fit
+from bucketjit._masking.rules.convolution import Slide, fit, fit_all
 from bucketjit._masking.rules.indexing import INT32_MAX
 from bucketjit._masking.rules.reductions import (
     Fold,
@@ -51,7 +51,7 @@ def _slides(ctx: RuleContext, shape: Shape, out: Shape) -> list[Slide]:
         out,
         strict=True,
     )
-    slides = [Slide(*one_axis) for one_axis in fields]
+    slides = [Slide(*of_axis) for of_axis in fields]
     for slide in slides:
         slide.check(ctx)
     return slides
@@ -161,7 +161,7 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     else:
         reducer = lambda x, y: ctx.evaluate(jaxpr, *x, *y)  # noqa: E731
         outs = _reduce_real(ctx, slides, arrays, inits, reducer)
-    return [fit(ctx, out, i) for i, out in enumerate(outs)]
+    return fit_all(ctx, outs)
 
 
 # --- gradients ------------------------------------------------------------------------------
