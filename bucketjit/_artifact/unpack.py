@@ -25,7 +25,7 @@ from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram
 from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import is_key, key_shape
-from bucketjit._jax.sharding_free import without_sharding
+from bucketjit._jax.module_building import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
 from bucketjit._stages.refine import refine
 from bucketjit.errors import ArtifactError, ExportError

@@ -10,17 +10,54 @@ from __future__ import annotations
 
 import functools
 import numbers
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import symbolic_shape
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
-from bucketjit._jax.size_reports import Size, fail, is_positive, report_raised, watching
 from bucketjit._jax.user_code import caller_is_user
+
+Size: Any = type(symbolic_shape("n")[0])  # the class of symbolic sizes
+
+# Functions of the thread: ``report``, ``report_key``, ``report_text`` and ``report_raised``, the
+# arguments of `size_hooks.watch_equalities`. Each is missing or None while no function is traced.
+watching = threading.local()
+
+
+def fail(error: Exception) -> NoReturn:
+    """Raise an error from a hook, and report it if the hook runs for user code."""
+    report_raised(error)
+    raise error
+
+
+def report_raised(error: Exception) -> None:
+    """Report an error that a hook is about to raise, if the hook runs for user code."""
+    report = getattr(watching, "report_raised", None)
+    if report is not None and caller_is_user():
+        report(error)
+
+
+# Looked up before the hooks are installed: a comparison by a hook is not one of user code.
+_plain_ge = Size.__ge__
+
+
+def is_positive(size: Any) -> bool:
+    """Whether a size is at least 1 for all values of its variables; False if JAX does not know.
+
+    Sizes are compared by ``shape_poly._DimExpr.__ge__`` (since 0.4.14).
+    """
+    try:
+        return bool(_plain_ge(size, 1) if isinstance(size, Size) else size >= 1)
+    except InconclusiveDimensionOperation:
+        return False
+
 
 # The checkpoint name that marks a number computed from sizes.
 NUMBER_OF_SIZES = "bucketjit: a number of sizes"

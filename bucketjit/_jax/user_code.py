@@ -28,7 +28,7 @@ _traceback_util = names.module("traceback_util")
 def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     """``file:line (function)`` of the user code that made the equation, or ``""``.
 
-    That is the innermost frame outside of JAX and of bucketjit (`debug_info.hide_own_lines`).
+    That is the innermost frame outside of JAX and of bucketjit (`tracebacks.hide_own_lines`).
     Equations of a function that JAX itself jits (``jnp.roll``) have none.
     """
     lines = (jex_source_info.summarize(e.source_info) for e in (eqn, *reversed(within)))
@@ -149,7 +149,7 @@ _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_par
 # Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
     f"bucketjit._jax.{name}"
-    for name in ("user_code", "size_reports", "size_hooks", "number_hooks", "patches.lifetimes")
+    for name in ("user_code", "size_hooks", "number_hooks", "patches.lifetimes")
 )
 
 

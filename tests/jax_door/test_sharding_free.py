@@ -6,7 +6,7 @@ import pytest
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from bucketjit._jax.sharding_free import without_sharding
+from bucketjit._jax.module_building import without_sharding
 from bucketjit._jax.stablehlo import BadModule, read_module, text_of, write_module
 
 BODY = """

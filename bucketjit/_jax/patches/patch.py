@@ -1,4 +1,4 @@
-"""The record of a replacement of one function of JAX.
+"""The record of a replacement of one function of JAX, and what installs such replacements.
 
 The docstring of each says why the original is not enough, since when it is in JAX, and until when
 the replacement is needed.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+from bucketjit._jax.jaxprs import modules_of_jax
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,85 @@ def named_now(fn: Callable[..., Any]) -> Callable[..., Any]:
         return getattr(sys.modules[module], name)(*args, **kwargs)
 
     return looked_up
+
+
+_ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
+
+
+class Replacing:
+    """A context manager that installs patches while any thread is inside it. It nests.
+
+    Attributes:
+        patches: The patches.
+    """
+
+    def __init__(
+        self, *patches: Patch, context: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        self.patches = patches
+        self._context = context
+        self._lock = threading.Lock()
+        self._uses = weakref.WeakSet[object]()  # the contexts that are open, in all threads
+        self._originals: list[tuple[Any, Any, Any]] = []  # in order of installation
+        self._bare: dict[str, int] = {}  # modules without an original, and how many names they had
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        use = threading.Lock()  # any object that can be referenced weakly: it goes with the frame
+        try:
+            with self._lock:
+                if not self._uses:
+                    self._remove()  # what is there if an interrupt came in between
+                    self._install()
+                self._uses.add(use)
+            with self._context():
+                yield
+        finally:
+            with self._lock:
+                self._uses.discard(use)
+                if not self._uses:
+                    self._remove()
+
+    def misses(self, function: object) -> bool:
+        """Whether a function is an original, in a place where its patch does not replace it."""
+        return any(function is original for _, _, original in self._originals)
+
+    def _install(self) -> None:
+        wide = []
+        for patch in self.patches:
+            names = patch.owner if isinstance(patch.owner, dict) else vars(patch.owner)
+            original = names.get(patch.name, _ABSENT)
+            replacement = patch.around(original)
+            if patch.everywhere:
+                wide.append((patch.name, original, replacement))
+            else:
+                self._replace(patch.owner, patch.name, original, replacement)
+        for key, module in modules_of_jax().items() if wide else ():  # there are a thousand modules
+            names = getattr(module, "__dict__", {})
+            if self._bare.get(key) == len(names):
+                continue
+            held = [each for each in wide if names.get(each[0]) is each[1]]
+            for name, original, replacement in held:
+                self._replace(module, name, original, replacement)
+            if not held:
+                self._bare[key] = len(names)
+
+    def _remove(self) -> None:
+        while self._originals:  # the last first: two patches may share a name
+            _set(*self._originals[-1])
+            self._originals.pop()  # only now: an interrupt may come in between
+
+    def _replace(self, owner: Any, name: Any, original: Any, replacement: Any) -> None:
+        self._originals.append((owner, name, original))
+        _set(owner, name, replacement)
+
+
+def _set(owner: Any, name: Any, value: Any) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    elif value is not _ABSENT:
+        setattr(owner, name, value)
+    elif name in vars(owner):
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)

@@ -18,8 +18,8 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax import names
 from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.jaxprs import value_of_size
+from bucketjit._jax.number_hooks import Size
 from bucketjit._jax.patches.patch import Patch, patch
-from bucketjit._jax.size_reports import Size
 from bucketjit._jax.user_code import raised_by_user
 
 
