@@ -19,19 +19,23 @@ from jax.custom_batching import custom_vmap
 from bucketjit._jax.arrays import by_platform, explicit_sharding, is_key, key_impl, on_one_cpu
 
 
-@custom_vmap
-def in_every_row(condition: object) -> Any:
-    """A scalar condition; under `vmap`, whether it holds in all rows.
+def of_all_rows(combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that returns a scalar; under `vmap`, what those of all rows are combined to."""
 
-    `vmap` turns a ``lax.cond`` whose condition is batched into a select, which runs both branches.
-    The condition that this returns is never batched, so the ``lax.cond`` stays one.
-    """
-    return condition
+    @custom_vmap
+    def combined(x: Any) -> Any:
+        return x
+
+    @combined.def_vmap
+    def _(axis_size: int, batched: Sequence[bool], x: Any) -> tuple[Any, bool]:
+        return combined(combine(x) if batched[0] else x), False
+
+    return combined
 
 
-@in_every_row.def_vmap
-def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, bool]:
-    return in_every_row(jnp.all(condition) if batched[0] else condition), False
+# `vmap` turns a ``lax.cond`` whose condition is batched into a select, which runs both branches.
+# The condition that this returns is never batched, so the ``lax.cond`` stays one.
+in_every_row = of_all_rows(jnp.all)
 
 
 def alone(function: Callable[..., Any], in_rows: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +85,6 @@ def zeroed(mask: Any, array: Array) -> Any:
 
 
 def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
-    """Broadcast an array to a shape, and reshard it if ``sharding`` is not None."""
     if array.shape != shape:
         array = jnp.broadcast_to(array, shape)
     return array if sharding is None else jax.sharding.reshard(array, sharding)

@@ -23,8 +23,8 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
-from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, shape_of
+from bucketjit._masking.padding_facts import kept_axes, open_axes
 
 _LARGEST = 16  # elements; an index has one for each axis
 
@@ -73,7 +73,6 @@ def _constant(var: Any, operand: Any) -> np.ndarray | None:
 
 
 def _is_small(var: Atom) -> bool:
-    """Whether a value is a boolean or integer array of at most `_LARGEST` elements."""
     aval = var.aval
     shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
     if shape is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
@@ -156,29 +155,22 @@ def _is_bare(number: np.ndarray) -> bool:
     return not number.tobytes().strip(b"\0")
 
 
-def _is_zero_broadcast(eqn: JaxprEqn, number: np.ndarray) -> bool:
-    """No open axis is added, and no axis of size 1 becomes one, unless a number is repeated."""
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    places = eqn.params["broadcast_dimensions"]
-    is_new = (is_symbolic(d) and i not in places for i, d in enumerate(after))
-    is_spread = (str(d) != str(after[p]) for d, p in zip(before, places, strict=True))
-    return _is_bare(number) and not (before and (any(is_new) or any(is_spread)))
-
-
-def _is_zero_reduction(eqn: JaxprEqn, number: np.ndarray) -> bool:
-    """Only static axes are reduced; the maximum of none is -inf."""
-    sizes = [shape_of(eqn.invars[0])[axis] for axis in eqn.params["axes"]]
-    is_static = not any(map(is_symbolic, sizes))
-    return is_static and _is_bare(number) and (name_of(eqn) == "reduce_sum" or all(sizes))
-
-
 def _is_zero_of_one(eqn: JaxprEqn, number: np.ndarray) -> bool:
-    return _is_bare(number) and eqn.params.get("y", 1) > 0
+    """The open axes of the result are those of the operand, or a number is repeated."""
+    before, kept = shape_of(eqn.invars[0]), kept_axes(eqn)
+    sources = {kept.get(axis) for axis in open_axes(shape_of(eqn.outvars[0]))}
+    if not _is_bare(number) or eqn.params.get("y", 1) <= 0:
+        return False
+    if before and sources != set(open_axes(before)):
+        return False
+    # The maximum of none is -inf.
+    return name_of(eqn) == "reduce_sum" or all(before[a] for a in eqn.params.get("axes", ()))
 
 
 def _is_zero_of_reals(eqn: JaxprEqn, number: np.ndarray) -> bool:
     # In XLA, the arc tangent of 0j is -0j.
-    return _is_bare(number) and not jnp.issubdtype(number.dtype, jnp.complexfloating)
+    is_complex = jnp.issubdtype(number.dtype, jnp.complexfloating)
+    return not is_complex and _is_zero_of_one(eqn, number)
 
 
 def _is_zero_of_two(eqn: JaxprEqn, a: np.ndarray, b: np.ndarray) -> bool:
@@ -203,11 +195,9 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
 # Whether the padding of a result is 0, by the numbers in the padding of its operands.
 _IS_ZERO: Mapping[str, Callable[..., bool]] = dataflow.table(
     {
-        "copy stop_gradient convert_element_type transpose squeeze abs square integer_pow": (
-            _is_zero_of_one
-        ),
-        "broadcast_in_dim": _is_zero_broadcast,
-        "reduce_sum reduce_max reduce_min reduce_and reduce_or": _is_zero_reduction,
+        "copy stop_gradient convert_element_type abs square integer_pow": _is_zero_of_one,
+        "transpose squeeze broadcast_in_dim reshape": _is_zero_of_one,
+        "reduce_sum reduce_max reduce_min reduce_and reduce_or": _is_zero_of_one,
         "sign sqrt cbrt floor ceil round expm1 log1p erf": _is_zero_of_reals,
         "sin tan asin atan sinh tanh asinh atanh": _is_zero_of_reals,
         " ".join(_OPERATIONS): _is_zero_of_two,

@@ -38,7 +38,7 @@ one, so the trace of JAX is compared.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -133,7 +133,7 @@ class Padding:
         self.plan, self.around = Plan(), around
         self._follows_facts = False
         self._values: dict[int, dict[str, _Value]] = {}  # by `id` and logical shape, as text
-        self._made: dict[Any, tuple[Any, Any]] = {}  # by what it was made of, which is kept alive
+        self._products: dict[Any, tuple[Any, Any]] = {}  # by what they are of, which is kept
         self._maximum: tuple[JaxprEqn, Any] | None = None  # the latest, and what its rule filled
 
     def follow_facts(self, plan: Plan) -> None:
@@ -207,13 +207,15 @@ class Padding:
         """Whether a value is an array of zeros only, as far as it is known."""
         return self._of(array, shape).is_zeros
 
-    def made_before(self, key: tuple[Any, ...]) -> Any:
-        """What was made of a value in this trace, under this key, or None."""
-        return self._made.get((current_trace(), *key), (None, None))[1]
+    def once(self, key: tuple[Any, ...], operands: object, make: Callable[[], Any]) -> Any:
+        """What is made of some operands: made for the first in a trace that asks under a key.
 
-    def note_made(self, key: tuple[Any, ...], array: object, product: object) -> None:
-        """Remember what was made of a value, so that it is made once in a trace."""
-        self._made[current_trace(), *key] = array, product
+        The operands are kept, so that no other ones get their `id`s, which are in the key.
+        """
+        key = current_trace(), *key
+        if key not in self._products and (product := make()) is not None:
+            self._products[key] = operands, product
+        return self._products.get(key, (None, None))[1]
 
     def note_filled(
         self, eqn: JaxprEqn, array: Any, shape: Shape, filled: Any, number: Any
@@ -280,7 +282,6 @@ class Padding:
         return None if exponent is None else PaddingNumber(np.zeros((), dtype_of(atom)), exponent)
 
     def _softmax(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> Softmax | None:
-        """What an output is of a softmax."""
         ins = []
         for x, atom in zip(operands, eqn.invars, strict=True):
             softmax = self._of(x, shape_of(atom)).softmax

@@ -22,7 +22,7 @@ A fact may depend on fills that are only planned; see `bucketjit._masking.paddin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -227,101 +227,92 @@ def _not_regrouped(before: Shape, after: Shape) -> dict[int, int]:
     return kept
 
 
-def _carried(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
-    """The fact about a result with axes of its operands; new ones repeat."""
+def _carried(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
+    """The axes of the operands that a result has; new ones repeat."""
     kept, rank = kept_axes(eqn), len(shape_of(eqn.invars[0]))
     is_new = name_of(eqn) == "broadcast_in_dim"
-    axes: list[tuple[int, Axes]] = []
     for axis in range(len(shape_of(eqn.outvars[0]))):
         if axis in kept or is_new:
-            sources = [kept.get(axis) if len(shape_of(v)) == rank else None for v in eqn.invars]
-            axes.append((axis, sources))
-    return _of_axes(eqn, ins, axes, zero)
+            yield axis, [kept.get(axis) if len(shape_of(v)) == rank else None for v in eqn.invars]
 
 
-def _iota(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
-    axes = open_axes(shape_of(eqn.outvars[0]))
-    return Fact({axis: CERTAIN for axis in axes if axis != eqn.params["dimension"]})
+def _elementwise(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
+    for axis in range(len(shape_of(eqn.outvars[0]))):
+        yield axis, [axis] * len(eqn.invars)
 
 
-def _elementwise(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
-    axes = [(a, [a] * len(ins)) for a in range(len(shape_of(eqn.outvars[0])))]
-    return _of_axes(eqn, ins, axes, zero)
+def _iota(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
+    for axis in range(len(shape_of(eqn.outvars[0]))):
+        if axis != eqn.params["dimension"]:
+            yield axis, ()
 
 
-def _dot_general(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def product_axes(eqn: JaxprEqn) -> list[tuple[int | None, int | None]]:
+    """The axes of both operands of a ``dot_general`` that each axis of its result comes from."""
     contract, batch = eqn.params["dimension_numbers"]
     left, right = (
         [a for a in range(len(shape_of(v))) if a not in (*contract[i], *batch[i])]
         for i, v in enumerate(eqn.invars)
     )
-    sources: list[Axes] = [*zip(*batch, strict=True)]
-    sources += [(a, None) for a in left] + [(None, a) for a in right]
-    return _of_axes(eqn, ins, enumerate(sources), zero)
+    return [*zip(*batch, strict=True), *((a, None) for a in left), *((None, a) for a in right)]
 
 
-def _convolution(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def _convolution(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     """The batch is that of the data, and the features are those of the kernel."""
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    axes: list[tuple[int, Axes]] = []
     if str(params["batch_group_count"]) == "1":
-        axes.append((numbers.out_spec[0], (numbers.lhs_spec[0], None)))
+        yield numbers.out_spec[0], (numbers.lhs_spec[0], None)
     if str(params["feature_group_count"]) == "1":
-        axes.append((numbers.out_spec[1], (None, numbers.rhs_spec[0])))
-    return _of_axes(eqn, ins, axes, zero)
+        yield numbers.out_spec[1], (None, numbers.rhs_spec[0])
 
 
-def _gather(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def _gather(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     shape, indices = (shape_of(v) for v in eqn.invars)
-    pairs = dict(
-        zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True)
-    )
-    window = [
-        a
-        for a in range(len(shape))
-        if a not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    ]
-    of_window, of_rows = iter(window), iter(range(len(indices) - 1))
-    axes: list[tuple[int, Axes]] = []
+    batch = numbers.operand_batching_dims
+    pairs = dict(zip(numbers.start_indices_batching_dims, batch, strict=True))
+    single = {*numbers.collapsed_slice_dims, *batch}
+    of_window = iter(sorted(set(range(len(shape))) - single))
+    of_rows = iter(range(len(indices) - 1))
     for axis in range(len(shape_of(eqn.outvars[0]))):
         if axis in numbers.offset_dims:
             source = next(of_window)
             if str(sizes[source]) == str(shape[source]):
-                axes.append((axis, (source, None)))
+                yield axis, (source, None)
         else:
             row = next(of_rows)
-            axes.append((axis, (pairs.get(row), row)))
-    return _of_axes(eqn, ins, axes, zero)
+            yield axis, (pairs.get(row), row)
 
 
-def _scatter(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def _scatter(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     numbers = eqn.params["dimension_numbers"]
     shape, _, updates = (shape_of(v) for v in eqn.invars)
     of_window = iter(numbers.update_window_dims)
     rows = [u for u in range(len(updates)) if u not in numbers.update_window_dims]
-    batch = dict(
-        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    )
-    axes: list[tuple[int, Axes]] = []
-    kept = {}
-    adds = name_of(eqn) in ("scatter-add", "scatter-sub")
+    batch = numbers.scatter_indices_batching_dims
+    pairs = dict(zip(numbers.operand_batching_dims, batch, strict=True))
     for axis, dim in enumerate(shape):
-        if axis in batch:
+        if axis in pairs:
             # Of unique indices, those of padded rows are dropped.
             if not eqn.params["unique_indices"]:
-                axes.append((axis, (axis, batch[axis], rows[batch[axis]])))
+                yield axis, (axis, pairs[axis], rows[pairs[axis]])
         elif axis not in numbers.inserted_window_dims:
             source = next(of_window)
             if str(updates[source]) == str(dim):
-                axes.append((axis, (axis, None, source)))
-        elif is_symbolic(dim):  # nothing is written to padded positions
-            fills = ins[0].zero.get(axis)
-            # Slice 0 may be overwritten.
-            if fills is not None and (adds or fills.isdisjoint(FINITE | OF_SOFTMAX)):
-                kept[axis] = fills
-    fact = _of_axes(eqn, ins, axes, zero)
-    return fact._replace(zero={**fact.zero, **kept})
+                yield axis, (axis, None, source)
+
+
+def _left_zero(eqn: JaxprEqn, operand: Fact) -> dict[int, Fills]:
+    """Where the operand of a scatter stays zero: nothing is written to padded positions."""
+    numbers = eqn.params["dimension_numbers"]
+    inserted = set(numbers.inserted_window_dims) - set(numbers.operand_batching_dims)
+    adds = name_of(eqn) in ("scatter-add", "scatter-sub")
+    return {
+        axis: fills
+        for axis, fills in operand.zero.items()
+        # Slice 0 may be overwritten.
+        if axis in inserted and (adds or fills.isdisjoint(FINITE | OF_SOFTMAX))
+    }
 
 
 # --- where a result is zero -------------------------------------------------------------------
@@ -363,8 +354,6 @@ def _quotient(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
     return both(zero[0], repeats[1], CERTAIN if is_certain else FINITE | DIVIDED)
 
 
-Follow = Callable[[JaxprEqn, Sequence[Fact], Zero], Fact]
-
 _ZERO: Mapping[str, Zero] = dataflow.table(
     {
         "neg copy stop_gradient abs square reduce_precision": _first,
@@ -381,20 +370,24 @@ _ZERO: Mapping[str, Zero] = dataflow.table(
         "dynamic_update_slice": lambda eqn, zero, _: both(*zero[:2]),
     }
 )
-_FOLLOW: Mapping[str, Follow] = {
+_SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+# The axes of the operands that each axis of a result comes from.
+_AXES: Mapping[str, Callable[[JaxprEqn], Iterable[tuple[int, Axes]]]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys((*_REMOVES, *_TOUCHES, "transpose", "broadcast_in_dim", "reshape"), _carried),
     **dict.fromkeys(("pad", "slice", "dynamic_slice", "dynamic_update_slice"), _carried),
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul"), _scatter),
-    **dict.fromkeys(("scatter-min", "scatter-max"), _scatter),
-    "conv_general_dilated": _convolution,
-    **{"dot_general": _dot_general, "gather": _gather, "iota": _iota},
+    **dict.fromkeys(_SCATTERS, _scatter),
+    "dot_general": lambda eqn: enumerate(product_axes(eqn)),
+    **{"conv_general_dilated": _convolution, "gather": _gather, "iota": _iota},
 }
 
 
 def fact_of_result(eqn: JaxprEqn, ins: Sequence[Fact]) -> Fact:
     """The fact about the result of an equation that is masked by its rule."""
-    follow = _FOLLOW.get(name_of(eqn))
-    if follow is None or len(eqn.outvars) != 1:
+    name = name_of(eqn)
+    if name not in _AXES or len(eqn.outvars) != 1:
         return NOTHING
-    return follow(eqn, ins, _ZERO.get(name_of(eqn), lambda *_: None))
+    fact = _of_axes(eqn, ins, _AXES[name](eqn), _ZERO.get(name, lambda *_: None))
+    if name not in _SCATTERS:
+        return fact
+    return fact._replace(zero={**fact.zero, **_left_zero(eqn, ins[0])})

@@ -35,10 +35,6 @@ Rule = Callable[..., Any]
 
 RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives
 
-# From an open jaxpr, its constants, its arguments and the sizes of its own dimension variables to
-# its outputs: `bucketjit._masking.interpreter` passes the method that evaluates a program.
-Interpreter = Callable[..., list[Any]]
-
 
 class RuleContext:
     """One equation, seen at padded sizes.
@@ -47,12 +43,9 @@ class RuleContext:
 
     Args:
         eqn: The equation.
-        sizes: Padded and logical sizes of the dimension variables.
-        interpret: Evaluates a sub-program at padded sizes.
         operands: The operands of the equation, as its rule receives them.
         ever_read: The variables that the program reads.
-        padding: What padding is known to hold.
-        hidden_signs: Returns the factorisations whose signs no result depends on, by `id`.
+        walk: The evaluation of the program, of `bucketjit._masking.interpreter`.
 
     Attributes:
         primitive: The primitive of the equation.
@@ -73,33 +66,29 @@ class RuleContext:
     def __init__(
         self,
         eqn: JaxprEqn,
-        sizes: BucketSizes,
-        interpret: Interpreter,
         operands: Sequence[Any],
         ever_read: Set[Any],
-        padding: Padding,
-        hidden_signs: Callable[[], Mapping[int, Any]] = dict,
+        walk: Any,
     ) -> None:
         self.eqn = eqn
+        self.sizes: BucketSizes = walk.sizes
+        self.padding: Padding = walk.padding
+        self._operands, self._ever_read, self._walk = operands, ever_read, walk
         self.primitive = eqn.primitive
         self.symbolic_params: Mapping[str, Any] = eqn.params
-        self.params: dict[str, Any] = {k: _padded_param(v, sizes) for k, v in eqn.params.items()}
+        self.params: dict[str, Any] = {
+            k: _padded_param(v, self.sizes) for k, v in eqn.params.items()
+        }
         self._refuse_sizes_elsewhere()
         self.in_avals: list[Any] = [v.aval for v in eqn.invars]
         self.out_avals: list[Any] = [v.aval for v in eqn.outvars]
         self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
         self.out_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.out_avals]
-        self.sizes = sizes
-        self._interpret = interpret
-        self._operands = operands
-        self._ever_read = ever_read
-        self.padding = padding
-        self._hidden_signs = hidden_signs
         self._as_it_stands: Any = None
 
     def signs_are_hidden(self) -> bool:
         """Whether no result of the program depends on the signs of this equation's vectors."""
-        return self._hidden_signs().get(id(self.eqn)) is self.eqn
+        return self._walk.hidden().get(id(self.eqn)) is self.eqn
 
     def is_read(self, output: int) -> bool:
         """Whether anything in the program reads this output."""
@@ -162,8 +151,8 @@ class RuleContext:
         Raises:
             ValueError: The array is not an operand of the equation.
         """
-        for own, shape in zip(self._operands, self.in_shapes, strict=True):
-            if own is operand:
+        for received, shape in zip(self._operands, self.in_shapes, strict=True):
+            if received is operand:
                 return shape
         raise ValueError(
             "this array is not an operand of the equation as it was given to the rule; "
@@ -238,7 +227,9 @@ class RuleContext:
 
         # XLA fuses no conditional with the reader of its result. Without padding it copies nothing.
         def filled_in_a_branch(array: Array) -> Any:
-            return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
+            dims = [shape[a] for a in axes if is_symbolic(shape[a])]
+            is_whole = jnp.all(jnp.stack([self.logical(d) == self.padded(d) for d in dims]))
+            return lax.cond(in_every_row(is_whole), lambda array: array, filled, array)
 
         if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
@@ -255,7 +246,8 @@ class RuleContext:
         else:
             scalar = np.asarray(value)
             what = tuple(sorted(axes)), str(scalar.dtype), scalar.tobytes()
-            result = self._once(operand, (str(shape), *what), noted)
+            key = id(operand), self.sizes.defined, str(shape), *what
+            result = self.padding.once(key, operand, noted)
         if is_operand:
             self.padding.note_filled(self.eqn, operand, shape, result, value)
         return result
@@ -268,29 +260,19 @@ class RuleContext:
             return [lhs, rhs]
         facts = self.padding.facts((lhs, rhs), self.eqn.invars)
         fills = fills_of_product(self.in_shapes, pairs, facts)
-        given = (lhs, rhs), self.in_shapes, zip(*pairs, strict=True), fills, unfused
+        sides = zip(
+            (lhs, rhs), zip(*pairs, strict=True), self.in_shapes, fills, unfused, strict=True
+        )
         return [
             self.fill(x, axes=axes, value=0, shape=shape, unfused=apart) if is_filled else x
-            for x, shape, axes, is_filled, apart in zip(*given, strict=True)
+            for x, axes, shape, is_filled, apart in sides
         ]
 
     def once(self, operand: Array, what: str, make: Callable[[], Any]) -> Any:
         """What equations of these shapes and parameters make of an operand: made for the first."""
         params = sorted((name, str(value)) for name, value in self.symbolic_params.items())
-        return self._once(operand, (what, str(self.in_shapes), str(params)), make)
-
-    def _once(self, operand: Array, what: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        key = id(operand), self.sizes.defined, what
-        product = self.padding.made_before(key)
-        if product is None:
-            product = make()
-            self.padding.note_made(key, operand, product)
-        return product
-
-    def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
-        """Whether an array of this logical shape has no padding along these axes, in every row."""
-        dims = [shape[a] for a in axes if is_symbolic(shape[a])]
-        return in_every_row(jnp.all(jnp.stack([self.logical(d) == self.padded(d) for d in dims])))
+        key = id(operand), self.sizes.defined, what, str(self.in_shapes), str(params)
+        return self.padding.once(key, operand, make)
 
     # --- evaluation ---
 
@@ -306,8 +288,7 @@ class RuleContext:
         """
         out = self.primitive.bind(*operands, **{**self.params, **overrides})
         # Remembered for `stands`: this output is what the primitive itself computes.
-        same = len(operands) == len(self._operands) and not overrides
-        if same and all(x is y for x, y in zip(operands, self._operands, strict=True)):
+        if not overrides and list(map(id, operands)) == list(map(id, self._operands)):
             self._as_it_stands = out
         return out
 
@@ -338,7 +319,8 @@ class RuleContext:
             MaskingError: An equation of the sub-program has no rule, or its rule refuses.
         """
         inner, consts = open_jaxpr(jaxpr)
-        return self._interpret(inner, consts, operands, sizes, at)
+        outs: list[Any] = self._walk.run(inner, consts, operands, sizes, at)
+        return outs
 
     def require_equal(self, one: Shape, other: Shape) -> None:
         """Refuse two shapes whose symbolic sizes must be equal and are not the same expression.
@@ -377,7 +359,6 @@ class RuleContext:
 
 
 def _padded_param(value: object, sizes: BucketSizes) -> Any:
-    """Replace symbolic sizes in a parameter, inside tuples and lists too."""
     if is_symbolic(value):
         return sizes.padded(value)
     if isinstance(value, tuple | list) and value:

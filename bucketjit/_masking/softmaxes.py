@@ -23,11 +23,6 @@ from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import dtype_of, name_of, shape_of
 from bucketjit._masking.padding_facts import OF_SOFTMAX, Fact, open_axes
 
-_MAKE_A_SOFTMAX = {
-    *("reduce_max", "reduce_sum", "stop_gradient", "copy", "max", "broadcast_in_dim"),
-    *("select_n", "sub", "exp", "div", "convert_element_type"),
-}
-
 
 class Softmax(NamedTuple):
     """A value of a softmax along some axes.
@@ -84,10 +79,9 @@ def with_softmax(fact: Fact, softmax: Softmax | None, eqn: JaxprEqn) -> Fact:
 
 def softmax_of_result(eqn: JaxprEqn, ins: Sequence[Operand], key: Hashable) -> Softmax | None:
     """What the result of an equation, which gets this key, is of a softmax."""
-    name = name_of(eqn)
-    if name not in _MAKE_A_SOFTMAX:
+    if not ins or len(eqn.outvars) != 1:
         return None
-    rank, dtype = len(shape_of(eqn.outvars[0])), dtype_of(eqn.outvars[0])
+    name, rank, dtype = name_of(eqn), len(shape_of(eqn.outvars[0])), dtype_of(eqn.outvars[0])
     if name == "reduce_max":
         is_known = ins[0].key is not None and has_scores(eqn)
         return _reduced(eqn, Softmax("maximum", frozenset(), ins[0].key)) if is_known else None

@@ -120,7 +120,6 @@ class _Scan:
         return outs[:a], outs[a : a + b], outs[a + b :]
 
     def _real(self, array: Array, logical: Array) -> Any:
-        """``array`` with 0 in its padding along the scanned axis."""
         index = jnp.arange(array.shape[self._axis], dtype=jnp.int32)
         return select(along(index < logical, self._axis, array.ndim), array, 0)
 

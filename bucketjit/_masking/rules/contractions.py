@@ -155,7 +155,6 @@ def _after(runs: Sequence[range], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _merged(shape: Sequence[int], runs: Sequence[range]) -> tuple[int, ...]:
-    """A shape once each run is one axis."""
     merged = list(shape)
     for run in sorted(runs, key=lambda run: run.start, reverse=True):
         merged[run.start : run.stop] = [math.prod(shape[run.start : run.stop])]

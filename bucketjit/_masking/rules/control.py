@@ -24,7 +24,7 @@ from bucketjit._jax.jaxprs import (
     shape_of,
     stage,
 )
-from bucketjit._masking.array_ops import select
+from bucketjit._masking.array_ops import of_all_rows, select
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.padding_facts import NOTHING, Fact
 from bucketjit._masking.padding_plan import facts_of_loop
@@ -246,14 +246,7 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
 # row needs. `_while_running` keeps the carry of rows that are done. Without `vmap` both are free.
 
 
-@custom_vmap
-def _most_steps(steps: Array) -> Any:
-    return steps
-
-
-@_most_steps.def_vmap
-def _(axis_size: int, batched: Sequence[bool], steps: Array) -> tuple[Any, bool]:
-    return _most_steps(jnp.max(steps) if batched[0] else steps), False
+_most_steps = of_all_rows(jnp.max)
 
 
 @custom_vmap

@@ -189,7 +189,10 @@ def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> An
     shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
     mapped = ctx.params["dimension_numbers"].start_index_map
     changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
-    judged = ctx.once(indices, "gathered", lambda: _judged(ctx, indices)) if changed else indices
+    if changed:
+        clips, before = ctx.params["mode"] != _FILL, indices
+        moved = lambda: judged(ctx, before, sizes, mapped, clips, lambda _: jnp.int32(-1))  # noqa: E731
+        indices = ctx.once(before, "gathered", moved)
     for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
         operand = with_room(ctx, operand, axis, dim, size)
     ragged = any(map(is_symbolic, ctx.in_shapes[1]))
@@ -197,20 +200,33 @@ def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> An
         name: ctx.params[name] and not changed and not ragged
         for name in ("unique_indices", "indices_are_sorted")
     }
-    return ctx.bind(operand, judged, **flags, **fill)
+    return ctx.bind(operand, indices, **flags, **fill)
 
 
-def _judged(ctx: RuleContext, indices: Array) -> Any:
-    """Indices moved into logical bounds; in a filling gather, -1 for those beyond them."""
-    shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
-    mapped = ctx.params["dimension_numbers"].start_index_map
+def judged(
+    ctx: RuleContext,
+    indices: Array,
+    sizes: Shape,
+    mapped: Sequence[int],
+    clips: bool,
+    outside: Callable[[tuple[int, ...]], Any],
+    good: Any = None,
+) -> Any:
+    """Indices of windows moved into logical bounds, or sent outside: those that lie beyond them.
+
+    Those of rows that are not ``good`` are sent outside, too. What is beyond the padded operand, or
+    negative, is so already.
+    """
+    shape = ctx.in_shapes[0]
     columns = [*lax.split(indices, (1,) * len(mapped), indices.ndim - 1)]
     for k, axis in enumerate(mapped):
-        if ctx.params["mode"] != _FILL:
+        if clips:
             columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
         elif not fits(ctx, shape[axis], sizes[axis]):
-            good = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
-            columns[k] = select(good, columns[k], jnp.int32(-1))
+            here = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
+            good = here if good is None else good & here
+    if good is not None:
+        columns[0] = select(good, columns[0], outside(columns[0].shape))
     return columns[0] if len(columns) == 1 else lax.concatenate(columns, indices.ndim - 1)
 
 

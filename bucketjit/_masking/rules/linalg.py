@@ -45,7 +45,6 @@ def own_index(ctx: RuleContext, operand: Array, position: int) -> Any:
 
 
 def _open_matrix(ctx: RuleContext, position: int = 0) -> list[Any]:
-    """The symbolic sizes among an operand's matrix axes."""
     return [d for d in ctx.in_shapes[position][-2:] if is_symbolic(d)]
 
 

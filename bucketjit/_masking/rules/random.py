@@ -167,7 +167,6 @@ def _word(key: Array, index: Array, total: Array) -> Any:
 
 
 def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) -> Any:
-    """The draw of one key: bits of ``width`` for each element of ``shape``."""
     index = counters(ctx, shape)
     total = _total(ctx, shape, width)
     dtype = ctx.out_avals[0].dtype

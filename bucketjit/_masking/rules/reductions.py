@@ -117,10 +117,7 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
             return plain(ctx, operand)
         start = identity(operand.dtype)
-
-        def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-            return [choose(a[0], b[0])]
-
+        fold = lambda a, b: [choose(a[0], b[0])]  # noqa: E731
         return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
 
     return rule
@@ -170,9 +167,8 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
         folded = list(ctx.bind(filled, *starts))
     else:
-        folded = _fold_real(
-            ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
-        )
+        fold = lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)  # noqa: E731
+        folded = _fold_real(ctx, arrays, starts, axes, fold)
     padded = math.prod(arrays[0].shape[a] for a in axes)
     if padded == 0:
         return folded

@@ -182,7 +182,6 @@ def _merged_rows(array: Array, axis: int, sizes: Sequence[Any]) -> Any:
 
 
 def _split_rows(array: Array, axis: int, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
-    """Split an axis into axes of these logical and padded sizes."""
     for first in range(len(sizes) - 1):
         height, width = padded[first], math.prod(padded[first + 1 :])
         starts = lax.iota(jnp.int32, height) * math.prod(sizes[first + 1 :])
@@ -244,7 +243,6 @@ def slice_(ctx: RuleContext, operand: Array) -> Any:
 
 
 def _span(size: int, stride: int) -> int:
-    """How many positions lie between the first and the last of a slice, both included."""
     return (size - 1) * stride + 1 if size else 0
 
 

@@ -52,7 +52,6 @@ def fold(identity: Identity, name: str = "") -> Rule:
 
 
 def _refuse_uneven(ctx: RuleContext, axes: Iterable[Any]) -> None:
-    """Refuse to combine open axes of shards whose sizes differ."""
     named = any(a in ctx.sizes.uneven for a in axes)
     if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
         ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)

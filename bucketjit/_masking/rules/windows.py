@@ -41,16 +41,10 @@ Arrays = Sequence[Any]
 def _slides(ctx: RuleContext, shape: Shape, out: Shape) -> list[Slide]:
     """How the window of this equation slides along each axis of an array of this shape."""
     params, ones = ctx.symbolic_params, (1,) * len(shape)
-    fields = zip(
-        shape,
-        params["window_dimensions"],
-        params["window_strides"],
-        *zip(*params["padding"], strict=True),
-        params.get("base_dilation", ones),
-        params.get("window_dilation", ones),
-        out,
-        strict=True,
-    )
+    windows = params["window_dimensions"], params["window_strides"]
+    edges = zip(*params["padding"], strict=True)
+    dilations = params.get("base_dilation", ones), params.get("window_dilation", ones)
+    fields = zip(shape, *windows, *edges, *dilations, out, strict=True)
     slides = [Slide(*of_axis) for of_axis in fields]
     for slide in slides:
         slide.check(ctx)
@@ -179,7 +173,6 @@ def _chooser(ctx: RuleContext) -> Fold:
 
 
 def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
-    """What the equation selects last."""
     return (lowest if ctx.params["select_prim"] is lax.ge_p else highest)(dtype)
 
 
