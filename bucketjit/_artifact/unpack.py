@@ -180,7 +180,7 @@ class _Unpacked:
             told["modules"][platform] = self._add(f"{at}/{name}.mlirbc", artifact)
             told["custom_calls"][platform] = custom_call_targets(artifact)
             if self._text:
-                self._add(f"{at}/{name}.mlir", stablehlo.text_of(module).encode())
+                self._add(f"{at}/{name}.mlir", str(module).encode())
         return told
 
 

@@ -51,7 +51,7 @@ lenient_jax = Replacing(
 """While active, JAX traces more programs with symbolic sizes."""
 
 selecting_jax = Replacing(*SELECTIONS)
-"""While active, selections ask `bucketjit._jax.patches.traced_sizes.selecting` what to do."""
+"""While active, selections ask `bucketjit._jax.patches.patch.selecting` what to do."""
 
 uneven_shards = Replacing(
     *uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)

@@ -75,13 +75,13 @@ def _marked(value: object) -> Any:
     return value
 
 
-def _is_number(other: object) -> bool:
-    return isinstance(other, numbers.Number) and not isinstance(other, numbers.Integral)
+def _is_number(operand: object) -> bool:
+    return isinstance(operand, numbers.Number) and not isinstance(operand, numbers.Integral)
 
 
-def _is_left_alone(other: object) -> bool:
+def _is_left_alone(operand: object) -> bool:
     """Whether a hook does nothing: no function is traced, or the other operand is an array."""
-    return getattr(watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray)
+    return getattr(watching, "report", None) is None or isinstance(operand, jax.Array | np.ndarray)
 
 
 def operation_with_number(name: str) -> Callable[..., Any]:
@@ -97,25 +97,24 @@ def operation_with_number(name: str) -> Callable[..., Any]:
     is_product = is_quotient or "mul" in name
 
     @functools.wraps(plain)
-    def operation(self: Any, other: Any) -> Any:
-        if _is_left_alone(other):
-            return plain(self, other)
-        is_whole = isinstance(other, int | np.integer | Size)
-        if not is_whole and not _is_number(other):
-            return _or_report(plain, self, other)
+    def operation(self: Any, operand: Any) -> Any:
+        if _is_left_alone(operand):
+            return plain(self, operand)
+        is_whole = isinstance(operand, int | np.integer | Size)
+        if not is_whole and not _is_number(operand):
+            return _or_report(plain, self, operand)
         if is_quotient:
-            if divides and type(other) in (int, float) and other == 0:  # NumPy returns infinity
+            if divides and type(operand) in (int, float) and operand == 0:  # NumPy's is infinite
                 raise ZeroDivisionError("division by zero")
-            _report_zero(other if divides else self)
-        elif is_whole:
-            return plain(self, other)
+            _report_zero(operand if divides else self)
         # JAX's own arithmetic on sizes is the same in both runs.
-        if not caller_is_user() or jax.dtypes.canonicalize_dtype(float) == np.float64:
-            return plain(self, other)
-        is_good = is_whole or not other or _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT
+        is_same = (is_whole and not is_quotient) or not caller_is_user()
+        if is_same or jax.dtypes.canonicalize_dtype(float) == np.float64:
+            return plain(self, operand)
+        is_good = is_whole or not operand or _LEAST_FLOAT <= abs(operand) <= _MOST_FLOAT
         if not (is_product and is_good):
-            fail(TypeError(f"a size and the number {other!r} are used as numbers of Python"))
-        return _marked(_or_report(plain, self, other))
+            fail(TypeError(f"a size and the number {operand!r} are used as numbers of Python"))
+        return _marked(_or_report(plain, self, operand))
 
     return operation
 
@@ -130,13 +129,13 @@ def whole_operation(name: str) -> Callable[..., Any]:
     divides = not name.startswith("__r")
 
     @functools.wraps(plain)
-    def operation(self: object, other: object) -> Any:
-        if _is_left_alone(other):
-            return plain(self, other)
-        if _is_number(other):
-            fail(TypeError(f"a size is divided by, or into, the number {other!r}"))
-        _report_zero(other if divides else self)
-        return plain(self, other)
+    def operation(self: object, operand: object) -> Any:
+        if _is_left_alone(operand):
+            return plain(self, operand)
+        if _is_number(operand):
+            fail(TypeError(f"a size is divided by, or into, the number {operand!r}"))
+        _report_zero(operand if divides else self)
+        return plain(self, operand)
 
     return operation
 
@@ -168,9 +167,9 @@ def power(self: Any, power: Any, modulo: object = None) -> Any:
         return _or_report(_plain_pow, self, power, modulo)
     if power < 0:
         _report_zero(self)
-    found = self.__jax_array__() ** float(power)
+    result = self.__jax_array__() ** float(power)
     is_exact = jax.dtypes.canonicalize_dtype(float) == np.float64
-    return found if is_exact else _marked(found)
+    return result if is_exact else _marked(result)
 
 
 def exponent(self: object, base: object, modulo: object = None) -> Any:
@@ -185,9 +184,15 @@ def exponent(self: object, base: object, modulo: object = None) -> Any:
 
 _plain_pow, _plain_rpow = Size.__pow__, Size.__rpow__
 
-OPERATORS_WITH_NUMBERS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
 
-WHOLE_OPERATORS = ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")
+def special_names(names: str) -> list[str]:
+    """The names of special methods, such as ``__add__``."""
+    return [f"__{name}__" for name in names.split()]
+
+
+OPERATORS_WITH_NUMBERS = special_names("add radd sub rsub mul rmul truediv rtruediv")
+
+WHOLE_OPERATORS = special_names("floordiv rfloordiv mod rmod divmod rdivmod")
 
 
 def is_number_of_sizes(value: Any) -> bool:
@@ -240,4 +245,4 @@ def reporting_conversion(name: str) -> Callable[..., Any]:
     return reporting
 
 
-CONVERSIONS = ("float", "int", "bool", "complex", "round", "hash", "array", "getattr")
+CONVERSIONS = special_names("float int bool complex round hash array getattr")

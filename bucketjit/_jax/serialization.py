@@ -21,6 +21,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._jax import names
 from bucketjit._jax.arrays import device_list, is_of_topology
 from bucketjit._jax.config import looks_for_nans
+from bucketjit._jax.names import Forwarding
 from bucketjit._raised import in_one_line, is_of_machine
 
 _pxla = names.module("interpreters.pxla")
@@ -96,8 +97,8 @@ class Placement:
     def shardings(self, arguments: int, results: int) -> tuple[list[Any], list[Any]]:
         """The sharding of each argument and of each result."""
         if not self.arguments:
-            one = jax.sharding.SingleDeviceSharding(self.device)
-            return [one] * arguments, [one] * results
+            single = jax.sharding.SingleDeviceSharding(self.device)
+            return [single] * arguments, [single] * results
         if (len(self.arguments), len(self.results)) != (arguments, results):
             raise ValueError(f"not {arguments} arguments and {results} results")
         return list(self.arguments), list(self.results)
@@ -138,17 +139,16 @@ def serialized(compiled: Any, placement: Placement) -> tuple[bytes, tuple[int, .
 
 
 def _is_placed(around: Any, placement: Placement) -> bool:
-    """Whether an executable has a placement."""
     if tuple(around.device_list) != placement.devices:
         return False
-    found = [*around.input_shardings, *around.output_shardings]
+    shardings = [*around.input_shardings, *around.output_shardings]
     if not placement.arguments:
-        return all(type(s) is jax.sharding.SingleDeviceSharding for s in found)
+        return all(type(s) is jax.sharding.SingleDeviceSharding for s in shardings)
     wanted = [placement.arguments[i] for i in sorted(around.kept_var_idx)] + [*placement.results]
     avals = [*around.input_avals, *around.output_avals]
     return all(
         s.is_equivalent_to(want, aval.ndim)
-        for s, want, aval in zip(found, wanted, avals, strict=True)
+        for s, want, aval in zip(shardings, wanted, avals, strict=True)
     )
 
 
@@ -194,6 +194,9 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
 _Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 
+_EMPTY = ("unordered_effects", "ordered_effects", "keepalive", "host_callbacks")
+
+
 def loaded_function(
     xla: Any,
     kept: Sequence[int],
@@ -227,17 +230,12 @@ def loaded_function(
             output_shardings=outs,
             committed=committed,
             name=name,
-            unordered_effects=[],
-            ordered_effects=[],
-            keepalive=[],
-            host_callbacks=[],
             kept_var_idx=set(positions),
-            mut=None,
+            **{name: [] for name in _EMPTY},
+            **dict.fromkeys(("mut", "all_args_info", "pgle_profiler")),
             xla_in_layouts=layouts,
             dispatch_in_layouts=[None] * len(positions),
             xla_out_layouts=[*map(Layout.from_pjrt_layout, xla.get_output_layouts())],
-            all_args_info=None,
-            pgle_profiler=None,
         ).load()
         for committed in ((True,) if placement.arguments else (False, True))
     }
@@ -260,7 +258,6 @@ def loaded_function(
 
 
 def _layouts(xla: Any, positions: Sequence[int], in_avals: Sequence[Any]) -> list[Layout]:
-    """The layouts of the parameters of an executable, which takes some arguments."""
     count = len(in_avals)
     layouts = [Layout.from_pjrt_layout(layout) for layout in xla.get_parameter_layouts()]
     if not set(positions) <= set(range(count)) or len(layouts) != len(positions):
@@ -281,7 +278,7 @@ def _not_yet(*args: Any, **kwargs: Any) -> Any:
     raise _Elsewhere
 
 
-class _Looking:
+class _Looking(Forwarding):
     """An executable that looks at its arguments before it runs.
 
     The C++ half of ``jax.stages.Compiled`` calls it only with types and placements of arguments
@@ -289,15 +286,12 @@ class _Looking:
     """
 
     def __init__(self, executable: Any, look: Callable[[Sequence[Any]], None]) -> None:
-        self._executable = executable
+        super().__init__(executable)
         self._look = look
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executable, name)
 
     def call(self, *leaves: Any) -> Any:
         self._look(leaves)
-        return self._executable.call(*leaves)
+        return self._original.call(*leaves)
 
 
 class _Loaded:

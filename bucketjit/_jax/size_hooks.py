@@ -33,6 +33,7 @@ from bucketjit._jax.number_hooks import (
     power,
     report_raised,
     reporting_conversion,
+    special_names,
     watching,
     whole_operation,
 )
@@ -98,17 +99,14 @@ def _reporting_ne(size: object, operand: object) -> Any:
 
 def _equal_to_array(size: Any, array: Any) -> Any:
     """``size == array``, elementwise as for an int; JAX's own answer is False."""
-    if isinstance(array, np.ndarray):
-        equal = [_reported_equal(size, x) for x in array.ravel().tolist()]
-        return np.array(equal, bool).reshape(array.shape)
-    return jax.numpy.equal(value_of_size(size), array)
-
-
-def _reported_equal(size: object, number: object) -> bool:
-    answer = _plain_eq(size, number)
-    if answer is False:
-        watching.report(size, number)
-    return answer
+    if not isinstance(array, np.ndarray):
+        return jax.numpy.equal(value_of_size(size), array)
+    numbers = array.ravel().tolist()
+    equal = [_plain_eq(size, number) for number in numbers]
+    for number, answer in zip(numbers, equal, strict=True):
+        if answer is False:
+            watching.report(size, number)
+    return np.array(equal, bool).reshape(array.shape)
 
 
 def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,8 +126,8 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _missing(name: str) -> Callable[..., Any]:
     """An operator that ints have and sizes lack: it raises ``TypeError``, with a report."""
 
-    def operator(self: object, *others: object) -> Any:
-        if any(isinstance(x, jax.Array | np.ndarray) for x in others):
+    def operator(self: object, *operands: object) -> Any:
+        if any(isinstance(x, jax.Array | np.ndarray) for x in operands):
             return NotImplemented
         fail(TypeError(f"a symbolic size has no {name}"))
 
@@ -213,17 +211,17 @@ def _text_of(
         report = getattr(watching, "report_text", None)
         if report is not None and tells_a_size(self) and (line := text_line()) is not None:
             report(line)
-        told: str = plain(self, *args, **kwargs)
-        return told
+        shown: str = plain(self, *args, **kwargs)
+        return shown
 
     return text
 
 
-_COMPARISONS = ("__ge__", "__le__", "__gt__", "__lt__", "__int__")
+_COMPARISONS = special_names("ge le gt lt int")
 
-_ONLY_OF_INTS = (
-    *("lshift", "rlshift", "rshift", "rrshift", "and", "rand", "or", "ror", "xor", "rxor"),
-    *("invert", "round", "trunc", "ceil", "floor", "float", "complex", "abs", "pos"),
+_ONLY_OF_INTS = special_names(
+    "lshift rlshift rshift rrshift and rand or ror xor rxor invert round trunc ceil floor float "
+    "complex abs pos"
 )
 
 _HOOKS: dict[str, Callable[..., Any]] = {
@@ -238,16 +236,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__pow__": power,
     "__rpow__": exponent,
     **{name: _raising(getattr(Size, name)) for name in _COMPARISONS},
-    **{
-        name: operation_with_number(name)
-        for name in (f"__{name}__" for name in OPERATORS_WITH_NUMBERS)
-    },
-    **{name: whole_operation(name) for name in (f"__{name}__" for name in WHOLE_OPERATORS)},
-    **{
-        name: _missing(name)
-        for name in (f"__{name}__" for name in _ONLY_OF_INTS)
-        if not hasattr(Size, name)
-    },
+    **{name: operation_with_number(name) for name in OPERATORS_WITH_NUMBERS},
+    **{name: whole_operation(name) for name in WHOLE_OPERATORS},
+    **{name: _missing(name) for name in _ONLY_OF_INTS if not hasattr(Size, name)},
 }
 
 
@@ -259,10 +250,10 @@ def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
     """
     plain_eq, plain_hash = kind.__eq__, kind.__hash__
 
-    def eq(self: Any, other: Any) -> Any:
-        if _is_watched_user() and self is not other and type(other) is type(self):
-            _ = self.shape == other.shape  # runs `_reporting_eq` for the user
-        return plain_eq(self, other)
+    def eq(self: Any, operand: Any) -> Any:
+        if _is_watched_user() and self is not operand and type(operand) is type(self):
+            _ = self.shape == operand.shape  # runs `_reporting_eq` for the user
+        return plain_eq(self, operand)
 
     def hashed(self: Any) -> int:
         if _is_watched_user():
@@ -270,13 +261,10 @@ def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
         return plain_hash(self)
 
     names = ("__repr__", "__str__", "str_short")
-    own = [name for name in names if isinstance(getattr(kind, name, None), FunctionType)]
-    texts = {name: _text_of(kind, name, _has_open_shape) for name in own}
+    methods = [name for name in names if isinstance(getattr(kind, name, None), FunctionType)]
+    is_open = lambda value: any(map(is_symbolic_dim, value.shape))  # noqa: E731
+    texts = {name: _text_of(kind, name, is_open) for name in methods}
     return {"__eq__": eq, "__hash__": hashed, **texts}
-
-
-def _has_open_shape(kind: Any) -> bool:
-    return any(map(is_symbolic_dim, kind.shape))
 
 
 def _is_watched_user() -> bool:
@@ -287,7 +275,7 @@ _TRACER_HOOKS: dict[str, Callable[..., Any]] = {
     # An array is a tracer in the unpadded run too, so its text counts only for a number.
     "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
     "__len__": _length,
-    **{name: reporting_conversion(name) for name in (f"__{name}__" for name in CONVERSIONS)},
+    **{name: reporting_conversion(name) for name in CONVERSIONS},
 }
 
 

@@ -89,22 +89,22 @@ def shortened(error: Exception) -> None:
     if mode == "off":
         return
     if mode == "tracebackhide":
-        for told in _chain(error):
-            for frame, _ in traceback.walk_tb(told.__traceback__):
+        for shown in _chain(error):
+            for frame, _ in traceback.walk_tb(shown.__traceback__):
                 if _is_inner(frame.f_code.co_filename):
                     frame.f_locals["__tracebackhide__"] = True
         return
     if isinstance(error, MaskingError) and error.__cause__ is not None:
         error.__cause__ = _cause_beside(error)
-    steps = {id(told): (told, told.__traceback__) for told in _chain(error)}
+    steps = [(shown, shown.__traceback__) for shown in _chain(error)]
     if not isinstance(error, BucketJitError) and not _is_noted(error):
         with contextlib.suppress(type(error)):  # the error itself, with the note or the cause
             _raised_in_jax(error)
-    for told, all_steps in steps.values():
-        told.with_traceback(_without_inner(all_steps))
+    for shown, all_steps in steps:
+        shown.with_traceback(_without_inner(all_steps))
         # An object that was raised in several traces has JAX's note of each.
-        if len(notes := getattr(told, "__notes__", ())) > 1:
-            told.__notes__ = list(dict.fromkeys(notes))
+        if len(notes := getattr(shown, "__notes__", ())) > 1:
+            shown.__notes__ = list(dict.fromkeys(notes))
 
 
 @_util.api_boundary  # type: ignore[untyped-decorator]
@@ -130,14 +130,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
-        told = left.pop()
-        if told is None or id(told) in seen or _kind(told) == "UnfilteredStackTrace":
+        shown = left.pop()
+        if shown is None or id(shown) in seen or _kind(shown) == "UnfilteredStackTrace":
             continue
-        seen.add(id(told))
-        yield told
-        left += [told.__cause__, None if told.__suppress_context__ else told.__context__]
-        if isinstance(told, BaseExceptionGroup):
-            left += told.exceptions
+        seen.add(id(shown))
+        yield shown
+        left += [shown.__cause__, None if shown.__suppress_context__ else shown.__context__]
+        if isinstance(shown, BaseExceptionGroup):
+            left += shown.exceptions
 
 
 def _cause_beside(error: MaskingError) -> BaseException | None:
@@ -151,31 +151,25 @@ def _cause_beside(error: MaskingError) -> BaseException | None:
     return None
 
 
-def _without_inner(steps: TracebackType | None) -> TracebackType | None:
+def _without_inner(step: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     is_called_inside = False
-    for step in _steps(steps):
+    while step is not None:
         file = step.tb_frame.f_code.co_filename
         # Of the standard library the frames go that bucketjit calls, such as those of threads.
         is_of_python = file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file
         is_called_inside = _is_inner(file) or (is_called_inside and is_of_python)
         if not is_called_inside:
             kept.append(step)
+        step = step.tb_next
     shown = None
     for step in reversed(kept):
         shown = TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return shown
 
 
-def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
-    while step is not None:
-        yield step
-        step = step.tb_next
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_inner(file: str) -> bool:
-    """Whether a file is of bucketjit, or one of those that JAX hides."""
     return file.startswith(_FOLDER) or not _util.include_filename(file)
 
 

@@ -44,8 +44,8 @@ def _search(original: Any, array: Any, query: Any, /, **options: Any) -> Any:
     def halve(_: Any, ends: tuple[Any, Any]) -> tuple[Any, Any]:
         low, high = ends
         middle = low + (high - low) // 2
-        found = array.at[middle].get(mode="clip")
-        left = _at_most(query, found) if is_left else ~_at_most(found, query)
+        element = array.at[middle].get(mode="clip")
+        left = _at_most(query, element) if is_left else ~_at_most(element, query)
         return jnp.where(left, low, middle), jnp.where(left, middle, high)
 
     # As many steps as the size has bits, as JAX unrolls.
@@ -54,9 +54,9 @@ def _search(original: Any, array: Any, query: Any, /, **options: Any) -> Any:
     return jax.lax.fori_loop(0, steps, halve, ends)[1].astype(options["dtype"])
 
 
-def _at_most(one: Any, other: Any) -> Any:
-    """``one <= other`` in the order of ``jnp.sort``, where NaN is the largest."""
-    return (one <= other) | jnp.isnan(other)
+def _at_most(left: Any, right: Any) -> Any:
+    """``left <= right`` in the order of ``jnp.sort``, where NaN is the largest."""
+    return (left <= right) | jnp.isnan(right)
 
 
 # The second name is there in 0.10 only.
@@ -205,7 +205,7 @@ def open_reductions(
 # Convolutions whose padding, and Fourier transforms whose length, are symbolic.
 
 
-class OperatorOfSizes:
+class OperatorOfSizes(names.Forwarding):
     """The module ``operator`` with an ``index`` that returns a symbolic size unchanged.
 
     It replaces the name ``operator`` in modules of JAX whose functions call ``operator.index``. The
@@ -214,12 +214,6 @@ class OperatorOfSizes:
     lax.convolution, 0.4, and numpy.fft, 0.2. Until jnp.fft.fft takes a symbolic length, and
     conv_general_dilated symbolic padding.
     """
-
-    def __init__(self, original: Any = None) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(operator, name)
 
     @staticmethod
     def index(value: Any) -> Any:
