@@ -148,7 +148,11 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
             "the padded size",
             "use eigvalsh, or leave the axis static",
         )
-    _refuse_subset(ctx, f"eigenvalues of a matrix of symbolic size {sizes[0]}")
+    if ctx.params.get("subset_by_index") is not None:
+        ctx.refuse(
+            f"a subset of the eigenvalues of a matrix of symbolic size {sizes[0]}",
+            "compute all of them and slice, or leave the axis static",
+        )
     if not ctx.params["sort_eigenvalues"]:
         ctx.refuse(
             f"unsorted eigenvalues of a matrix of symbolic size {sizes[0]}",
@@ -165,13 +169,6 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
     values = jnp.where(is_single, jnp.real(jnp.diagonal(half, 0, -2, -1)), values)
     vectors = jnp.where(is_single, jnp.eye(half.shape[-1], dtype=half.dtype), vectors)
     return fit_all(ctx, [vectors, values])
-
-
-def _refuse_subset(ctx: RuleContext, values: str) -> None:
-    if ctx.params.get("subset_by_index") is not None:
-        ctx.refuse(
-            f"a subset of the {values}", "compute all of them and slice, or leave the axis static"
-        )
 
 
 def _up_to_sign(ctx: RuleContext) -> bool:
@@ -203,7 +200,11 @@ def svd(ctx: RuleContext, operand: Array) -> Any:
     any basis, as in `eigh`.
     """
     if sizes := _open_matrix(ctx):
-        _refuse_subset(ctx, f"singular values of a matrix of symbolic size {sizes[0]}")
+        if ctx.params.get("subset_by_index") is not None:
+            ctx.refuse(
+                f"a subset of the singular values of a matrix of symbolic size {sizes[0]}",
+                "compute all of them and slice, or leave the axis static",
+            )
         if any(map(ctx.is_read, range(1, len(ctx.out_shapes)))):
             if not _up_to_sign(ctx):
                 ctx.refuse(
