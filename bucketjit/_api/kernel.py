@@ -20,7 +20,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 from bucketjit._ir.expressions import Dim, compiled, is_symbolic, split_at_commas, variables_of
 from bucketjit._ir.kernels import KernelCall, resized
 from bucketjit._jax.jaxprs import shaped, value_of_size
-from bucketjit._jax.size_reports import watching
+from bucketjit._jax.number_hooks import watching
 from bucketjit._raised import in_one_line
 from bucketjit.errors import ArgumentError, SizeMismatchError, SpecError
 

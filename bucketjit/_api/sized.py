@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._jax.patches.traced_sizes import selecting
+from bucketjit._jax.patches.patch import selecting
 from bucketjit.errors import ArgumentError
 
 T = TypeVar("T")

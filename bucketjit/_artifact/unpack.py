@@ -25,7 +25,7 @@ from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram
 from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import is_key, key_shape
-from bucketjit._jax.sharding_free import without_sharding
+from bucketjit._jax.module_building import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
 from bucketjit._stages.refine import refine
 from bucketjit.errors import ArtifactError, ExportError
@@ -180,7 +180,7 @@ class _Unpacked:
             told["modules"][platform] = self._add(f"{at}/{name}.mlirbc", artifact)
             told["custom_calls"][platform] = custom_call_targets(artifact)
             if self._text:
-                self._add(f"{at}/{name}.mlir", stablehlo.text_of(module).encode())
+                self._add(f"{at}/{name}.mlir", str(module).encode())
         return told
 
 

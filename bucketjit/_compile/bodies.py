@@ -20,8 +20,8 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
-from bucketjit._jax.debug_info import as_user_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._jax.tracebacks import as_user_code
 from bucketjit._masking.array_ops import block_of, select, zeros_from
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.padding import AROUND_NOTHING, Around, Padding
@@ -132,7 +132,7 @@ def masked(
             hook = poison_equations(poison)
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
-        padding, known = None if is_poisoned else 0, Padding(None, around)
+        padding, known = None if is_poisoned else 0, Padding(around)
         try:
             outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
             count = len(program.out_shapes)

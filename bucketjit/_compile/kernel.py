@@ -30,9 +30,9 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._jax.arrays import platforms_of, traced_for
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla, reused_arguments
-from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import Placement, loaded_function
+from bucketjit._jax.tracebacks import traced_anew
 from bucketjit._raised import in_one_line
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError

@@ -58,10 +58,8 @@ def may_lose_nan(jaxpr: Jaxpr) -> bool:
 
 def _reads_signs(jaxpr: Jaxpr) -> bool:
     """Whether a program has an extremum, and an operation that reads the sign or bits of a NaN."""
-    equations = list(all_equations(jaxpr))
-    return any(name_of(e) in _EXTREMA and _is_of_floats(e.outvars) for e in equations) and any(
-        name_of(e) in _READ_SIGNS and _is_of_floats(e.invars) for e in equations
-    )
+    names = {name_of(e) for e in all_equations(jaxpr) if _is_of_floats(e.invars)}
+    return not names.isdisjoint(_EXTREMA) and not names.isdisjoint(_READ_SIGNS)
 
 
 def _is_of_floats(atoms: Sequence[Atom]) -> bool:
@@ -120,7 +118,7 @@ def _shows(jaxpr: Jaxpr) -> bool:
         results = follow(_Loss(), jaxpr, [None] * len(jaxpr.invars))
     except _Shown:
         return True
-    return any(map(_is_other, results))
+    return any(map(_differs, results))
 
 
 class _Loss(Analysis[_Fact | None]):
@@ -143,16 +141,13 @@ class _Loss(Analysis[_Fact | None]):
         if any(map(_shows, bodies(eqn))) or _chooses(eqn, ins):
             raise _Shown
         fact = _after(eqn, ins, self._numbers)
-        name, variables = name_of(eqn), [v for v in eqn.invars if not isinstance(v, Literal)]
-        if _makes_numbers(eqn) or (
-            name in _KEEP_NUMBERS and variables and self._numbers.issuperset(variables)
-        ):
+        variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+        are_kept = name_of(eqn) in _KEEP_NUMBERS and variables
+        if _makes_numbers(eqn) or (are_kept and self._numbers.issuperset(variables)):
             self._numbers.update(eqn.outvars)
-        if fact is None:
-            if any(map(_is_other, ins)):
-                raise _Shown
-            return [None] * len(eqn.outvars)
-        return [fact]
+        if fact is None and any(map(_differs, ins)):
+            raise _Shown
+        return [fact] * len(eqn.outvars)
 
 
 def _makes_numbers(eqn: JaxprEqn) -> bool:
@@ -164,7 +159,7 @@ def _makes_numbers(eqn: JaxprEqn) -> bool:
     return any(shape_of(eqn.invars[0])[axis] != 1 for axis in contracted)
 
 
-def _is_other(fact: _Fact | None) -> bool:
+def _differs(fact: _Fact | None) -> bool:
     return fact is not None and fact.differs
 
 
@@ -176,7 +171,7 @@ def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
     if name_of(eqn) not in _CHOICES or not _is_of_floats(eqn.outvars):
         return False
     pairs = zip(eqn.invars, ins, strict=True)
-    return not all(isinstance(atom, Literal) or _is_other(fact) for atom, fact in pairs)
+    return not all(isinstance(atom, Literal) or _differs(fact) for atom, fact in pairs)
 
 
 def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None], numbers: Set[Atom]) -> _Fact | None:
@@ -187,25 +182,25 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None], numbers: Set[Atom]) -> _F
     if not ins:
         return None
     name, first = name_of(eqn), eqn.invars[0]
-    if name in _EXTREMA and _is_of_floats(eqn.outvars) and not any(map(_is_other, ins)):
+    if name in _EXTREMA and _is_of_floats(eqn.outvars) and not any(map(_differs, ins)):
         axes = frozenset(eqn.params["axes"])
         return None if isinstance(first, Literal) else _Fact(first, axes, differs=True)
     every = [fact for fact in ins if fact is not None]
     # A fact may be dropped if its value does not differ. So facts of other rows do not matter then.
-    of_rows = {fact.rows for fact in list(filter(_is_other, every)) or every}
+    of_rows = {fact.rows for fact in list(filter(_differs, every)) or every}
     if len(of_rows) != 1 or len(eqn.outvars) != 1:
         return None
     (rows,) = of_rows
     fact = ins[0]
     if name in _ELEMENTWISE:
-        known = [
+        facts = [
             fact if fact and fact.rows == rows else _Fact(*rows, marked=atom is rows[0])
             for atom, fact in zip(eqn.invars, ins, strict=True)
         ]
-        is_strict = _is_strict(eqn, name, known, numbers)
-        covers = is_strict and any(f.covers for f in known)
-        marked = is_strict and any(f.marked for f in known)
-        differs = not covers and any(map(_is_other, known))
+        is_strict = _is_strict(eqn, name, facts, numbers)
+        covers = is_strict and any(f.covers for f in facts)
+        marked = is_strict and any(f.marked for f in facts)
+        differs = not covers and any(map(_differs, facts))
         return _Fact(*rows, differs, covers, marked) if differs or covers or marked else None
     if fact is None or fact.rows != rows:
         return None
@@ -217,10 +212,10 @@ def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None], numbers: Set[Atom]) -> _F
     return None
 
 
-def _is_strict(eqn: JaxprEqn, name: str, known: Sequence[_Fact], numbers: Set[Atom]) -> bool:
+def _is_strict(eqn: JaxprEqn, name: str, facts: Sequence[_Fact], numbers: Set[Atom]) -> bool:
     """Whether the result is NaN wherever an operand is."""
     if name == "mul":  # XLA turns a product with truth values into a select, which drops NaN
-        pairs = zip(eqn.invars, known, strict=True)
+        pairs = zip(eqn.invars, facts, strict=True)
         return all(isinstance(v, Literal) or f.marked or f.covers or v in numbers for v, f in pairs)
     if name == "integer_pow" and eqn.params["y"] == 0:
         return False

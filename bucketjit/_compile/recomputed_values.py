@@ -104,12 +104,8 @@ def recomputed_values(jaxpr: Jaxpr) -> Mapping[Any, Hashable]:
         return {}
     work = _Following(jaxpr)
     follow(work, jaxpr, list(map(work.unknown, jaxpr.invars)))
-    found = work.to_keep()
-    return {
-        var: tuple(numbers)
-        for var, numbers in work.numbers.items()
-        if not found.isdisjoint(numbers)
-    }
+    kept = work.to_keep()
+    return {v: tuple(ns) for v, ns in work.numbers.items() if not kept.isdisjoint(ns)}
 
 
 class _Following(Analysis[_Facts]):
@@ -136,9 +132,8 @@ class _Following(Analysis[_Facts]):
             if name_of(eqn) not in CALLS:
                 outs = (v for body in bodies(eqn) for v in body.outvars)
                 self._noted.update(v for v in outs if not is_literal(v))
-        self._found: set[int] = set()
+        self._kept: set[int] = set()
         self._keys: dict[Hashable, int] = {}
-        self._count = itertools.count()
         self._made_of: dict[int, _Sources] = {}  # a source, and the sources that it is mixed from
         self._twice: set[int] = set()  # sources that are in a mixture more than once
         self._joined: set[int] = set()
@@ -152,25 +147,25 @@ class _Following(Analysis[_Facts]):
         A value that is in a mixture twice, as in ``concatenate([y, y])``, is one of them: two loops
         of one kernel would compute it.
         """
-        return self._found.union(*(self._made_of[n] & self._twice for n in self._found))
+        return self._kept.union(*(self._made_of[n] & self._twice for n in self._kept))
 
     def unknown(self, atom: Atom) -> _Facts:
-        return _Facts(next(self._count))
+        return _Facts(self._number(object()))
 
     def literal(self, atom: Literal) -> _Facts:
         return _Facts(self._number("literal", str(atom.aval), np.asarray(atom.val).tobytes()))
 
-    def join(self, one: _Facts, other: _Facts) -> _Facts:
+    def join(self, first: _Facts, second: _Facts) -> _Facts:
         """A value in memory that is one of two."""
-        if one == other:
-            return one
-        number = one.number if one.number in self._joined else next(self._count)
+        if first == second:
+            return first
+        number = first.number if first.number in self._joined else self._number(object())
         self._joined.add(number)
-        sets = [_all(pair) for pair in zip(one[1:], other[1:], strict=True)]
+        sets = [_all(pair) for pair in zip(first[1:], second[1:], strict=True)]
         return self._in_memory(number, *sets)
 
     def row(self, value: _Facts, var: Var) -> _Facts:
-        return value._replace(number=next(self._count))
+        return value._replace(number=self._number(object()))
 
     def stacked(self, value: _Facts, var: Var) -> _Facts:
         return value
@@ -178,16 +173,13 @@ class _Following(Analysis[_Facts]):
     def _in_memory(
         self, number: int, parts: _Sources, _: _Sources, chosen: _Sources, nearly: _Sources
     ) -> _Facts:
-        """A value that a loop takes, carries or returns."""
         if parts:
             parts = self._made_of[number] = parts | {number}
         return _Facts(number, parts, parts, chosen, nearly)
 
     def _number(self, *key: Hashable) -> int:
-        """The number of a value that is computed as the key says."""
-        if key not in self._keys:
-            self._keys[key] = next(self._count)
-        return self._keys[key]
+        """The number of a value that is computed as the key says; later ones are larger."""
+        return self._keys.setdefault(key, len(self._keys))
 
     def _latest(self, parts: _Sources) -> _Sources:
         """The sources among these that none of the others is mixed from.
@@ -212,20 +204,18 @@ class _Following(Analysis[_Facts]):
         """Follow a loop or branches. Returns facts about the results, without sources inside."""
         around = self._loop
         self._loop = before = self._number("loop", around, id(eqn), *(f.number for f in ins))
-        given = [
+        loaded = [
             self._in_memory(self._number("given", before, i), *sets)
             for i, (_, *sets) in enumerate(ins)
         ]
-        try:
-            outs = through(self, eqn, given)
-        finally:
-            self._loop = around
+        outs = through(self, eqn, loaded)
+        self._loop = around
         chosen = _all(f.chosen | f.parts for f in ins)  # a loop may choose, element by element
         facts = []
         for i, (_, *sets) in enumerate(outs):
-            parts, behind, own, nearly = (frozenset(n for n in s if n < before) for s in sets)
+            parts, behind, inside, nearly = (frozenset(n for n in s if n < before) for s in sets)
             number = self._number("result", before, i)
-            facts.append(self._in_memory(number, parts, behind, _all((own, chosen)), nearly))
+            facts.append(self._in_memory(number, parts, behind, _all((inside, chosen)), nearly))
         return self._note(eqn, facts)
 
     def default(self, eqn: JaxprEqn, ins: Sequence[_Facts]) -> Sequence[_Facts]:
@@ -236,8 +226,8 @@ class _Following(Analysis[_Facts]):
             chosen = _all((chosen, *(f.parts for f in ins)))
         near = _NONE  # the sources behind one operand among which the other one was chosen
         if name in _DECIDE_BY_TWO:
-            one, other = ins
-            near = self._latest((one.behind & other.chosen) | (other.behind & one.chosen))
+            left, right = ins
+            near = self._latest((left.behind & right.chosen) | (right.behind & left.chosen))
         self._read(eqn, name, ins, near)
         # Elementwise operations and moves carry a difference on.
         nearly = _all(f.nearly for f in ins) if name in _KEEP_DIFFERENCES else _NONE
@@ -246,11 +236,13 @@ class _Following(Analysis[_Facts]):
         is_new = not name or name in _ANEW or has_bodies or bool(eqn.effects)
         facts = []
         for i, out in enumerate(eqn.outvars):
-            number = next(self._count)
-            if not is_new:  # a primitive without a name is not one of JAX's: nothing is known of it
-                key = self._loop, name, _params(eqn), str(out.aval), i
-                number = self._number(*key, *(f.number for f in ins))
-            if _is_inexact(out) or _keeps_bits(eqn, name):
+            # A primitive without a name is not one of JAX's: nothing is known of it.
+            params = object() if is_new else _params(eqn)
+            key = self._loop, name, params, str(out.aval), i, *(f.number for f in ins)
+            number = self._number(*key)
+            # The bits of floats as integers, or such integers moved.
+            is_moved = name in _MOVES_BITS and not _is_inexact(eqn.invars[0])
+            if _is_inexact(out) or is_moved or name == "bitcast_convert_type":
                 facts.append(_Facts(number, *self._sources(number, name, i, ins), chosen, nearly))
             else:
                 facts.append(_Facts(number, chosen=chosen))
@@ -260,13 +252,13 @@ class _Following(Analysis[_Facts]):
         """Note the values whose last bit may decide the result of an equation."""
         cut_off = name == "convert_element_type" and not _is_inexact(eqn.outvars[0])
         if name in _READ_SIGNS or cut_off:
-            self._found.update(*(f.nearly for f in ins))
+            self._kept.update(*(f.nearly for f in ins))
         if name == "div":
-            self._found.update(ins[1].nearly)
+            self._kept.update(ins[1].nearly)
         if name == "rem":
-            self._found.update(near)
+            self._kept.update(near)
         if name in _COMPARISONS and ins[0].number != ins[1].number:  # ``y != y`` asks for NaN
-            self._found.update(near, self._latest(ins[0].parts & ins[1].parts))
+            self._kept.update(near, self._latest(ins[0].parts & ins[1].parts))
 
     def _sources(
         self, number: int, name: str, i: int, ins: Sequence[_Facts]
@@ -275,26 +267,19 @@ class _Following(Analysis[_Facts]):
         if name in _MOVES or name in _MOVES_OF_EACH:
             moved = ins[i if name in _MOVES_OF_EACH else 0]
             return moved.parts, moved.behind
-        own = frozenset((number,))
+        itself = frozenset((number,))
         if name in _MIXTURES:
-            given = [f.parts for f in (ins[1:] if name == "select_n" else ins)]
+            mixed = [f.parts for f in (ins[1:] if name == "select_n" else ins)]
             if number not in self._made_of:
-                twice = _all(a & b for a, b in itertools.combinations(given, 2))
+                twice = _all(a & b for a, b in itertools.combinations(mixed, 2))
                 self._twice.update(self._latest(twice))
-                self._made_of[number] = _all((own, *given))
+                self._made_of[number] = _all((itself, *mixed))
             return self._made_of[number], self._made_of[number]
         if name not in _COMPUTED:
             return _NONE, _NONE
-        self._made_of[number] = own
+        self._made_of[number] = itself
         behind = [f.behind for f in ins] if name in _FUNCTIONS else []
-        return own, _all((own, *behind))
-
-
-def _keeps_bits(eqn: JaxprEqn, name: str) -> bool:
-    """Whether an equation returns the bits of floats as integers, or moves such integers."""
-    if name == "bitcast_convert_type":
-        return True
-    return name in _MOVES_BITS and not _is_inexact(eqn.invars[0])
+        return itself, _all((itself, *behind))
 
 
 def _is_inexact(var: Atom) -> bool:
@@ -313,8 +298,8 @@ def _params(eqn: JaxprEqn) -> Hashable:
 
 def _all(sets: Iterable[_Sources]) -> _Sources:
     """The latest of several sources."""
-    found = set(sets)  # mostly one, or one and the empty set
-    if len(found) < 2:
-        return next(iter(found), _NONE)
-    every = _NONE.union(*found)
+    different = set(sets)  # mostly one, or one and the empty set
+    if len(different) < 2:
+        return next(iter(different), _NONE)
+    every = _NONE.union(*different)
     return every if len(every) <= _MOST else frozenset(sorted(every)[-_MOST:])

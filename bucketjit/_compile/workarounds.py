@@ -55,8 +55,8 @@ def has_wrong_reductions(text: str) -> bool:
     computations = re.split(r"^}.*$", text, flags=re.MULTILINE)
     names = map(_NAME.search, computations)
     return any(
-        name is not None and name[1] in called and " reduce(" in found and _is_wrong(found)
-        for found, name in zip(computations, names, strict=True)
+        name is not None and name[1] in called and " reduce(" in body and _is_wrong(body)
+        for body, name in zip(computations, names, strict=True)
     )
 
 
@@ -88,15 +88,15 @@ def computing_once(once: Mapping[Any, Hashable]) -> Callable[[], Hook]:
         def hook(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
             # Any run-time size does: `kept_in_memory` needs a number that XLA does not know.
             size = next(iter(sizes.values.values()), None)
-            found = list(outs)
-            for i, (var, value) in enumerate(zip(eqn.outvars, outs, strict=True)):
+            results = []
+            for var, value in zip(eqn.outvars, outs, strict=True):
                 key = once.get(var)
-                if key is None or size is None or not isinstance(value, jax.Array):
-                    continue
-                if key not in kept:
-                    kept[key] = kept_in_memory(value, size)
-                found[i] = kept[key]
-            return found
+                if key is not None and size is not None and isinstance(value, jax.Array):
+                    if key not in kept:
+                        kept[key] = kept_in_memory(value, size)
+                    value = kept[key]
+                results.append(value)
+            return results
 
         return hook
 
@@ -139,8 +139,8 @@ class Workarounds:
 
     def after(self) -> Callable[[], Hook] | None:
         """Makes hooks, for the argument ``after`` of `interpret`; None if none are needed."""
-        found = self._recomputed()
-        return computing_once(found) if found else None
+        recomputed = self._recomputed()
+        return computing_once(recomputed) if recomputed else None
 
     def options(self) -> Mapping[str, Any]:
         """The options of XLA for the program, by name."""
@@ -168,13 +168,15 @@ def must_rebuild(compiled: jax.stages.Compiled) -> bool:
 def hooks(*factories: Callable[[], Hook] | None) -> Callable[[], Hook] | None:
     """Chain hooks of `interpret`."""
     several = [factory for factory in factories if factory is not None]
-    if len(several) < 2:
-        return several[0] if several else None
 
     def begun() -> Hook:
-        begun_ones = [factory() for factory in several]
-        return lambda eqn, outs, sizes: functools.reduce(
-            lambda given, hook: hook(eqn, given, sizes), begun_ones, outs
-        )
+        each = [factory() for factory in several]
 
-    return begun
+        def hook(eqn: JaxprEqn, outs: list[Any], sizes: BucketSizes) -> list[Any]:
+            for one_hook in each:
+                outs = one_hook(eqn, outs, sizes)
+            return outs
+
+        return hook
+
+    return begun if several else None

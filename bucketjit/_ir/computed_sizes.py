@@ -33,7 +33,7 @@ from bucketjit._ir.ranges import Range, is_at_most, is_within_type
 from bucketjit._ir.value_bounds import Bounds
 from bucketjit._ir.value_numbers import ValueNumbers, negated_mask, unconverted
 from bucketjit._jax.config import current_trace
-from bucketjit._jax.patches.traced_sizes import as_open
+from bucketjit._jax.patches.patch import as_open
 from bucketjit._jax.tracers import (
     Unshared,
     equation_of,

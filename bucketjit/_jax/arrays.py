@@ -67,8 +67,8 @@ def is_started() -> bool:
 
 def device_list(devices: Sequence[jax.Device]) -> Any:
     """Devices in the form that XLA's clients take them (``jaxlib``'s ``DeviceList``)."""
-    one: Any = jax.sharding.SingleDeviceSharding(devices[0])
-    return type(one._internal_device_list)(tuple(devices))
+    sharding: Any = jax.sharding.SingleDeviceSharding(devices[0])
+    return type(sharding._internal_device_list)(tuple(devices))
 
 
 _target: ContextVar[tuple[Set[str], bool]]
@@ -96,8 +96,8 @@ def platform() -> str | None:
 
 def by_platform(*operands: object, cpu: Callable[..., Any], default: Callable[..., Any]) -> Any:
     """``lax.platform_dependent``, which traces one function alone where the platform is known."""
-    if (known := platform()) is not None and (only_on_cpu() or _target.get()[1]):
-        return (cpu if known == "cpu" else default)(*operands)
+    if (target := platform()) is not None and (only_on_cpu() or _target.get()[1]):
+        return (cpu if target == "cpu" else default)(*operands)
     return jax.lax.platform_dependent(*operands, cpu=cpu, default=default)
 
 
@@ -113,8 +113,8 @@ def platforms_of(leaves: Iterable[Any]) -> set[str]:
     arrays = (getattr(x, "array", x) for x in leaves if not isinstance(x, jax.core.Tracer))
     placed = (getattr(x, "sharding", None) for x in arrays if getattr(x, "committed", True))
     # A call runs on the devices of any argument that is committed to some.
-    found = next(filter(None, map(devices_of, placed)), {jex_backend.get_default_device()})
-    return {device.platform for device in found}
+    devices = next(filter(None, map(devices_of, placed)), {jex_backend.get_default_device()})
+    return {device.platform for device in devices}
 
 
 def is_of_topology(devices: Iterable[jax.Device]) -> bool:
@@ -244,14 +244,14 @@ def with_weak_type(array: jax.Array, weak_type: bool) -> jax.Array:
     return _array.ArrayImpl(aval, array.sharding, cast(Any, array)._arrays, committed=True)
 
 
-def on_default_device(host: object, weak_type: bool = False) -> Any:
+def on_default_device(host: object) -> Any:
     """``jax.device_put(host)``, for one NumPy array in 3 us instead of 21.
 
     The array may be shared with the result, so nobody may write to it afterwards.
     """
     if not isinstance(host, np.ndarray):
         return jax.device_put(host)
-    put = _default_placer(_flags.jax_default_device, host.shape, host.dtype, weak_type)
+    put = _default_placer(_flags.jax_default_device, host.shape, host.dtype)
     if _flags.jax_transfer_guard_host_to_device not in ("disallow", "log"):
         return put(host)
     with jax.transfer_guard_host_to_device("allow"):  # as of `device_put`, which is no accident
@@ -260,12 +260,10 @@ def on_default_device(host: object, weak_type: bool = False) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _default_placer(
-    device: jax.Device, shape: tuple[int, ...], dtype: np.dtype[Any], weak_type: bool
+    device: jax.Device, shape: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Callable[..., jax.Array]:
     like = _on_default_device(device, dtype)
-    if like.committed:
-        return lambda host: with_type(jax.device_put(host), host.dtype, weak_type)
-    return host_placer(shape, dtype, weak_type, like)
+    return jax.device_put if like.committed else host_placer(shape, dtype, False, like)
 
 
 @functools.lru_cache(maxsize=256)
@@ -344,10 +342,10 @@ def is_key(value: Any) -> bool:
 @functools.lru_cache(maxsize=256)
 def key_impl(dtype: Any) -> Any:
     """``jax.random.key_impl`` of keys of this dtype; it takes an array only."""
-    found: list[Any] = []
+    impls: list[Any] = []
     key = jax.ShapeDtypeStruct((), dtype)
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), key)
-    return found[0]
+    jax.eval_shape(lambda key: impls.append(jax.random.key_impl(key)), key)
+    return impls[0]
 
 
 def key_shape(dtype: Any) -> tuple[int, ...]:

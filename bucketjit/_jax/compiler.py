@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jaxlib
 
+from bucketjit._jax.names import Forwarding
 from bucketjit._jax.serialization import NotPlain, compilation_cache
 
 
@@ -90,29 +91,21 @@ def _client_of(compiled: Any) -> Any:
     return getattr(around, "backend", None)
 
 
-class _Remembering:
-    """A client of XLA that keeps the bytes of the executable it deserialized last.
+class _Remembering(Forwarding):
+    """A client of XLA that keeps the bytes of the executable it deserialized last."""
 
-    It forwards everything else to the client it wraps.
-    """
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-        self._executable: Any = None
-        self.raw: bytes | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+    _executable: Any = None
+    raw: bytes | None = None
 
     def deserialize_executable(self, raw: bytes, *args: Any, **kwargs: Any) -> Any:
-        self._executable = self._client.deserialize_executable(raw, *args, **kwargs)
+        self._executable = self._original.deserialize_executable(raw, *args, **kwargs)
         self.raw = raw
         return self._executable
 
     def serialize_executable(self, executable: Any) -> bytes:
         if executable is self._executable and self.raw is not None:
             return self.raw
-        return bytes(self._client.serialize_executable(executable))
+        return bytes(self._original.serialize_executable(executable))
 
 
 def run_once(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
@@ -157,8 +150,8 @@ def as_stage(compiled: Any, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
     if isinstance(compiled, jax.stages.Compiled):
         return compiled
     make: Any = jax.stages.Compiled
-    made: jax.stages.Compiled = make(compiled, [], lowered.args_info, lowered.out_tree)
-    return made
+    stage: jax.stages.Compiled = make(compiled, [], lowered.args_info, lowered.out_tree)
+    return stage
 
 
 def is_defect_of_xla(error: Exception) -> bool:
@@ -177,5 +170,5 @@ def refused_option(error: Exception) -> str | None:
 
     No attribute of the error has it: its text is searched (as jaxlib 0.10 to 0.12 write it).
     """
-    found = _REFUSED_OPTION.search(str(error))
-    return None if found is None else found[found.lastindex or 0]
+    match = _REFUSED_OPTION.search(str(error))
+    return None if match is None else match[match.lastindex or 0]

@@ -111,12 +111,12 @@ def context_of_keys() -> Sequence[Any]:
     its platform and number.
     """
 
-    def told(value: object) -> Any:
+    def plain(value: object) -> Any:
         if value is _core.trace_ctx.axis_env and not nonempty_axis_env_DO_NOT_USE():
             return "no axes"
         return device_name(value) if isinstance(value, jax.Device) else value
 
-    return list(map(told, cast(tuple[Any, ...], trace_context())))
+    return list(map(plain, cast(tuple[Any, ...], trace_context())))
 
 
 def without_leak_checks() -> AbstractContextManager[Any]:
@@ -151,15 +151,18 @@ def only_differentiated() -> bool:
 
     No public name returns the transformations of a call.
     """
-    trace = _core.trace_ctx.trace
-    while _is_derivative(trace):
+    return _undifferentiated()[0] is NO_TRACE[0] and not nonempty_axis_env_DO_NOT_USE()
+
+
+def _undifferentiated() -> tuple[Any, bool]:
+    """The trace around derivatives, and whether there are any: those of ``jvp`` and ``linearize``.
+
+    Their class has no public name.
+    """
+    trace = innermost = _core.trace_ctx.trace
+    while type(trace).__module__ == ad.JVPTrace.__module__:
         trace = trace.parent_trace
-    return trace is NO_TRACE[0] and not nonempty_axis_env_DO_NOT_USE()
-
-
-def _is_derivative(trace: Any) -> bool:
-    """Whether a trace is one of ``jvp`` or ``linearize``, whose class has no public name."""
-    return type(trace).__module__ == ad.JVPTrace.__module__
+    return trace, trace is not innermost
 
 
 @contextmanager
@@ -175,10 +178,7 @@ def named_axis(name: Hashable, size: int) -> Iterator[None]:
 
 def innermost_transformation() -> str:
     """The innermost transformation that is no derivative, in words (see `only_differentiated`)."""
-    trace = _core.trace_ctx.trace
-    is_differentiated = False
-    while _is_derivative(trace):
-        trace, is_differentiated = trace.parent_trace, True
+    trace, is_differentiated = _undifferentiated()
     if type(trace).__name__ == "BatchTrace":
         return "jax.vmap, jax.jacfwd or jax.hessian" if is_differentiated else "jax.vmap"
     return "jax.jit, scan or another function that JAX traces"
@@ -248,10 +248,10 @@ def set_linearization(primitive: Primitive, rule: Callable[..., Any]) -> None:
     def linearize(
         in_reverse: bool, nonzero: Sequence[bool], *primals: object, **params: object
     ) -> Any:
-        found = rule(in_reverse, nonzero, *primals, **params)
-        if found is None:
+        linearized = rule(in_reverse, nonzero, *primals, **params)
+        if linearized is None:
             return _ad.fallback_linearize_rule(primitive, in_reverse, nonzero, *primals, **params)
-        outs, with_tangent, residuals, linear = found
+        outs, with_tangent, residuals, linear = linearized
         if count == 4:
             return outs, with_tangent, residuals, linear
         return outs, with_tangent, residuals, None, lambda r, _, *tangents: linear(r, *tangents)
@@ -284,7 +284,6 @@ def current_trace() -> Hashable:
 
 
 def _outermost_trace() -> Any:
-    """The trace outside of every transformation."""
     with jax.core.eval_context():
         return _core.trace_ctx.trace
 

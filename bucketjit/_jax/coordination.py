@@ -55,8 +55,8 @@ class KeyValueStore:
     def under(self, prefix: str) -> dict[str, str]:
         """The values whose keys begin with a prefix, by the rest of the key."""
         with _answering():
-            found = self._client.key_value_dir_get(prefix)
-        return {key.removeprefix(prefix): value for key, value in found}
+            entries = self._client.key_value_dir_get(prefix)
+        return {key.removeprefix(prefix): value for key, value in entries}
 
     def delete(self, key: str) -> None:
         """Delete a key; all keys that begin with it, if it ends with a slash."""
@@ -66,7 +66,6 @@ class KeyValueStore:
 
 @contextmanager
 def _answering() -> Iterator[None]:
-    """A context that raises `StoreLost` if the store does not answer."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

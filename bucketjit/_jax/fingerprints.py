@@ -82,8 +82,8 @@ def text_of(value: Any) -> str | None:
         functions = [f for f in value if callable(f)]
         if not all(_is_of_jax(f.__module__) and "<" not in f.__qualname__ for f in functions):
             return None
-        told = [f.__qualname__ for f in functions]
-        text = f"generator {value.name} {value.key_shape} {' '.join(told)}"
+        names = " ".join(f.__qualname__ for f in functions)
+        text = f"generator {value.name} {value.key_shape} {names}"
     elif isinstance(value, FunctionType):
         text = f"function {value.__module__}.{value.__qualname__}"
         if not _is_of_jax(value.__module__) or "<" in value.__qualname__:

@@ -162,18 +162,13 @@ def rebuilt_jaxpr(
     ``jax.extend`` cannot make a jaxpr from another one (``Jaxpr.replace``, since 0.4).
     """
     jaxpr = open_jaxpr(original)[0]
-    lists = {
-        "constvars": list(constvars),
-        "invars": list(invars),
-        "outvars": list(outvars),
-        "eqns": list(eqns),
-    }
+    names = "constvars", "invars", "outvars", "eqns"
+    lists = dict(zip(names, map(list, (constvars, invars, outvars, eqns)), strict=True))
     if len(set(_JAXPR_TYPES)) == 1:  # since 0.11 every jaxpr holds its constants
         return jaxpr.replace(**lists, consts=list(consts))
     rebuilt = jaxpr.replace(**lists)
-    return (
-        original.replace(jaxpr=rebuilt, consts=list(consts)) if original is not jaxpr else rebuilt
-    )
+    is_open = original is jaxpr
+    return rebuilt if is_open else original.replace(jaxpr=rebuilt, consts=list(consts))
 
 
 def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -208,21 +203,19 @@ def first_effect(jaxpr: Jaxpr) -> str:
 
     Equations that hold programs are passed over: their effects are those of the equations inside.
     """
-    found = next((eqn for eqn in all_equations(jaxpr) if eqn.effects and not [*bodies(eqn)]), None)
-    if found is None:
+    eqn = next((eqn for eqn in all_equations(jaxpr) if eqn.effects and not [*bodies(eqn)]), None)
+    if eqn is None:
         return ""
-    line = source_line(found, equations_around(jaxpr, found))
-    return f"{found.primitive.name} [{line}]" if line else str(found.primitive.name)
+    line = source_line(eqn, equations_around(jaxpr, eqn))
+    return f"{eqn.primitive.name} [{line}]" if line else str(eqn.primitive.name)
 
 
 def equations_around(jaxpr: Jaxpr, eqn: JaxprEqn) -> tuple[Any, ...]:
     """The equations of an open jaxpr whose sub-programs contain ``eqn``, outermost first."""
-    for other in jaxpr.eqns:
-        if other is eqn:
-            return ()
-        for body in bodies(other):
+    for around in jaxpr.eqns:
+        for body in bodies(around):
             if eqn in all_equations(body):
-                return (other, *equations_around(body, eqn))
+                return (around, *equations_around(body, eqn))
     return ()
 
 
@@ -258,12 +251,10 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
     """
 
     def flat(*values: Any) -> list[Any]:
-        return jax.tree_util.tree_leaves(
-            prim.expand(*jax.tree_util.tree_unflatten(prim.in_tree, values))
-        )
+        arguments = jax.tree_util.tree_unflatten(prim.in_tree, values)
+        return jax.tree_util.tree_leaves(prim.expand(*arguments))
 
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
-    return jax.make_jaxpr(flat)(*structs)
+    return jax.make_jaxpr(flat)(*map(struct_of, avals))
 
 
 def find_primitives() -> dict[str, Any]:
@@ -271,13 +262,13 @@ def find_primitives() -> dict[str, Any]:
 
     ``jax.extend.core.primitives`` lists only some of them.
     """
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, module in modules_of_jax().items():
         if name.startswith("jax."):
             for value in vars(module).copy().values():
                 if isinstance(value, jex_core.Primitive):
-                    found.setdefault(value.name, value)
-    return found
+                    by_name.setdefault(value.name, value)
+    return by_name
 
 
 def modules_of_jax() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Build a new ``main`` in a StableHLO module, around the old one.
+"""Change StableHLO modules: a new ``main`` around the old one; none of what partitioners add.
 
 No public name of JAX builds StableHLO operations; jaxlib's MLIR bindings do (``jaxlib.mlir``).
 `stablehlo` reads and writes modules.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -40,56 +40,34 @@ def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
     return kept
 
 
-class WithoutMain(NamedTuple):
-    """A module whose ``main`` was made private, so that a new ``main`` can call it.
+class Building:
+    """The body of a new ``main``. Every method adds operations, and returns their result.
+
+    The old ``main`` becomes a private function, without its attributes, which name its results.
 
     Attributes:
-        module: The module.
-        name: The new name of the old function.
-        inputs: Types of its arguments.
+        inputs: Types of the arguments of the old ``main``.
         results: Types of its results.
-        arg_attributes: Attributes of each argument; empty if there are none.
-        result_attributes: Attributes of each result; empty if there are none.
+        arg_attributes: Attributes of each of its arguments; empty if there are none.
+        result_attributes: Attributes of each of its results; empty if there are none.
+        arguments: The arguments of the new ``main``.
     """
 
-    module: Module
-    name: str
-    inputs: list[Any]
-    results: list[Any]
-    arg_attributes: list[Any]
-    result_attributes: list[Any]
-
-
-def _without_main(module: Module, name: str) -> WithoutMain:
-    """Rename ``main``, make it private, and take its attributes, which name results of ``main``."""
-    with module.context, ir.Location.unknown():
+    def __init__(self, module: Module, name: str) -> None:
         table = ir.SymbolTable(module.operation)
         old = table[MAIN]
-        arg_attributes = attributes_of(old, "arg_attrs")
-        result_attributes = attributes_of(old, "res_attrs")
-        taken = name
-        while taken in table:
-            taken = f"{taken}_"
-        table.set_symbol_name(old, taken)
+        self.arg_attributes = attributes_of(old, "arg_attrs")
+        self.result_attributes = attributes_of(old, "res_attrs")
+        self.inputs, self.results = list(old.type.inputs), list(old.type.results)
+        self.arguments: list[Value] = []
+        while name in table:
+            name = f"{name}_"
+        table.set_symbol_name(old, name)
         old.attributes["sym_visibility"] = ir.StringAttr.get("private")
         for which in ("arg_attrs", "res_attrs"):
             if which in old.attributes:
                 del old.attributes[which]
-    inputs, results = list(old.type.inputs), list(old.type.results)
-    return WithoutMain(module, taken, inputs, results, arg_attributes, result_attributes)
-
-
-class Building:
-    """The body of a new ``main``. Every method adds operations, and returns their result.
-
-    Attributes:
-        old: The module, with the ``main`` that the new one calls.
-        arguments: The arguments of the new ``main``.
-    """
-
-    def __init__(self, old: WithoutMain) -> None:
-        self.old = old
-        self.arguments: list[Value] = []
+        self._module, self._name = module, name
 
     def shape(self, type: Any) -> tuple[int, ...]:
         """The shape of a type without open sizes."""
@@ -106,9 +84,9 @@ class Building:
             return ir.RankedTensorType.get(words, mlir.dtype_to_ir_type(np.dtype(np.uint32)))
         return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
 
-    def scalar_type(self) -> Any:
-        """The type of a size: an int32 scalar."""
-        return ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
+    def scalar_type(self, bits: int = 32) -> Any:
+        """The type of an int scalar, such as a size."""
+        return ir.RankedTensorType.get([], ir.IntegerType.get_signless(bits))
 
     def bounded(self, type: Any, axes: Sequence[int]) -> Any:
         """A type whose sizes along these axes become open, with the sizes so far as bounds."""
@@ -130,7 +108,7 @@ class Building:
         result_attributes: Sequence[Mapping[str, Any]],
     ) -> Iterator[None]:
         """Add the function; the operations of its body are added within this context."""
-        with ir.InsertionPoint.at_block_begin(self.old.module.body):
+        with ir.InsertionPoint.at_block_begin(self._module.body):
             kind = ir.FunctionType.get(list(inputs), list(results))
             function = func.FuncOp("main", kind, visibility="public")
         function.arg_attrs = ir.ArrayAttr.get([_attributes(a) for a in arg_attributes])
@@ -167,19 +145,19 @@ class Building:
         return hlo.select(real, value, hlo.broadcast_in_dim(type, zero, none))
 
     @staticmethod
-    def _compared(one: Value, how: str, other: Value) -> Value:
+    def _compared(left: Value, how: str, right: Value) -> Value:
         signed = hlo.ComparisonTypeAttr.get("SIGNED")
         direction = hlo.ComparisonDirectionAttr.get(how)
-        return hlo.compare(one, other, direction, compare_type=signed)
+        return hlo.compare(left, right, direction, compare_type=signed)
 
     def vector(self, sizes: Sequence[Value]) -> Value:
         """A vector of int32 scalars."""
-        one = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
-        return hlo.concatenate([hlo.reshape(one, size) for size in sizes], 0)
+        row = ir.RankedTensorType.get([1], ir.IntegerType.get_signless(32))
+        return hlo.concatenate([hlo.reshape(row, size) for size in sizes], 0)
 
     def converted(self, value: Value, bits: int) -> Value:
         """An int scalar of this many bits."""
-        kind = ir.RankedTensorType.get([], ir.IntegerType.get_signless(bits))
+        kind = self.scalar_type(bits)
         return value if value.type == kind else hlo.convert(kind, value)
 
     def binary(self, operation: str, left: Value, right: Value) -> Value:
@@ -195,23 +173,23 @@ class Building:
         rounds = hlo.and_(compared(rest, "NE", zero), apart)
         if operation == "mod":
             return hlo.select(rounds, hlo.add(rest, right), rest)
-        one = self.constant(1, ir.IntegerType(ir.RankedTensorType(left.type).element_type).width)
-        return hlo.select(rounds, hlo.subtract(quotient, one), quotient)
+        unit = self.constant(1, ir.IntegerType(ir.RankedTensorType(left.type).element_type).width)
+        return hlo.select(rounds, hlo.subtract(quotient, unit), quotient)
 
     def call(self, operands: Sequence[Value]) -> list[Value]:
         """The results of the old function."""
-        name = ir.FlatSymbolRefAttr.get(self.old.name)
-        return list(func.CallOp(self.old.results, name, list(operands)).results)
+        name = ir.FlatSymbolRefAttr.get(self._name)
+        return list(func.CallOp(self.results, name, list(operands)).results)
 
     def returns(self, values: Sequence[Value]) -> None:
         """End the function."""
         func.ReturnOp(list(values))
 
 
-def _attributes(given: Mapping[str, Any]) -> Any:
+def _attributes(attributes: Mapping[str, Any]) -> Any:
     texts = {
         name: ir.StringAttr.get(value) if isinstance(value, str) else value
-        for name, value in given.items()
+        for name, value in attributes.items()
     }
     return ir.DictAttr.get(texts)
 
@@ -223,17 +201,93 @@ def attributes_in(attributes: Any) -> dict[str, Any]:
 
 def aliased_result(attributes: Mapping[str, Any]) -> int | None:
     """The result whose memory a donated argument may give; None if it gives none."""
-    given = attributes.get("tf.aliasing_output")
-    return None if given is None else int(ir.IntegerAttr(given).value)
+    output = attributes.get("tf.aliasing_output")
+    return None if output is None else int(ir.IntegerAttr(output).value)
 
 
 @contextmanager
 def new_main(module: Module, name: str) -> Iterator[Building]:
     """Replace ``main``, which becomes a private function, and verify the module at the end."""
-    old = _without_main(module, name)
     with module.context, ir.Location.unknown():
-        yield Building(old)
+        yield Building(module, name)
         try:
             module.operation.verify()
         except Exception as error:
             raise BadModule(str(error)) from error
+
+
+# --- sharding -------------------------------------------------------------------------------------
+
+_SHARDY = "sdy."  # the dialect
+_SHARDING = "mhlo.sharding"
+_FRONTEND = "mhlo.frontend_attributes"  # a dict; where Shardy's dialect is not written, it is here
+_OF_SHARDY = "xla.sdy."
+_OF_ARGUMENTS = ("arg_attrs", "res_attrs")
+_SEVERAL = ("SPMDFullToShardShape", "SPMDShardToFullShape")  # custom calls
+
+
+def without_sharding(module: Module) -> bool:
+    """Remove what says how a module is sharded, in Shardy's dialect or in the form before it.
+
+    JAX writes it for functions on one device too, for random keys and for calls of LAPACK. There
+    it means nothing, but readers that know StableHLO alone refuse it. No public name of JAX
+    changes a module; jaxlib's bindings of MLIR do.
+    """
+    needless: list[Any] = []
+    changed = False
+
+    def look(operation: Any) -> Any:
+        nonlocal changed
+        changed |= _strip(operation.attributes)
+        if operation.name.startswith(_SHARDY) or _target(operation) in ("Sharding", *_SEVERAL):
+            needless.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    with module.context, ir.Location.unknown():
+        module.operation.walk(look)
+        for operation in needless:
+            name = _target(operation) or operation.name
+            if name in ("Sharding", "sdy.sharding_constraint"):
+                operation.results[0].replace_all_uses_with(operation.operands[0])
+            elif name != "sdy.mesh":
+                raise BadModule(f"it is for several devices, as it has {name!r}")
+            operation.erase()
+    return changed or bool(needless)
+
+
+def _target(operation: Any) -> str | None:
+    if operation.name != "stablehlo.custom_call":
+        return None
+    return str(ir.StringAttr(operation.attributes["call_target_name"]).value)
+
+
+def _strip(attributes: Any) -> bool:
+    """Remove attributes of an operation; return whether there were any."""
+    changed = False
+    for name in [name for name in attributes if _is_of_sharding(name)]:
+        del attributes[name]
+        changed = True
+    if _FRONTEND in attributes and _OF_SHARDY in str(attributes[_FRONTEND]):
+        kept = _stripped(attributes[_FRONTEND])
+        if len(kept):
+            attributes[_FRONTEND] = kept
+        else:
+            del attributes[_FRONTEND]
+        changed = True
+    for name in _OF_ARGUMENTS:
+        if name in attributes:
+            before = list(ir.ArrayAttr(attributes[name]))
+            after = [_stripped(attribute) for attribute in before]
+            if after != before:
+                attributes[name] = ir.ArrayAttr.get(after)
+                changed = True
+    return changed
+
+
+def _stripped(attributes: Any) -> Any:
+    kept = {a.name: a.attr for a in ir.DictAttr(attributes) if not _is_of_sharding(a.name)}
+    return ir.DictAttr.get(kept)
+
+
+def _is_of_sharding(name: str) -> bool:
+    return name == _SHARDING or name.startswith((_SHARDY, _OF_SHARDY))

@@ -150,6 +150,16 @@ USES = (
 )
 
 
+class Forwarding:
+    """An object in the place of another one, which has all that it does not have itself."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
 def module(name: str) -> Any:
     """Import a module of `USES`; one that JAX lacks is replaced by an empty module of its name.
 
@@ -184,7 +194,6 @@ def _tested() -> str:
 
 
 def _look_up() -> int:
-    """Look up all names of `USES`; return how many there are."""
     # Of "a|b" the error names the module of the newer JAX, which is the last one.
     missing = [
         f"jax._src.{places.split('|')[-1]}.{name}"

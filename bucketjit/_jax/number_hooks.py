@@ -10,17 +10,54 @@ from __future__ import annotations
 
 import functools
 import numbers
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
+from jax.errors import InconclusiveDimensionOperation
+from jax.export import symbolic_shape
 from jax.extend import core as jex_core
 from jax.interpreters import partial_eval
 
-from bucketjit._jax.size_reports import Size, fail, is_positive, report_raised, watching
 from bucketjit._jax.user_code import caller_is_user
+
+Size: Any = type(symbolic_shape("n")[0])  # the class of symbolic sizes
+
+# Functions of the thread: ``report``, ``report_key``, ``report_text`` and ``report_raised``, the
+# arguments of `size_hooks.watch_equalities`. Each is missing or None while no function is traced.
+watching = threading.local()
+
+
+def fail(error: Exception) -> NoReturn:
+    """Raise an error from a hook, and report it if the hook runs for user code."""
+    report_raised(error)
+    raise error
+
+
+def report_raised(error: Exception) -> None:
+    """Report an error that a hook is about to raise, if the hook runs for user code."""
+    report = getattr(watching, "report_raised", None)
+    if report is not None and caller_is_user():
+        report(error)
+
+
+# Looked up before the hooks are installed: a comparison by a hook is not one of user code.
+_plain_ge = Size.__ge__
+
+
+def is_positive(size: Any) -> bool:
+    """Whether a size is at least 1 for all values of its variables; False if JAX does not know.
+
+    Sizes are compared by ``shape_poly._DimExpr.__ge__`` (since 0.4.14).
+    """
+    try:
+        return bool(_plain_ge(size, 1) if isinstance(size, Size) else size >= 1)
+    except InconclusiveDimensionOperation:
+        return False
+
 
 # The checkpoint name that marks a number computed from sizes.
 NUMBER_OF_SIZES = "bucketjit: a number of sizes"
@@ -38,13 +75,13 @@ def _marked(value: object) -> Any:
     return value
 
 
-def _is_number(other: object) -> bool:
-    return isinstance(other, numbers.Number) and not isinstance(other, numbers.Integral)
+def _is_number(operand: object) -> bool:
+    return isinstance(operand, numbers.Number) and not isinstance(operand, numbers.Integral)
 
 
-def _is_left_alone(other: object) -> bool:
+def _is_left_alone(operand: object) -> bool:
     """Whether a hook does nothing: no function is traced, or the other operand is an array."""
-    return getattr(watching, "report", None) is None or isinstance(other, jax.Array | np.ndarray)
+    return getattr(watching, "report", None) is None or isinstance(operand, jax.Array | np.ndarray)
 
 
 def operation_with_number(name: str) -> Callable[..., Any]:
@@ -60,25 +97,24 @@ def operation_with_number(name: str) -> Callable[..., Any]:
     is_product = is_quotient or "mul" in name
 
     @functools.wraps(plain)
-    def operation(self: Any, other: Any) -> Any:
-        if _is_left_alone(other):
-            return plain(self, other)
-        is_whole = isinstance(other, int | np.integer | Size)
-        if not is_whole and not _is_number(other):
-            return _or_report(plain, self, other)
+    def operation(self: Any, operand: Any) -> Any:
+        if _is_left_alone(operand):
+            return plain(self, operand)
+        is_whole = isinstance(operand, int | np.integer | Size)
+        if not is_whole and not _is_number(operand):
+            return _or_report(plain, self, operand)
         if is_quotient:
-            if divides and type(other) in (int, float) and other == 0:  # NumPy returns infinity
+            if divides and type(operand) in (int, float) and operand == 0:  # NumPy's is infinite
                 raise ZeroDivisionError("division by zero")
-            _report_zero(other if divides else self)
-        elif is_whole:
-            return plain(self, other)
+            _report_zero(operand if divides else self)
         # JAX's own arithmetic on sizes is the same in both runs.
-        if not caller_is_user() or jax.dtypes.canonicalize_dtype(float) == np.float64:
-            return plain(self, other)
-        is_good = is_whole or not other or _LEAST_FLOAT <= abs(other) <= _MOST_FLOAT
+        is_same = (is_whole and not is_quotient) or not caller_is_user()
+        if is_same or jax.dtypes.canonicalize_dtype(float) == np.float64:
+            return plain(self, operand)
+        is_good = is_whole or not operand or _LEAST_FLOAT <= abs(operand) <= _MOST_FLOAT
         if not (is_product and is_good):
-            fail(TypeError(f"a size and the number {other!r} are used as numbers of Python"))
-        return _marked(_or_report(plain, self, other))
+            fail(TypeError(f"a size and the number {operand!r} are used as numbers of Python"))
+        return _marked(_or_report(plain, self, operand))
 
     return operation
 
@@ -93,13 +129,13 @@ def whole_operation(name: str) -> Callable[..., Any]:
     divides = not name.startswith("__r")
 
     @functools.wraps(plain)
-    def operation(self: object, other: object) -> Any:
-        if _is_left_alone(other):
-            return plain(self, other)
-        if _is_number(other):
-            fail(TypeError(f"a size is divided by, or into, the number {other!r}"))
-        _report_zero(other if divides else self)
-        return plain(self, other)
+    def operation(self: object, operand: object) -> Any:
+        if _is_left_alone(operand):
+            return plain(self, operand)
+        if _is_number(operand):
+            fail(TypeError(f"a size is divided by, or into, the number {operand!r}"))
+        _report_zero(operand if divides else self)
+        return plain(self, operand)
 
     return operation
 
@@ -131,9 +167,9 @@ def power(self: Any, power: Any, modulo: object = None) -> Any:
         return _or_report(_plain_pow, self, power, modulo)
     if power < 0:
         _report_zero(self)
-    found = self.__jax_array__() ** float(power)
+    result = self.__jax_array__() ** float(power)
     is_exact = jax.dtypes.canonicalize_dtype(float) == np.float64
-    return found if is_exact else _marked(found)
+    return result if is_exact else _marked(result)
 
 
 def exponent(self: object, base: object, modulo: object = None) -> Any:
@@ -148,9 +184,15 @@ def exponent(self: object, base: object, modulo: object = None) -> Any:
 
 _plain_pow, _plain_rpow = Size.__pow__, Size.__rpow__
 
-OPERATORS_WITH_NUMBERS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
 
-WHOLE_OPERATORS = ("floordiv", "rfloordiv", "mod", "rmod", "divmod", "rdivmod")
+def special_names(names: str) -> list[str]:
+    """The names of special methods, such as ``__add__``."""
+    return [f"__{name}__" for name in names.split()]
+
+
+OPERATORS_WITH_NUMBERS = special_names("add radd sub rsub mul rmul truediv rtruediv")
+
+WHOLE_OPERATORS = special_names("floordiv rfloordiv mod rmod divmod rdivmod")
 
 
 def is_number_of_sizes(value: Any) -> bool:
@@ -203,4 +245,4 @@ def reporting_conversion(name: str) -> Callable[..., Any]:
     return reporting
 
 
-CONVERSIONS = ("float", "int", "bool", "complex", "round", "hash", "array", "getattr")
+CONVERSIONS = special_names("float int bool complex round hash array getattr")

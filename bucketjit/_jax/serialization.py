@@ -23,6 +23,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._jax import names
 from bucketjit._jax.arrays import device_list, is_of_topology
 from bucketjit._jax.config import looks_for_nans
+from bucketjit._jax.names import Forwarding
 from bucketjit._raised import in_one_line, is_of_machine
 
 _pxla = names.module("interpreters.pxla")
@@ -209,6 +210,9 @@ def deserialized(raw: bytes, placement: Placement) -> Any:
 _Check = Callable[[tuple[Any, ...], Mapping[str, Any]], None]
 
 
+_EMPTY = ("unordered_effects", "ordered_effects", "keepalive", "host_callbacks")
+
+
 def loaded_function(
     xla: Any,
     kept: Sequence[int],
@@ -249,17 +253,12 @@ def loaded_function(
             output_shardings=outs,
             committed=committed,
             name=name,
-            unordered_effects=[],
-            ordered_effects=[],
-            keepalive=[],
-            host_callbacks=[],
             kept_var_idx=set(positions),
-            mut=None,
+            **{name: [] for name in _EMPTY},
+            **dict.fromkeys(("mut", "all_args_info", "pgle_profiler")),
             xla_in_layouts=layouts,
             dispatch_in_layouts=[None] * len(positions),
             xla_out_layouts=[*map(Layout.from_pjrt_layout, xla.get_output_layouts())],
-            all_args_info=None,
-            pgle_profiler=None,
         ).load()
         for committed in ((False, True) if placement.mesh is None else (True,))
     }
@@ -283,7 +282,6 @@ def loaded_function(
 
 
 def _layouts(xla: Any, positions: Sequence[int], in_avals: Sequence[Any]) -> list[Layout]:
-    """The layouts of the parameters of an executable, which takes some arguments."""
     count = len(in_avals)
     layouts = [Layout.from_pjrt_layout(layout) for layout in xla.get_parameter_layouts()]
     if not set(positions) <= set(range(count)) or len(layouts) != len(positions):
@@ -304,7 +302,7 @@ def _not_yet(*args: Any, **kwargs: Any) -> Any:
     raise _Elsewhere
 
 
-class _Looking:
+class _Looking(Forwarding):
     """An executable that looks at its arguments before it runs.
 
     The C++ half of ``jax.stages.Compiled`` calls it only with types and placements of arguments
@@ -312,15 +310,12 @@ class _Looking:
     """
 
     def __init__(self, executable: Any, look: Callable[[Sequence[Any]], None]) -> None:
-        self._executable = executable
+        super().__init__(executable)
         self._look = look
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executable, name)
 
     def call(self, *leaves: Any) -> Any:
         self._look(leaves)
-        return self._executable.call(*leaves)
+        return self._original.call(*leaves)
 
 
 class _Loaded:

@@ -1,7 +1,7 @@
 """Hooks on symbolic sizes, which report what user code asks of a size while it is traced.
 
 What is reported are comparisons that JAX answers unsoundly, hashes, conversions and texts.
-`number_hooks` has the hooks on arithmetic, `size_reports` the reports of the thread that traces.
+`number_hooks` has the hooks on arithmetic, and the reports of the thread that traces.
 `bucketjit._tracing` turns reports into guards or refusals.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -25,27 +24,29 @@ from bucketjit._jax.number_hooks import (
     CONVERSIONS,
     OPERATORS_WITH_NUMBERS,
     WHOLE_OPERATORS,
+    Size,
     exponent,
+    fail,
     is_number_of_sizes,
+    is_positive,
     operation_with_number,
     power,
+    report_raised,
     reporting_conversion,
+    special_names,
+    watching,
     whole_operation,
 )
-from bucketjit._jax.size_reports import Size, fail, is_positive, report_raised, watching
+from bucketjit._jax.patches.patch import Patch, Replacing
 from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, text_line
-
-_hook_lock = threading.Lock()
-
-_hook_users = 0  # threads that watch, and nested watches; the hooks are installed while it is > 0
 
 
 @contextmanager
 def watch_equalities(
-    found: Callable[[Any, Any], None],
-    used_as_key: Callable[[Any], None],
-    used_as_text: Callable[[str], None],
-    raised: Callable[[Exception], None],
+    equality: Callable[[Any, Any], None],
+    key: Callable[[Any], None],
+    text: Callable[[str], None],
+    error: Callable[[Exception], None],
 ) -> Iterator[None]:
     """Report every use of a symbolic size in which traced code may decide otherwise than unpadded.
 
@@ -56,30 +57,23 @@ def watch_equalities(
     * ``try: k = int(n)``: user code may catch what a size, or a number computed from sizes, raises.
     * ``f"{n}"``: the text is that of an expression.
 
-    To user code, the class of a size is ``int``, as in the unpadded run. The hooks are installed
-    while any thread watches. A hook calls the functions of the thread that it runs in.
+    To user code, the class of a size is ``int``, as in the unpadded run. A hook calls the functions
+    of the thread that it runs in.
     """
-    global _hook_users
-    with _hook_lock:
-        if _hook_users == 0:
-            _install_hook()
-        _hook_users += 1
-    told = {
-        "report": found,
-        "report_key": used_as_key,
-        "report_text": used_as_text,
-        "report_raised": raised,
+    reports = {
+        "report": equality,
+        "report_key": key,
+        "report_text": text,
+        "report_raised": error,
     }
-    previous = {name: getattr(watching, name, None) for name in told}
-    vars(watching).update(told)
-    try:
-        yield
-    finally:
-        vars(watching).update(previous)
-        with _hook_lock:
-            _hook_users -= 1
-            if _hook_users == 0:
-                _remove_hook()
+    previous = {name: getattr(watching, name, None) for name in reports}
+    _let_sizes_pass_for_ints()
+    with _hooked():
+        vars(watching).update(reports)
+        try:
+            yield
+        finally:
+            vars(watching).update(previous)
 
 
 _plain_eq = Size.__eq__
@@ -87,39 +81,32 @@ _plain_eq = Size.__eq__
 _plain_hash = Size.__hash__
 
 
-def _reporting_eq(self: object, other: object) -> Any:
-    return _reported_answer(self, other)
-
-
-def _reporting_ne(self: object, other: object) -> Any:
-    answer = _reported_answer(self, other)
-    return not answer if isinstance(answer, bool) else ~answer
-
-
-def _reported_answer(size: object, other: object) -> Any:
-    """The answer of ``size == other``, reported if it is False and the caller decides by it."""
+def _reporting_eq(size: object, operand: object) -> Any:
+    """The answer of ``size == operand``, reported if it is False and the caller decides by it."""
     report = getattr(watching, "report", None)
-    if report is not None and isinstance(other, jax.Array | np.ndarray):
-        return _equal_to_array(size, other)
-    answer = _plain_eq(size, other)
+    if report is not None and isinstance(operand, jax.Array | np.ndarray):
+        return _equal_to_array(size, operand)
+    answer = _plain_eq(size, operand)
     if report is not None and answer is False and caller_decides():
-        report(size, other)
+        report(size, operand)
     return answer
+
+
+def _reporting_ne(size: object, operand: object) -> Any:
+    answer = _reporting_eq(size, operand)
+    return not answer if isinstance(answer, bool) else ~answer
 
 
 def _equal_to_array(size: Any, array: Any) -> Any:
     """``size == array``, elementwise as for an int; JAX's own answer is False."""
-    if isinstance(array, np.ndarray):
-        equal = [_reported_equal(size, x) for x in array.ravel().tolist()]
-        return np.array(equal, bool).reshape(array.shape)
-    return jax.numpy.equal(value_of_size(size), array)
-
-
-def _reported_equal(size: object, number: object) -> bool:
-    answer = _plain_eq(size, number)
-    if answer is False:
-        watching.report(size, number)
-    return answer
+    if not isinstance(array, np.ndarray):
+        return jax.numpy.equal(value_of_size(size), array)
+    numbers = array.ravel().tolist()
+    equal = [_plain_eq(size, number) for number in numbers]
+    for number, answer in zip(numbers, equal, strict=True):
+        if answer is False:
+            watching.report(size, number)
+    return np.array(equal, bool).reshape(array.shape)
 
 
 def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,8 +126,8 @@ def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _missing(name: str) -> Callable[..., Any]:
     """An operator that ints have and sizes lack: it raises ``TypeError``, with a report."""
 
-    def operator(self: object, *others: object) -> Any:
-        if any(isinstance(x, jax.Array | np.ndarray) for x in others):
+    def operator(self: object, *operands: object) -> Any:
+        if any(isinstance(x, jax.Array | np.ndarray) for x in operands):
             return NotImplemented
         fail(TypeError(f"a symbolic size has no {name}"))
 
@@ -184,6 +171,7 @@ def _class_of_size(self: object) -> type:
     return Size
 
 
+@functools.cache
 def _let_sizes_pass_for_ints() -> None:
     """Make ``isinstance(size, int)`` call `_class_of_size`.
 
@@ -191,8 +179,8 @@ def _let_sizes_pass_for_ints() -> None:
     ``_DimExpr.__class__`` would change the class of the class. Only its dict, behind the read-only
     proxy that ``vars`` returns, takes a property of that name.
     """
-    (own,) = gc.get_referents(vars(Size))
-    own["__class__"] = property(_class_of_size)
+    (attributes,) = gc.get_referents(vars(Size))
+    attributes["__class__"] = property(_class_of_size)
     # The interpreter caches attributes of a class; an ordinary assignment to it drops the cache.
     setattr(Size, "_passes_for_int", True)  # noqa: B010
 
@@ -223,17 +211,17 @@ def _text_of(
         report = getattr(watching, "report_text", None)
         if report is not None and tells_a_size(self) and (line := text_line()) is not None:
             report(line)
-        told: str = plain(self, *args, **kwargs)
-        return told
+        shown: str = plain(self, *args, **kwargs)
+        return shown
 
     return text
 
 
-_COMPARISONS = ("__ge__", "__le__", "__gt__", "__lt__", "__int__")
+_COMPARISONS = special_names("ge le gt lt int")
 
-_ONLY_OF_INTS = (
-    *("lshift", "rlshift", "rshift", "rrshift", "and", "rand", "or", "ror", "xor", "rxor"),
-    *("invert", "round", "trunc", "ceil", "floor", "float", "complex", "abs", "pos"),
+_ONLY_OF_INTS = special_names(
+    "lshift rlshift rshift rrshift and rand or ror xor rxor invert round trunc ceil floor float "
+    "complex abs pos"
 )
 
 _HOOKS: dict[str, Callable[..., Any]] = {
@@ -248,16 +236,9 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__pow__": power,
     "__rpow__": exponent,
     **{name: _raising(getattr(Size, name)) for name in _COMPARISONS},
-    **{
-        name: operation_with_number(name)
-        for name in (f"__{name}__" for name in OPERATORS_WITH_NUMBERS)
-    },
-    **{name: whole_operation(name) for name in (f"__{name}__" for name in WHOLE_OPERATORS)},
-    **{
-        name: _missing(name)
-        for name in (f"__{name}__" for name in _ONLY_OF_INTS)
-        if not hasattr(Size, name)
-    },
+    **{name: operation_with_number(name) for name in OPERATORS_WITH_NUMBERS},
+    **{name: whole_operation(name) for name in WHOLE_OPERATORS},
+    **{name: _missing(name) for name in _ONLY_OF_INTS if not hasattr(Size, name)},
 }
 
 
@@ -269,10 +250,10 @@ def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
     """
     plain_eq, plain_hash = kind.__eq__, kind.__hash__
 
-    def eq(self: Any, other: Any) -> Any:
-        if _is_watched_user() and self is not other and type(other) is type(self):
-            _ = self.shape == other.shape  # runs `_reporting_eq` for the user
-        return plain_eq(self, other)
+    def eq(self: Any, operand: Any) -> Any:
+        if _is_watched_user() and self is not operand and type(operand) is type(self):
+            _ = self.shape == operand.shape  # runs `_reporting_eq` for the user
+        return plain_eq(self, operand)
 
     def hashed(self: Any) -> int:
         if _is_watched_user():
@@ -280,48 +261,38 @@ def _type_hooks(kind: Any) -> dict[str, Callable[..., Any]]:
         return plain_hash(self)
 
     names = ("__repr__", "__str__", "str_short")
-    own = [name for name in names if isinstance(getattr(kind, name, None), FunctionType)]
-    texts = {name: _text_of(kind, name, _has_open_shape) for name in own}
+    methods = [name for name in names if isinstance(getattr(kind, name, None), FunctionType)]
+    is_open = lambda value: any(map(is_symbolic_dim, value.shape))  # noqa: E731
+    texts = {name: _text_of(kind, name, is_open) for name in methods}
     return {"__eq__": eq, "__hash__": hashed, **texts}
-
-
-def _has_open_shape(kind: Any) -> bool:
-    return any(map(is_symbolic_dim, kind.shape))
 
 
 def _is_watched_user() -> bool:
     return getattr(watching, "report", None) is not None and caller_is_user()
 
 
-_EVERY_HOOK: dict[type, dict[str, Callable[..., Any]]] = {
-    Size: _HOOKS,
-    jax.core.ShapedArray: _type_hooks(jax.core.ShapedArray),
-    jax.ShapeDtypeStruct: _type_hooks(jax.ShapeDtypeStruct),
-    jax.core.Tracer: {
-        # An array is a tracer in the unpadded run too, so its text counts only for a number.
-        "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
-        "__len__": _length,
-        **{name: reporting_conversion(name) for name in (f"__{name}__" for name in CONVERSIONS)},
-    },
-}
-
-_PLAIN = {
-    kind: {name: vars(kind).get(name) for name in hooks} for kind, hooks in _EVERY_HOOK.items()
+_TRACER_HOOKS: dict[str, Callable[..., Any]] = {
+    # An array is a tracer in the unpadded run too, so its text counts only for a number.
+    "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
+    "__len__": _length,
+    **{name: reporting_conversion(name) for name in CONVERSIONS},
 }
 
 
-def _install_hook() -> None:
-    if not hasattr(Size, "_passes_for_int"):
-        _let_sizes_pass_for_ints()
-    for kind, hooks in _EVERY_HOOK.items():
-        for name, hook in hooks.items():
-            setattr(kind, name, hook)
+def _installed(hook: Callable[..., Any], original: object) -> Callable[..., Any]:
+    return hook
 
 
-def _remove_hook() -> None:
-    for kind, plain_ones in _PLAIN.items():
-        for name, plain in plain_ones.items():
-            if plain is None:
-                delattr(kind, name)
-            else:
-                setattr(kind, name, plain)
+_hooked = Replacing(
+    *(
+        Patch(kind, name, functools.partial(_installed, hook))
+        for kind, hooks in (
+            (Size, _HOOKS),
+            (jax.core.ShapedArray, _type_hooks(jax.core.ShapedArray)),
+            (jax.ShapeDtypeStruct, _type_hooks(jax.ShapeDtypeStruct)),
+            (jax.core.Tracer, _TRACER_HOOKS),
+        )
+        for name, hook in hooks.items()
+    )
+)
+"""While active, symbolic sizes, and what has a shape, report."""

@@ -44,15 +44,15 @@ class BadModule(Exception):
 @contextlib.contextmanager
 def _listening(context: Any) -> Iterator[list[str]]:
     """Collects the errors of MLIR, which it would write to standard error otherwise."""
-    told: list[str] = []
+    errors: list[str] = []
 
     def hear(diagnostic: Any) -> bool:
-        told.append(str(diagnostic.message))
+        errors.append(str(diagnostic.message))
         return True
 
     handler = context.attach_diagnostic_handler(hear)
     try:
-        yield told
+        yield errors
     finally:
         handler.detach()
 
@@ -62,26 +62,26 @@ def read_module(artifact: bytes) -> Module:
     if not artifact.startswith(b"ML\xefR"):
         raise BadModule("it does not begin like MLIR bytecode")
     context = mlir.make_ir_context()
-    with _listening(context) as told:
+    with _listening(context) as errors:
         try:
             module = hlo.deserialize_portable_artifact(context, artifact)
         except Exception as error:
-            reason = told[0] if told else first_line(error)
+            reason = errors[0] if errors else first_line(error)
             raise BadModule(reason.splitlines()[0]) from error
-    if _main_of(module) is None:
+    if MAIN not in ir.SymbolTable(module.operation):
         raise BadModule(f"it has no function {MAIN!r}")
     return module
 
 
 def write_module(module: Module, version: str | None = None) -> bytes:
     """A module as a portable artifact (``serialize_portable_artifact`` of jaxlib)."""
-    version = version or _version_to_write()
+    version = version or _version_of_readers(hlo.StablehloCompatibilityRequirement.WEEK_4)
     write = serialize_portable_artifact
-    with _listening(module.context) as told:
+    with _listening(module.context) as errors:
         try:
             return bytes(write(module, version, False))
         except Exception as error:
-            reason = told[0] if told else first_line(error)
+            reason = errors[0] if errors else first_line(error)
             # CHLO's scan becomes a composite with a region, which StableHLO has no form for. With
             # True it is stored as it is; so does `jax.export`.
             with contextlib.suppress(Exception):
@@ -89,23 +89,9 @@ def write_module(module: Module, version: str | None = None) -> bytes:
             raise BadModule(f"StableHLO {version} cannot hold it: {reason}") from error
 
 
-def _version_to_write() -> str:
-    requirement = hlo.StablehloCompatibilityRequirement.WEEK_4
+def _version_of_readers(requirement: Any) -> str:
+    """The version of StableHLO that the readers of the last weeks know."""
     return str(hlo.get_version_from_compatibility_requirement(requirement))
-
-
-def version_of_older_readers() -> str:
-    """The version of StableHLO that readers of the last twelve weeks know.
-
-    ``jax.export`` writes for readers of the last four weeks, and has no option for others.
-    """
-    requirement = hlo.StablehloCompatibilityRequirement.WEEK_12
-    return str(hlo.get_version_from_compatibility_requirement(requirement))
-
-
-def text_of(module: Module) -> str:
-    """A module as text (``ir.Module.__str__``; no public name of ``jax`` takes such a module)."""
-    return str(module)
 
 
 def copy_of(module: Module) -> Module:
@@ -115,19 +101,9 @@ def copy_of(module: Module) -> Module:
 
 
 def _written(module: Module) -> bytes:
-    """The bytecode of a module."""
     written = io.BytesIO()
     module.operation.write_bytecode(written)
     return written.getvalue()
-
-
-def _main_of(module: Module) -> Any:
-    """The function ``main`` of a module; None if it has none."""
-    table = ir.SymbolTable(module.operation)
-    try:
-        return table[MAIN]
-    except KeyError:
-        return None
 
 
 def attributes_of(function: Any, which: str) -> list[Any]:
@@ -145,8 +121,8 @@ _DETAILS = re.compile(r"\s+(Using the following polymorphic|Please see https).*"
 
 def reason_in(error: BaseException) -> str:
     """What is wrong with the sizes of a module, in an error of JAX or of its refinement."""
-    found = _REASON.search(str(error))
-    return _DETAILS.sub("", first_line(error) if found is None else found[1])
+    match = _REASON.search(str(error))
+    return _DETAILS.sub("", first_line(error) if match is None else match[1])
 
 
 def refined(module: Module) -> bytes:
@@ -185,14 +161,13 @@ def foreign_operations(artifact: bytes, allowed: Set[str]) -> list[str]:
 
     ``jax.export`` looks at custom calls when it writes a module, not when it reads one.
     """
-    found: dict[str, None] = {}
+    foreign: dict[str, None] = {}
     for name, target in _operations(artifact):
-        if target is not None:
-            if target not in allowed:
-                found[f"a custom call of {target!r}"] = None
-        elif name.partition(".")[0] not in _DIALECTS:
-            found[f"the operation {name!r}"] = None
-    return list(found)
+        if target is None and name.partition(".")[0] not in _DIALECTS:
+            foreign[f"the operation {name!r}"] = None
+        elif target is not None and target not in allowed:
+            foreign[f"a custom call of {target!r}"] = None
+    return list(foreign)
 
 
 def custom_call_targets(artifact: bytes) -> list[str]:
@@ -205,19 +180,19 @@ def _operations(artifact: bytes) -> list[tuple[str, str | None]]:
 
     Only jaxlib's bindings of MLIR show the operations of a module.
     """
-    found: list[tuple[str, str | None]] = []
+    operations: list[tuple[str, str | None]] = []
 
     def look(operation: Any) -> Any:
         target = None
         if operation.name == "stablehlo.custom_call":
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
-        found.append((operation.name, target))
+        operations.append((operation.name, target))
         return ir.WalkResult.ADVANCE
 
     module = read_module(artifact)
     with module.context:
         module.operation.walk(look)
-    return found
+    return operations
 
 
 # --- exporting ---
@@ -234,24 +209,26 @@ _NAMED_IN = re.compile(_NAMED.encode() + rb"([\w.]+):([\w.]+)")
 _shape_poly = names.module("export.shape_poly")
 
 
-def assert_sizes(holds: Any, message: str, *found: Any) -> None:
+def assert_sizes(holds: Any, message: str, *sizes: Any) -> None:
     """Add a shape assertion to the traced program (``shape_poly.shape_assertion``, since 0.4.14).
 
     It is checked when the sizes of the module are fixed, before XLA compiles it. ``jax.export``
     makes such assertions for constraints of its scope only, which cannot be ``!=``.
     """
-    _shape_poly.shape_assertion(holds, *found, error_message=message)
+    _shape_poly.shape_assertion(holds, *sizes, error_message=message)
 
 
 def for_older_readers(exported: Any) -> Any:
     """An exported function whose module readers of the last twelve weeks can read.
 
-    Its module is the field ``mlir_module_serialized`` of ``jax.export.Exported``. A module that
+    ``jax.export`` writes for readers of the last four weeks, and has no option for others. Its
+    module is the field ``mlir_module_serialized`` of ``jax.export.Exported``. A module that
     older versions of StableHLO cannot hold stays as it is.
     """
     try:
         module = read_module(exported.mlir_module_serialized)
-        written = write_module(module, version_of_older_readers())
+        version = _version_of_readers(hlo.StablehloCompatibilityRequirement.WEEK_12)
+        written = write_module(module, version)
     except BadModule:
         return exported
     return dataclasses.replace(exported, mlir_module_serialized=written)
@@ -279,25 +256,25 @@ def with_derivatives(
     ``Exported.vjp`` traces when it is called, through the field ``_get_vjp`` (since 0.4.31). No
     argument of ``jax.export.export`` says in which context.
     """
-    own = exported._get_vjp
+    vjp = exported._get_vjp
     exported = without_assertion_effects(exported)
 
     def make(primal: Any) -> Any:
         with patched():
-            return with_derivatives(own(primal), 0, patched)
+            return with_derivatives(vjp(primal), 0, patched)
 
     if order == 0:
         return dataclasses.replace(exported, _get_vjp=make)
     with patched():
-        made = with_derivatives(own(exported), order - 1, patched)
-    return dataclasses.replace(exported, _get_vjp=lambda primal: made)
+        derivative = with_derivatives(vjp(exported), order - 1, patched)
+    return dataclasses.replace(exported, _get_vjp=lambda primal: derivative)
 
 
 def register_namedtuples(tree: Any) -> None:
     """Let ``jax.export`` write the named tuples in a tree, by the names that import them."""
     node = tree.node_data()
     kind = None if node is None else node[0]
-    if kind is not None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+    if kind is not None and _is_namedtuple(kind):
         with contextlib.suppress(Exception):
             if _named(kind.__module__, kind.__qualname__) is kind:
                 _register(kind)
@@ -312,17 +289,20 @@ def register_named_in(raw: bytes) -> None:
 
 
 def _named(module: str, name: str) -> Any:
-    """The named tuple of a module."""
-    found: Any = sys.modules.get(module)
-    if found is None:
+    kind: Any = sys.modules.get(module)
+    if kind is None:
         if module.split(".")[0] != "jax":  # a file must not choose what is imported
             raise ImportError(f"import {module} before you load the file")
-        found = importlib.import_module(module)
+        kind = importlib.import_module(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, type) or not issubclass(found, tuple) or not hasattr(found, "_fields"):
+        kind = getattr(kind, part, None)
+    if not _is_namedtuple(kind):
         raise ImportError(f"the module {module!r} has no NamedTuple {name!r}")
-    return found
+    return kind
+
+
+def _is_namedtuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 @functools.cache

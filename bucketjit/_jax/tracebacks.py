@@ -5,18 +5,29 @@
 
 ``jax_traceback_filtering`` decides how, as for JAX's own functions. An error is shortened where it
 leaves a function that users call: `shortened` in its ``except`` block, or `boundary` around it.
+
+And what JAX says of the functions that bucketjit gives it to trace, in errors, in reports of leaks,
+and in what ``jax_explain_cache_misses`` logs: the name and line of the user's.
+
+    before   the function flat at bucketjit/_tracing/symbolic.py:178, its argument values[0]
+    after    the function step at train.py:12, its argument batch['ids']
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, cast
+
+import jax
+from jax import api_util
+from jax.extend.source_info_util import register_exclusion
 
 from bucketjit._jax import names
 from bucketjit.errors import BucketJitError, MaskingError
@@ -78,22 +89,22 @@ def shortened(error: Exception) -> None:
     if mode == "off":
         return
     if mode == "tracebackhide":
-        for told in _chain(error):
-            for frame, _ in traceback.walk_tb(told.__traceback__):
+        for shown in _chain(error):
+            for frame, _ in traceback.walk_tb(shown.__traceback__):
                 if _is_inner(frame.f_code.co_filename):
                     frame.f_locals["__tracebackhide__"] = True
         return
     if isinstance(error, MaskingError) and error.__cause__ is not None:
         error.__cause__ = _cause_beside(error)
-    steps = {id(told): (told, told.__traceback__) for told in _chain(error)}
+    steps = [(shown, shown.__traceback__) for shown in _chain(error)]
     if not isinstance(error, BucketJitError) and not _is_noted(error):
         with contextlib.suppress(type(error)):  # the error itself, with the note or the cause
             _raised_in_jax(error)
-    for told, all_steps in steps.values():
-        told.with_traceback(_without_inner(all_steps))
+    for shown, all_steps in steps:
+        shown.with_traceback(_without_inner(all_steps))
         # An object that was raised in several traces has JAX's note of each.
-        if len(notes := getattr(told, "__notes__", ())) > 1:
-            told.__notes__ = list(dict.fromkeys(notes))
+        if len(notes := getattr(shown, "__notes__", ())) > 1:
+            shown.__notes__ = list(dict.fromkeys(notes))
 
 
 @_util.api_boundary  # type: ignore[untyped-decorator]
@@ -119,14 +130,14 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
-        told = left.pop()
-        if told is None or id(told) in seen or _kind(told) == "UnfilteredStackTrace":
+        shown = left.pop()
+        if shown is None or id(shown) in seen or _kind(shown) == "UnfilteredStackTrace":
             continue
-        seen.add(id(told))
-        yield told
-        left += [told.__cause__, None if told.__suppress_context__ else told.__context__]
-        if isinstance(told, BaseExceptionGroup):
-            left += told.exceptions
+        seen.add(id(shown))
+        yield shown
+        left += [shown.__cause__, None if shown.__suppress_context__ else shown.__context__]
+        if isinstance(shown, BaseExceptionGroup):
+            left += shown.exceptions
 
 
 def _cause_beside(error: MaskingError) -> BaseException | None:
@@ -140,29 +151,110 @@ def _cause_beside(error: MaskingError) -> BaseException | None:
     return None
 
 
-def _without_inner(steps: TracebackType | None) -> TracebackType | None:
+def _without_inner(step: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     is_called_inside = False
-    for step in _steps(steps):
+    while step is not None:
         file = step.tb_frame.f_code.co_filename
         # Of the standard library the frames go that bucketjit calls, such as those of threads.
         is_of_python = file.startswith((_LIBRARY, "<frozen ")) and "site-packages" not in file
         is_called_inside = _is_inner(file) or (is_called_inside and is_of_python)
         if not is_called_inside:
             kept.append(step)
+        step = step.tb_next
     shown = None
     for step in reversed(kept):
         shown = TracebackType(shown, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return shown
 
 
-def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
-    while step is not None:
-        yield step
-        step = step.tb_next
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_inner(file: str) -> bool:
-    """Whether a file is of bucketjit, or one of those that JAX hides."""
     return file.startswith(_FOLDER) or not _util.include_filename(file)
+
+
+# --- what JAX says of functions -------------------------------------------------------------------
+
+_partial_eval = names.module("interpreters.partial_eval")
+
+
+@functools.cache
+def hide_own_lines() -> None:
+    """Have JAX take the line of a user for the place of an operation or a call, not bucketjit's."""
+    register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
+
+def as_user_code(
+    wrapper: F,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    traced: Sequence[bool] | None = None,
+) -> F:
+    """Have JAX's messages about a wrapper name the user's function and its arguments.
+
+    JAX reads this off the private attribute ``__fun_debug_info__`` (since 0.6). ``__wrapped__``,
+    which is public, gives names only to functions with the same arguments.
+    """
+    with contextlib.suppress(Exception):  # names are a courtesy
+        info = api_util.debug_info("jit", fn, tuple(args), dict(kwargs))
+        if (source := _source_of(fn)) is not fn:
+            of_source = api_util.debug_info("jit", source, (), {}).func_src_info
+            info = info._replace(func_src_info=of_source)
+        if traced is not None:
+            pairs = zip(info.arg_names or (), traced, strict=True)
+            info = info._replace(arg_names=tuple(name for name, is_traced in pairs if is_traced))
+        wrapper.__fun_debug_info__ = info  # type: ignore[attr-defined]
+    return wrapper
+
+
+def derived(wrapper: F, fn: Callable[..., Any], name: str) -> F:
+    """Have JAX's messages about a derivative name the line of its function."""
+    wrapper.__name__ = name
+    wrapper.bucketjit_derived_from = fn  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _source_of(fn: Callable[..., Any]) -> Callable[..., Any]:
+    fn = inspect.unwrap(fn)
+    while (source := getattr(fn, "bucketjit_derived_from", None)) is not None:
+        fn = inspect.unwrap(source)
+    return fn
+
+
+def like_without(
+    wrapper: F, fn: Callable[..., Any], positional: Collection[int], keyword: Collection[str]
+) -> F:
+    """Name a wrapper that binds some arguments of a function after the function."""
+    functools.update_wrapper(wrapper, fn, updated=())
+    wrapper.__signature__ = None  # type: ignore[attr-defined]
+    with contextlib.suppress(TypeError, ValueError):  # a built-in function may have no signature
+        signature = inspect.signature(fn)
+        left = [
+            p
+            for i, (name, p) in enumerate(signature.parameters.items())
+            if name not in keyword
+            and (i not in positional or p.kind in (p.VAR_POSITIONAL, p.KEYWORD_ONLY, p.VAR_KEYWORD))
+        ]
+        wrapper.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+    return wrapper
+
+
+@contextlib.contextmanager
+def traced_anew() -> Iterator[None]:
+    """A context in which JAX does not suspect a function that it traces to be defined repeatedly.
+
+    bucketjit gives JAX a new function for each trace. Of a second one from one line,
+    ``jax_explain_cache_misses`` would say that the user's function is perhaps being defined again
+    and again. JAX keeps these lines in a private set (since 0.5).
+    """
+    if not getattr(jax.config, "jax_explain_cache_misses", False):
+        yield
+        return
+    seen = _partial_eval.callsites_with_tracing_cache_miss
+    before = set(seen)
+    seen.clear()
+    try:
+        yield
+    finally:
+        seen.update(before)

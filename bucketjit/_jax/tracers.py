@@ -93,9 +93,9 @@ def trace_of(value: object) -> Any | None:
     return value._trace if isinstance(value, partial_eval.DynamicJaxprTracer) else None
 
 
-def is_inside(trace: Any, other: Any) -> bool:
+def is_inside(trace: Any, outer: Any) -> bool:
     """Whether a trace is another one, or inside of it (``Trace.parent_trace``, since 0.4.36)."""
-    while trace is not None and trace is not other:
+    while trace is not None and trace is not outer:
         trace = getattr(trace, "parent_trace", None)
     return trace is not None
 

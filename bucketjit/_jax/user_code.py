@@ -28,7 +28,7 @@ _traceback_util = names.module("traceback_util")
 def source_line(eqn: JaxprEqn, within: Sequence[Any] = ()) -> str:
     """``file:line (function)`` of the user code that made the equation, or ``""``.
 
-    That is the innermost frame outside of JAX and of bucketjit (`debug_info.hide_own_lines`).
+    That is the innermost frame outside of JAX and of bucketjit (`tracebacks.hide_own_lines`).
     Equations of a function that JAX itself jits (``jnp.roll``) have none.
     """
     lines = (jex_source_info.summarize(e.source_info) for e in (eqn, *reversed(within)))
@@ -71,16 +71,15 @@ def raising_code(error: BaseException) -> str:
     step = raised_by_user(error)
     if step is None:
         return ""
-    told = _source(step.tb_frame, step.tb_lasti)
-    return told if len(told) <= _LONGEST_CODE and "\n" not in told else ""
+    code = _source(step.tb_frame, step.tb_lasti)
+    return code if len(code) <= _LONGEST_CODE and "\n" not in code else ""
 
 
-def _source(frame: FrameType, at: int) -> str:
+def _source(frame: FrameType, instruction: int) -> str:
     """The source of an instruction of a frame, an expression mostly; ``""`` if there is none."""
     code = frame.f_code
-    first, last, start, end = next(
-        itertools.islice(code.co_positions(), at // 2, None), (None,) * 4
-    )
+    positions = itertools.islice(code.co_positions(), instruction // 2, None)
+    first, last, start, end = next(positions, (None,) * 4)
     if first is None or last is None or start is None:
         return ""
     lines = linecache.getlines(code.co_filename, frame.f_globals)[first - 1 : last]
@@ -94,18 +93,18 @@ def raising_text(error: BaseException) -> str:
     if step is None:
         return ""
     name = step.tb_frame.f_code.co_filename
-    told = linecache.getline(name, step.tb_lineno, step.tb_frame.f_globals).strip()
-    return told if len(told) <= _LONGEST_CODE else f"{told[: _LONGEST_CODE - 3]}..."
+    line = linecache.getline(name, step.tb_lineno, step.tb_frame.f_globals).strip()
+    return line if len(line) <= _LONGEST_CODE else f"{line[: _LONGEST_CODE - 3]}..."
 
 
 def raised_by_user(error: BaseException) -> TracebackType | None:
     """The innermost step of an error's traceback that is in user code; None if none is."""
-    found, step = None, error.__traceback__
+    innermost, step = None, error.__traceback__
     while step is not None:
         if _place(step.tb_frame, step.tb_lineno):
-            found = step
+            innermost = step
         step = step.tb_next
-    return found
+    return innermost
 
 
 def defining_line(function: Callable[..., Any]) -> str:
@@ -149,7 +148,7 @@ _DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_par
 # Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
     f"bucketjit._jax.{name}"
-    for name in ("user_code", "size_reports", "size_hooks", "number_hooks", "patches.lifetimes")
+    for name in ("user_code", "size_hooks", "number_hooks", "patches.lifetimes")
 )
 
 
@@ -220,10 +219,10 @@ def raising_function(error: BaseException) -> Any:
     return None if step is None else _called(step.tb_frame, step.tb_lasti)
 
 
-def _called(frame: FrameType, at: int) -> Any:
+def _called(frame: FrameType, instruction: int) -> Any:
     """What an instruction of a frame calls, if the source has a name for it; else None."""
     try:
-        call = ast.parse(f"({_source(frame, at)})", mode="eval").body
+        call = ast.parse(f"({_source(frame, instruction)})", mode="eval").body
         name, *attributes = ast.unparse(cast(ast.Call, call).func).split(".")
         return functools.reduce(getattr, attributes, {**frame.f_globals, **frame.f_locals}[name])
     except (SyntaxError, AttributeError, KeyError):

@@ -19,19 +19,23 @@ from jax.custom_batching import custom_vmap
 from bucketjit._jax.arrays import by_platform, explicit_sharding, is_key, key_impl, on_one_cpu
 
 
-@custom_vmap
-def in_every_row(condition: object) -> Any:
-    """A scalar condition; under `vmap`, whether it holds in all rows.
+def of_all_rows(combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that returns a scalar; under `vmap`, what those of all rows are combined to."""
 
-    `vmap` turns a ``lax.cond`` whose condition is batched into a select, which runs both branches.
-    The condition that this returns is never batched, so the ``lax.cond`` stays one.
-    """
-    return condition
+    @custom_vmap
+    def combined(x: Any) -> Any:
+        return x
+
+    @combined.def_vmap
+    def _(axis_size: int, batched: Sequence[bool], x: Any) -> tuple[Any, bool]:
+        return combined(combine(x) if batched[0] else x), False
+
+    return combined
 
 
-@in_every_row.def_vmap
-def _(axis_size: int, batched: Sequence[bool], condition: Any) -> tuple[Any, bool]:
-    return in_every_row(jnp.all(condition) if batched[0] else condition), False
+# `vmap` turns a ``lax.cond`` whose condition is batched into a select, which runs both branches.
+# The condition that this returns is never batched, so the ``lax.cond`` stays one.
+in_every_row = of_all_rows(jnp.all)
 
 
 def alone(function: Callable[..., Any], in_rows: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +85,6 @@ def zeroed(mask: Any, array: Array) -> Any:
 
 
 def _broadcast(array: Any, shape: tuple[int, ...], sharding: Any) -> Any:
-    """Broadcast an array to a shape, and reshard it if ``sharding`` is not None."""
     if array.shape != shape:
         array = jnp.broadcast_to(array, shape)
     return array if sharding is None else jax.sharding.reshard(array, sharding)
@@ -94,18 +97,23 @@ def take(array: Array, index: Any, axis: int) -> Any:
     # does not accept.
     if sharding is None:
         return jnp.take(array, index, axis=axis, mode="clip")
-    at = array.at[(*(slice(None),) * (axis % array.ndim), index)]
-    return at.get(mode="clip", out_sharding=sharding)
+    places = array.at[(*(slice(None),) * (axis % array.ndim), index)]
+    return places.get(mode="clip", out_sharding=sharding)
 
 
 def crop(array: Array, axis: int, size: int) -> Any:
     """Give ``axis`` this size: cut off its end, or extend it with zeros (or zero keys)."""
-    now = array.shape[axis]
-    if now > size:
+    if array.shape[axis] > size:
         return lax.slice_in_dim(array, 0, size, axis=axis)
-    if now < size:
-        return extend(array, axis, 0, size - now)
-    return array
+    return extend(array, axis, 0, size - array.shape[axis])
+
+
+def row_numbers(shape: Sequence[int], sizes: Sequence[Any], dtype: Any) -> Any:
+    """The number of each position of a padded shape, in row-major order of the logical sizes."""
+    numbers = jnp.zeros(shape, dtype)
+    for axis, size in enumerate(sizes):
+        numbers = numbers * size + lax.broadcasted_iota(dtype, shape, axis)
+    return numbers
 
 
 def extend(array: Array, axis: int, low: int, high: int) -> Any:
@@ -122,9 +130,8 @@ def extend(array: Array, axis: int, low: int, high: int) -> Any:
 def shift_right(array: Array, axis: int, by: Any, size: int) -> Any:
     """``out[i + by] = array[i]`` along ``axis``, with zeros before."""
     # A shift by `size` or more leaves zeros only, so `size` zeros in front are enough.
-    low = size
-    wide = crop(extend(array, axis, low, 0), axis, low + size)
-    return lax.dynamic_slice_in_dim(wide, jnp.maximum(low - by, 0), size, axis=axis)
+    wide = crop(extend(array, axis, size, 0), axis, 2 * size)
+    return lax.dynamic_slice_in_dim(wide, jnp.maximum(size - by, 0), size, axis=axis)
 
 
 def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
@@ -143,7 +150,7 @@ def window(array: Array, axis: int, start: Any, size: int, last: int) -> Any:
         *(array, start, axis, size),
         lambda start: jnp.clip(end - start, 0, size),
         whole,
-        lambda array, start, at, width: part(array, axis, start + at, width),
+        lambda array, start, place, width: part(array, axis, start + place, width),
     )
 
 
@@ -155,8 +162,8 @@ def reverse(array: Array, axis: int, count: Any) -> Any:
         # The reversal puts padding in front: read from where the real data begins.
         return part(extend(lax.rev(array, (axis,)), axis, 0, size), axis, size - count, size)
 
-    def backwards(array: Array, count: Any, at: Any, width: int) -> Any:
-        return lax.rev(part(array, axis, count - at - width, width), (axis,))
+    def backwards(array: Array, count: Any, place: Any, width: int) -> Any:
+        return lax.rev(part(array, axis, count - place - width, width), (axis,))
 
     return _by_blocks(array, count, axis, size, lambda count: count, whole, backwards)
 
@@ -219,16 +226,21 @@ def _by_blocks(
         shape = [size if i == axis else m for i, m in enumerate(array.shape)]
 
         def step(i: Any, out: Any) -> Any:
-            at = jnp.minimum(i * block, n - block)
-            return put(out, some(array, start, at, block), axis, at)
+            place = jnp.minimum(i * block, n - block)
+            return put(out, some(array, start, place, block), axis, place)
 
-        steps = lax.div(n + jnp.int32(block - 1), jnp.int32(block))
-        return lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros(shape, array.dtype))
+        return _for_blocks(n, block, step, jnp.zeros(shape, array.dtype))
 
     def by_blocks(array: Array, start: Any) -> Any:
         return lax.cond(count(start) >= block, loop, whole, array, start)
 
     return alone(by_blocks, whole)(array, start)
+
+
+def _for_blocks(count: Any, block: int, step: Callable[[Any, Any], Any], out: Any) -> Any:
+    """A loop with a step for each block of ``count`` positions."""
+    steps = lax.div(count + jnp.int32(block - 1), jnp.int32(block))
+    return lax.fori_loop(jnp.int32(0), steps, step, out)
 
 
 def zeros_from(array: Array, axis: int, count: Any) -> Any:
@@ -244,11 +256,10 @@ def zeros_from(array: Array, axis: int, count: Any) -> Any:
 
     def loop(array: Array, count: Any) -> Any:
         def step(i: Any, out: Any) -> Any:
-            at = jnp.minimum(count + i * block, size - block)
-            return put(out, masked(part(out, axis, at, block), count, at), axis, at)
+            place = jnp.minimum(count + i * block, size - block)
+            return put(out, masked(part(out, axis, place, block), count, place), axis, place)
 
-        steps = lax.div(size - count + jnp.int32(block - 1), jnp.int32(block))
-        return lax.fori_loop(jnp.int32(0), steps, step, array)
+        return _for_blocks(size - count, block, step, array)
 
     return alone(loop, masked)(array, count)
 
@@ -268,11 +279,10 @@ def in_parts(
         last = jnp.maximum(count - block, 0)
 
         def step(i: Any, out: Any) -> Any:
-            at = jnp.minimum(i * block, last)
-            return put(out, function(part(array, axis, at, block), *operands), axis, at)
+            place = jnp.minimum(i * block, last)
+            return put(out, function(part(array, axis, place, block), *operands), axis, place)
 
-        steps = lax.div(count + jnp.int32(block - 1), jnp.int32(block))
-        return lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros_like(array))
+        return _for_blocks(count, block, step, jnp.zeros_like(array))
 
     whole = lambda array, _, *operands: function(array, *operands)  # noqa: E731
     return alone(loop, whole)(array, jnp.minimum(jnp.int32(count), array.shape[axis]), *operands)
@@ -289,10 +299,10 @@ def kept_in_memory(array: Array, size: Any) -> Any:
     whose condition is always True at run time. Other backends get an optimization barrier.
     """
 
-    def kept(array: Array) -> Any:
+    def in_a_branch(array: Array) -> Any:
         return lax.cond(in_every_row(size >= 0), lambda array: array, lax.neg, array)
 
-    return by_platform(array, cpu=kept, default=lax.optimization_barrier)
+    return by_platform(array, cpu=in_a_branch, default=lax.optimization_barrier)
 
 
 # --- scaling ------------------------------------------------------------------------------------
@@ -307,8 +317,8 @@ def without_overflow(x: Array, axes: Sequence[int], headroom: int) -> tuple[Any,
     sizes = [jnp.max(jnp.abs(part), axes, keepdims=True, initial=0) for part in parts]
     largest = functools.reduce(jnp.maximum, sizes)
     is_huge = largest > float(jnp.finfo(x.dtype).max) * 2.0**-exponent
-    one = jnp.ones_like(largest)
-    back = jnp.where(is_huge & jnp.isfinite(largest), one * 2.0**exponent, one)
+    unit = jnp.ones_like(largest)
+    back = jnp.where(is_huge & jnp.isfinite(largest), unit * 2.0**exponent, unit)
     return scaled(x, 1 / back), back
 
 

@@ -39,15 +39,13 @@ POISONS = ("nan", "low")
 
 def poison_value(dtype: np.dtype[Any], kind: str) -> Any:
     """The scalar that a poison writes into padding of a dtype."""
-    dtype = jnp.dtype(dtype)
+    dtype, is_nan = jnp.dtype(dtype), kind == "nan"
     if dtype.kind == "b":
-        return np.asarray(kind in ("nan", "inf"))
+        return np.asarray(is_nan)
     if jnp.issubdtype(dtype, jnp.integer):
         info = jnp.iinfo(dtype)
-        extreme = {"nan": info.max, "inf": info.max - 1, "zero": 0, "low": info.min}[kind]
-        return np.asarray(int(extreme)).astype(dtype)
-    value = {"nan": np.nan, "inf": np.inf, "zero": 0.0, "low": -np.inf}[kind]
-    return np.asarray(value).astype(dtype)
+        return np.asarray(int(info.max if is_nan else info.min)).astype(dtype)
+    return np.asarray(np.nan if is_nan else -np.inf).astype(dtype)
 
 
 def poison_equations(which: object, kinds: Sequence[str] = POISONS) -> Callable[[], Hook]:
@@ -106,19 +104,17 @@ def _difference(a: Array, b: Array, exactly: bool) -> str | None:
         return f"{x.dtype}{list(x.shape)} against {y.dtype}{list(y.shape)}"
     if x.size == 0:
         return None
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        bad = x != y
-        shown_x, shown_y = x, y
-    else:
-        wide = np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64
-        shown_x, shown_y = x.astype(wide), y.astype(wide)
+    bad: Any = x != y
+    if jnp.issubdtype(x.dtype, jnp.inexact):
         rtol = 0.0 if exactly else _tolerance(x.dtype)
-        scale = np.max(np.abs(shown_y), initial=0.0, where=np.isfinite(shown_y))
-        bad = ~np.isclose(shown_x, shown_y, rtol=rtol, atol=rtol * scale, equal_nan=True)
+        wide = np.complex128 if jnp.issubdtype(x.dtype, jnp.complexfloating) else np.float64
+        x, y = x.astype(wide), y.astype(wide)
+        scale = np.max(np.abs(y), initial=0.0, where=np.isfinite(y))
+        bad = ~np.isclose(x, y, rtol=rtol, atol=rtol * scale, equal_nan=True)
     if not bad.any():
         return None
-    at = tuple(int(i) for i in np.argwhere(bad)[0])
-    return f"at {at}: {shown_x[at]} against {shown_y[at]} ({int(bad.sum())} of {x.size} differ)"
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"at {place}: {x[place]} against {y[place]} ({int(bad.sum())} of {x.size} differ)"
 
 
 def _tolerance(dtype: np.dtype[Any]) -> float:
@@ -146,23 +142,16 @@ def blame(
     """
     if program.computed:  # the recorded outputs cannot be cut to sizes that are not known here
         return ""
-    first = _record(
-        program, rules, sizes, bucket, size_constants, arguments(POISONS[0]), POISONS[0]
-    )
-    if exact:
-        second = _record(program, rules, sizes, sizes, size_constants, arguments(None), None)
-    else:
-        second = _record(
-            program, rules, sizes, bucket, size_constants, arguments(POISONS[1]), POISONS[1]
-        )
+    record = functools.partial(_record, program, rules, sizes, size_constants)
+    first = record(bucket, arguments(POISONS[0]), POISONS[0])
+    kind = None if exact else POISONS[1]
+    second = record(sizes if exact else bucket, arguments(kind), kind)
     # One list may be longer: the function of an associative scan runs more often at a larger size.
-    for (eqn, outs), (_, others) in zip(first, second, strict=False):
-        for a, b in zip(outs, others, strict=True):
-            if _difference(a, b, exactly=not exact):
-                line = source_line(eqn)
-                return f"; the first to differ is {name_in_words(eqn)}" + (
-                    f" at {line}" if line else ""
-                )
+    for (eqn, *outs), (_, *expected) in zip(first, second, strict=False):
+        if any(_difference(a, b, not exact) for a, b in zip(outs, expected, strict=True)):
+            line = source_line(eqn)
+            where = f" at {line}" if line else ""
+            return f"; the first to differ is {name_in_words(eqn)}{where}"
     return ""
 
 
@@ -170,21 +159,21 @@ def _record(
     program: Program,
     rules: RuleTable,
     sizes: Mapping[str, int],
-    bucket: Mapping[str, int],
     size_constants: Sequence[Any],
+    bucket: Mapping[str, int],
     arguments: Sequence[Any],
     kind: str | None,
-) -> list[tuple[Any, list[Any]]]:
+) -> list[tuple[Any, ...]]:
     """Run a program at these sizes; return each equation with the real part of its outputs.
 
     Equations whose outputs are traced are left out: those in the bodies of loops and in branches,
     which JAX traces even in an eager run. ``kind`` is the poison written into padding, or None for
     an unpadded run.
     """
-    found: list[tuple[Any, list[Any]]] = []
+    recorded: list[tuple[Any, ...]] = []
     poison = poison_equations(0, (kind,))() if kind else None
 
-    def after(eqn: JaxprEqn, outs: list[Any], at: BucketSizes) -> list[Any]:
+    def after(eqn: JaxprEqn, outs: list[Any], padded_sizes: BucketSizes) -> list[Any]:
         if not any(isinstance(o, jax.core.Tracer) for o in outs):
             real = []
             for v, out in zip(eqn.outvars, outs, strict=True):
@@ -192,17 +181,18 @@ def _record(
                 if is_key(out):
                     out = jax.random.key_data(out)
                 real.append(np.asarray(out)[cut])
-            found.append((eqn, real))
-        return poison(eqn, outs, at) if poison else outs
+            recorded.append((eqn, *real))
+        return poison(eqn, outs, padded_sizes) if poison else outs
 
     values = {v: np.int32(n) for v, n in sizes.items()}
     smallest = {v: min(n, program.lower.get(v, 1)) for v, n in sizes.items()}
     lower = smallest if kind else dict(sizes)
     shapes = map(BucketSizes(bucket, lower, {}).padded_shape, program.size_constant_shapes)
     constants = list(map(pad, map(np.asarray, size_constants), shapes))
-    at = BucketSizes(bucket, lower, values, constants, rooms=program.rooms(bucket) if kind else {})
-    interpret(program.jaxpr, program.consts, arguments, at, rules, lambda: after)
-    return found
+    rooms = program.rooms(bucket) if kind else {}
+    all_sizes = BucketSizes(bucket, lower, values, constants, rooms=rooms)
+    interpret(program.jaxpr, program.consts, arguments, all_sizes, rules, lambda: after)
+    return recorded
 
 
 def failed(name: str, problem: str, blamed: str) -> MaskingError:

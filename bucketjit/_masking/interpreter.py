@@ -28,7 +28,7 @@ from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.opaque import looked_inside
 from bucketjit._ir.primitives import sized_p, unsized_p
 from bucketjit._jax.arrays import explicit_sharding
-from bucketjit._jax.config import current_trace, without_leak_checks
+from bucketjit._jax.config import without_leak_checks
 from bucketjit._jax.jaxprs import (
     EquationScopes,
     bind_equation,
@@ -42,10 +42,10 @@ from bucketjit._jax.jaxprs import (
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._masking.array_ops import select
-from bucketjit._masking.constant_folding import folded
+from bucketjit._masking.constants import folded
 from bucketjit._masking.loops import has_loop_to_stop, is_inside, needs_retyping
 from bucketjit._masking.padding import Padding
-from bucketjit._masking.padding_facts import CERTAIN, Fact, open_axes
+from bucketjit._masking.padding_facts import CERTAIN, MADE, open_axes
 from bucketjit._masking.padding_plan import Plan, planned
 from bucketjit._masking.rule_context import RuleContext, RuleTable
 from bucketjit._masking.rules import default_rules
@@ -69,7 +69,7 @@ def interpret(
 ) -> list[Any]:
     """Evaluate a symbolic jaxpr on padded arguments.
 
-    The padding of arguments holds ``padding``, if it is not None. What is found out of the padding
+    The padding of arguments holds 0, unless ``padding`` is None. What is found out of the padding
     of values is added to ``known``.
     """
     known, args = Padding() if known is None else known, list(args)
@@ -80,11 +80,9 @@ def interpret(
     if padding is not None:
         for i, (var, value) in enumerate(zip(jaxpr.invars, args, strict=True)):
             shape = getattr(var.aval, "shape", ())
-            if axes := plan.repeated.get(i):
-                known.note_fact(value, shape, Fact({}, dict.fromkeys(open_axes(shape), CERTAIN)))
-                args[i] = repeating(value, shape, axes, sizes, known)
-            elif any(map(is_symbolic, shape)):
-                known.note(value, shape, padding)
+            if any(map(is_symbolic, shape)):
+                known.note_zeros(value, shape)
+                args[i] = repeating(value, shape, plan.repeated.get(i, ()), sizes, known)
 
     @functools.cache
     def hidden() -> Mapping[int, JaxprEqn]:
@@ -111,7 +109,7 @@ def repeating(
     for axis in sorted(axes):
         first = lax.slice_in_dim(array, 0, 1, axis=axis)
         filled = select(sizes.in_bounds(shape, (axis,), array.shape), array, first)
-        padding.note_repeating(array, shape, filled, axis)
+        padding.note_fact(filled, shape, padding.fact(array, shape).repeating({axis: CERTAIN}))
         array = filled
     return array
 
@@ -134,14 +132,13 @@ class _Walk:
         padding: Padding,
         hidden: Callable[[], Mapping[int, Any]],
     ) -> None:
-        self._hidden = hidden
+        self.hidden = hidden
         self._after = after
-        self._padding = padding
-        self._sizes = sizes
+        self.padding = padding
+        self.sizes = sizes
         self._rules = rules
         # Whether a jaxpr mentions sizes, by its `id` and `is_inside()`, which changes the answer.
         # The entry keeps the jaxpr alive, so that its `id` is not reused.
-        self._known: dict[Any, tuple[list[Any], list[Any]]] = {}
         self._mentions: dict[tuple[int, bool], tuple[Any, bool]] = {}
 
     def run(
@@ -154,9 +151,9 @@ class _Walk:
     ) -> list[Any]:
         """Evaluate an open jaxpr at padded sizes."""
         if sizes or at is not None:
-            sizes_there = (at or self._sizes).extended(sizes or {})
-            padding = self._padding.at_other_sizes()
-            walk = _Walk(sizes_there, self._rules, self._after, padding, self._hidden)
+            inside = (at or self.sizes).extended(sizes or {})
+            padding = self.padding.at_other_sizes()
+            walk = _Walk(inside, self._rules, self._after, padding, self.hidden)
             return walk.run(jaxpr, consts, args)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
         env.update(zip(jaxpr.invars, args, strict=True))
@@ -171,39 +168,35 @@ class _Walk:
             with scope_of(eqn):
                 outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if hook is not None:
-                    outs = hook(eqn, outs, self._sizes)
+                    outs = hook(eqn, outs, self.sizes)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         """The outputs of one equation; equal equations are evaluated once."""
-        key = _key(eqn, operands, self._sizes.defined)
+        key = _key(eqn, operands, self.sizes.defined)
         if key is None:
             return self._evaluated(eqn, operands, ever_read)
-        if key not in self._known:
-            # The operands are kept, so that no other ones get their `id`s.
-            self._known[key] = operands, self._evaluated(eqn, operands, ever_read)
-        return self._known[key][1]
+        make = functools.partial(self._evaluated, eqn, operands, ever_read)
+        outs: list[Any] = self.padding.once(key, operands, make)
+        return outs
 
     def _evaluated(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
         """The outputs of one equation, by its rule if it mentions a symbolic size."""
         if not self._equation_mentions_sizes(eqn):
             outs = folded(eqn, operands) or bind_equation(eqn, operands)
             # The maximum of all scores may be one of them.
-            self._padding.follow(eqn, operands, outs, is_plain=False, is_default=False)
+            self.padding.follow(eqn, operands, outs, is_plain=False, is_default=False)
             return outs
         name = eqn.primitive.name
         # The table holds names for primitives whose modules may not have been imported (Pallas).
         rule = self._rules.get(eqn.primitive) or self._rules.get(name)
         if rule is None:
             return self._look_inside(eqn, operands)
-        if any(isinstance(x, _SCALARS) for x in operands):
-            operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
-        operands = self._padding.operands(eqn, operands)
+        operands = [_as_array(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
+        operands = self.padding.operands(eqn, operands)
         try:
-            ctx = RuleContext(
-                *(eqn, self._sizes, self.run, operands, ever_read), *(self._padding, self._hidden)
-            )
+            ctx = RuleContext(eqn, operands, ever_read, self)
             out = rule(ctx, *operands)
             outs = list(out) if eqn.primitive.multiple_results else [out]
         except MaskingError as error:
@@ -232,8 +225,8 @@ class _Walk:
         # Padding constants describe what the primitive itself computes. They do not hold for a rule
         # that changed an operand or a parameter.
         is_default = inspect.unwrap(rule) is default_rules().get(eqn.primitive)
-        self._padding.follow(eqn, operands, outs, is_plain=ctx.stands(out), is_default=is_default)
-        if self._padding.plan.zeroed or self._padding.plan.repeated:
+        self.padding.follow(eqn, operands, outs, is_plain=ctx.stands(out), is_default=is_default)
+        if self.padding.plan.zeroed or self.padding.plan.repeated:
             outs = [
                 self._filled(ctx, value, shape)
                 for value, shape in zip(outs, ctx.out_shapes, strict=True)
@@ -241,13 +234,13 @@ class _Walk:
         return outs
 
     def _filled(self, ctx: RuleContext, value: Any, shape: Shape) -> Any:
-        """A result with its padding filled as it is planned."""
         is_open, where = frozenset(open_axes(shape)), id(ctx.eqn)
-        if axes := self._padding.plan.repeated.get(where, frozenset()) & is_open:
-            value = repeating(value, shape, axes, self._sizes, self._padding)
-        if axes := self._padding.plan.zeroed.get(where, frozenset()) & is_open:
+        if axes := self.padding.plan.repeated.get(where, frozenset()) & is_open:
+            value = repeating(value, shape, axes, self.sizes, self.padding)
+        if axes := self.padding.plan.zeroed.get(where, frozenset()) & is_open:
             value = ctx.fill(value, axes=axes, value=0, shape=shape)
-            self._padding.note_zeroed(value, shape, axes)
+            fact = self.padding.fact(value, shape).with_zeros(axes, MADE)
+            self.padding.note_fact(value, shape, fact)
         return value
 
     def _not_as_traced(self, outs: Sequence[Any], avals: Sequence[Any]) -> str:
@@ -257,7 +250,7 @@ class _Walk:
         for value, aval in zip(outs, avals, strict=True):
             if not is_shaped(aval):  # a token
                 continue
-            expected = self._sizes.padded_shape(aval.shape)
+            expected = self.sizes.padded_shape(aval.shape)
             if isinstance(value, _SCALARS) and not expected:  # a literal of an inner program
                 continue
             if not hasattr(value, "shape") or not hasattr(value, "dtype"):
@@ -269,7 +262,6 @@ class _Walk:
         return ""
 
     def _look_inside(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
-        """Evaluate the implementation of a primitive that has no rule."""
         try:
             inner, consts = looked_inside(eqn)
         except MaskingError as error:
@@ -295,8 +287,6 @@ class _Walk:
         """Whether a parameter holds a symbolic size, at any depth of tuples, trees and programs."""
         if is_symbolic(value):
             return True
-        if isinstance(value, int | float | str | bool) or value is None:
-            return False
         if is_jaxpr(value):
             key = (id(value), is_inside())
             if key not in self._mentions:
@@ -304,11 +294,7 @@ class _Walk:
                 answer = any(map(self._equation_mentions_sizes, inner.eqns))
                 self._mentions[key] = (value, answer)
             return self._mentions[key][1]
-        if isinstance(value, tuple | list):
-            return any(map(self._param_mentions_sizes, value))
-        if isinstance(value, dict):
-            return any(map(self._param_mentions_sizes, value.values()))
-        leaves = jax.tree_util.tree_leaves(value)
+        leaves = jax.tree_util.tree_leaves(value, is_leaf=is_jaxpr)
         if len(leaves) == 1 and leaves[0] is value:  # no tree: recursion would not end
             return False
         return any(map(self._param_mentions_sizes, leaves))
@@ -334,7 +320,7 @@ def _key(eqn: JaxprEqn, operands: Sequence[Any], defined: int) -> Any:
     )
     params = tuple((name, str(value)) for name, value in sorted(eqn.params.items()))
     types = tuple(str(v.aval) for v in (*eqn.invars, *eqn.outvars))
-    return current_trace(), defined, name_of(eqn), values, params, types
+    return defined, name_of(eqn), values, params, types
 
 
 def _as_array(operand: Any, aval: Any) -> Any:
@@ -351,5 +337,4 @@ def _of(eqn: JaxprEqn, reason: str) -> str:
 
 
 def _where(eqn: JaxprEqn) -> str:
-    """The user's line of an equation, in brackets; "" if it is not known."""
     return in_brackets(source_line(eqn))

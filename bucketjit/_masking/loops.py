@@ -60,7 +60,7 @@ def where_running(predicate: Any) -> Any:
 
 def has_loop(jaxpr: Jaxpr) -> bool:
     """Whether an open jaxpr has a data-dependent loop, at any depth that the rules evaluate."""
-    return any(_is_loop(eqn) or holds_loop(eqn) for eqn in jaxpr.eqns)
+    return any(name_of(eqn) == "while" or holds_loop(eqn) for eqn in jaxpr.eqns)
 
 
 def holds_loop(eqn: JaxprEqn) -> bool:
@@ -70,12 +70,7 @@ def holds_loop(eqn: JaxprEqn) -> bool:
 
 def has_loop_to_stop(eqn: JaxprEqn) -> bool:
     """Whether an equation needs its masking rule for a loop, even without symbolic sizes."""
-    return (is_inside() and _is_loop(eqn)) or holds_loop(eqn)
-
-
-def _is_loop(eqn: JaxprEqn) -> bool:
-    """Whether an equation is a loop that ends by data."""
-    return name_of(eqn) == "while"
+    return (is_inside() and name_of(eqn) == "while") or holds_loop(eqn)
 
 
 def is_inside() -> bool:

@@ -7,15 +7,13 @@
 
 The interpreter follows this from equation to equation while it evaluates a program. It stages
 branches and loops, so there is nothing to join. Masking rules do not know of it: they call
-`RuleContext.fill`. A value is looked up by its `id`, as ``==`` of tracers would trace a comparison.
-The logical shape is compared too: it determines what is padding, and one array may stand for two
-values of different logical shapes (``x`` and ``x[:-1]``). Three facts are followed here, and two
-more along each axis: `bucketjit._masking.padding_facts`.
+`RuleContext.fill`. A value is looked up by its `id`, as ``==`` of tracers would trace a comparison,
+and by its logical shape. This determines what is padding, and one array may stand for two values of
+different logical shapes (``x`` and ``x[:-1]``). Three facts are followed here, and two more along
+each axis: `bucketjit._masking.padding_facts`.
 
-A *constant* in the padding, along every axis. XLA may round differently from NumPy: on CPU it
-computes ``a * b + c`` with a single rounding, flushes subnormal numbers to zero, and turns ``x * a
-* b`` into ``x * (a * b)``. So floats are followed only where they are small multiples of 1/16,
-which no order of operations rounds, and 0 only while the product of its factors stays finite.
+*Zeros* along every axis. XLA may round differently from NumPy: on CPU it turns ``x * a * b`` into
+``x * (a * b)``, so they are zeros only while the product of their factors stays finite.
 
 A *softmax*, whose exponentials need no second fill:
 
@@ -40,11 +38,11 @@ one, so the trace of JAX is compared.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 
@@ -52,25 +50,20 @@ from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.config import current_trace
-from bucketjit._jax.jaxprs import dtype_of, name_of, shape_of
-from bucketjit._masking.padding_constants import (
-    CHANGES,
-    OF_A_SOFTMAX,
-    Softmax,
-    is_beside,
-    is_finite,
-    is_lowest,
-    is_simple,
-    limit,
-    reduced,
-    spread,
+from bucketjit._jax.jaxprs import dtype_of, is_literal, name_of, shape_of
+from bucketjit._masking.constants import (
+    KEEP_ZEROS,
+    PaddingNumber,
+    constant_of,
+    exponent_of_zeros,
+    has_zero,
+    is_zero,
 )
 from bucketjit._masking.padding_facts import (
     CERTAIN,
     FINITE,
     MADE,
     NOTHING,
-    OF_SOFTMAX,
     Fact,
     both,
     fact_of_result,
@@ -78,25 +71,15 @@ from bucketjit._masking.padding_facts import (
     open_axes,
 )
 from bucketjit._masking.padding_plan import Plan
+from bucketjit._masking.softmaxes import (
+    Operand,
+    Softmax,
+    has_scores,
+    softmax_of_result,
+    with_softmax,
+)
 
-_MOST_EXPONENT = 2048  # from 2**2048 on, no float holds a power of 2
 _READERS = frozenset(ELEMENTWISE)
-
-
-class _Constant(NamedTuple):
-    """The constant in the padding of a value.
-
-    Attributes:
-        value: The value, which keeps its `id` from being used again.
-        shape: Its logical shape, as text.
-        constant: The constant.
-        exponent: A product of some of the factors of the value is less than 2 to the power of it.
-    """
-
-    value: Any
-    shape: str
-    constant: np.ndarray
-    exponent: int
 
 
 class Around(NamedTuple):
@@ -113,175 +96,153 @@ class Around(NamedTuple):
 AROUND_NOTHING = Around()
 
 
-class Padding:
-    """What is known of the padding of the values of a program; ``constants`` are known already."""
+@dataclass
+class _Value:
+    """What is known of a value of one logical shape.
 
-    def __init__(
-        self, constants: dict[int, _Constant] | None = None, around: Around = AROUND_NOTHING
-    ) -> None:
+    Attributes:
+        array: The value, which keeps its `id` from being used again.
+        exponent: See `bucketjit._masking.constants.PaddingNumber`; None if its padding is not 0.
+        is_zeros: Whether it is an array of zeros only.
+        fact: What its padding repeats, and where it is zero.
+        softmax: What it is of a softmax.
+        scores: The value, filled with -inf for a maximum.
+        filled: Its filled version in each trace.
+    """
+
+    array: Any
+    exponent: int | None = None
+    is_zeros: bool = False
+    fact: Fact = NOTHING
+    softmax: Softmax | None = None
+    scores: Any = None
+    filled: dict[Hashable, Any] = field(default_factory=dict)
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.exponent is not None
+
+
+_NOTHING = _Value(None)
+
+
+class Padding:
+    """What is known of the padding of the values of a program."""
+
+    def __init__(self, around: Around = AROUND_NOTHING) -> None:
         self.plan, self.around = Plan(), around
-        self._constants = {} if constants is None else constants
         self._follows_facts = False
-        self._facts: dict[int, tuple[Any, str, Fact]] = {}
-        self._zeros: dict[int, Any] = {}  # arrays of zeros only, by `id`
-        self._made: dict[Any, tuple[Any, Any]] = {}  # by what it was made of, which is kept alive
-        self._softmax: dict[int, Softmax] = {}
+        self._values: dict[int, dict[str, _Value]] = {}  # by `id` and logical shape, as text
+        self._products: dict[Any, tuple[Any, Any]] = {}  # by what they are of, which is kept
         self._maximum: tuple[JaxprEqn, Any] | None = None  # the latest, and what its rule filled
-        self._filled: dict[tuple[int, Any], tuple[Any, str, Any]] = {}
 
     def follow_facts(self, plan: Plan) -> None:
         """Follow what padding repeats and where it is zero, too."""
         self._follows_facts, self.plan = True, plan
 
     def at_other_sizes(self) -> Padding:
-        """For a program inside, where the same values have other padding: only constants stay."""
-        return Padding(self._constants, self.around)
+        """For a program inside, where the same values have other padding: only zeros stay."""
+        inside = Padding(self.around)
+        for key, values in self._values.items():
+            zeros = {s: _Value(v.array, v.exponent) for s, v in values.items() if v.has_zeros}
+            inside._values[key] = zeros
+        return inside
 
-    def note(self, value: Any, shape: Shape, constant: Any, exponent: int = 0) -> None:
-        """Remember that the padding of a value holds a constant, if that is followed.
+    def _of(self, array: Any, shape: Shape) -> _Value:
+        """What is known of a value; not to be changed."""
+        values = self._values.get(id(array))
+        return _NOTHING if values is None else values.get(str(shape), _NOTHING)
 
-        The first constant that is noted for a value stays.
-        """
-        dtype = value.dtype
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) or dtype == jax.dtypes.float0:
-            return
-        exact = np.asarray(constant)
-        with np.errstate(all="ignore"):
-            kept = exact.astype(dtype)
-        is_exact = np.isfinite(exact).all() and (kept == exact).all()
-        if is_exact and is_simple(kept) and exponent < limit(dtype):
-            self._constants.setdefault(id(value), _Constant(value, str(shape), kept, exponent))
+    def _noted(self, array: Any, shape: Shape) -> _Value:
+        """What is known of a value, to be added to."""
+        values = self._values.setdefault(id(array), {})
+        return values.setdefault(str(shape), _Value(array))
 
-    def constant_of(self, value: object, shape: Shape) -> np.ndarray | None:
-        """The constant in the padding of a value of this logical shape, or None."""
-        known = self._constants.get(id(value))
-        return known.constant if known is not None and known.shape == str(shape) else None
+    def note_zeros(self, array: Any, shape: Shape, exponent: int = 0) -> None:
+        """Remember that the padding of a value is 0; what is known already stays."""
+        if has_zero(array.dtype) and not self._of(array, shape).has_zeros:
+            self._noted(array, shape).exponent = exponent
 
-    def holds(self, value: Any, shape: Shape, constant: Any) -> bool:
-        """Whether the padding of a value is known to hold a given constant."""
-        kept = self.constant_of(value, shape)
-        if kept is None or isinstance(constant, jax.Array) or np.ndim(constant):
-            return False
-        return kept.tobytes() == np.asarray(constant).astype(kept.dtype).tobytes()
+    def holds(self, array: Any, shape: Shape, number: Any) -> bool:
+        """Whether the padding of a value is known to hold a number, which only 0 is."""
+        return self._of(array, shape).has_zeros and is_zero(number, array.dtype)
 
-    def fact(self, value: Any, atom: Any) -> Fact:
+    def fact(self, array: Any, shape: Shape) -> Fact:
         """What the padding of a value is known to repeat, and where it is zero."""
-        shape = shape_of(atom)
-        fact = self._noted(value, shape)
-        constant = self.constant_of(value, shape)
-        if constant is not None and not constant.tobytes().strip(b"\0"):
-            of_gradient = {a for a, fills in fact.zero.items() if is_of_gradient(fills)}
-            zero = {a: MADE if a in of_gradient else CERTAIN for a in open_axes(shape)}
-            fact = Fact(fact.repeats, zero)
-        return fact
+        value = self._of(array, shape)
+        if not value.has_zeros:
+            return value.fact
+        of_gradient = {a for a, fills in value.fact.zero.items() if is_of_gradient(fills)}
+        zero = {a: MADE if a in of_gradient else CERTAIN for a in open_axes(shape)}
+        return Fact(value.fact.repeats, zero)
 
-    def _noted(self, value: object, shape: Shape) -> Fact:
-        """The fact that was noted for a value of this logical shape."""
-        _, of, fact = self._facts.get(id(value), (None, None, NOTHING))
-        return fact if of == str(shape) else NOTHING
-
-    def facts(self, values: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:
+    def facts(self, arrays: Iterable[Any], atoms: Iterable[Any]) -> list[Fact]:
         """What is known of some values, which stand for these of the program."""
-        return list(map(self.fact, values, atoms))
+        return list(map(self.fact, arrays, map(shape_of, atoms)))
 
-    def note_facts(
-        self, values: Iterable[Any], atoms: Iterable[Any], facts: Iterable[Fact]
-    ) -> None:
-        """Remember what is known of some values."""
-        for value, atom, fact in zip(values, atoms, facts, strict=True):
-            self.note_fact(value, shape_of(atom), fact)
-
-    def note_fact(self, value: Any, shape: Shape, fact: Fact) -> None:
+    def note_fact(self, array: Any, shape: Shape, fact: Fact) -> None:
         """Remember what the padding of a value repeats, and where it is zero."""
         if fact.repeats or fact.zero:
-            self._facts[id(value)] = value, str(shape), fact
+            self._noted(array, shape).fact = fact
 
-    def note_fact_of_fill(
-        self, value: Any, shape: Shape, filled: Any, axes: Iterable[int], constant: Any
+    def note_facts(
+        self, arrays: Iterable[Any], atoms: Iterable[Any], facts: Iterable[Fact]
     ) -> None:
-        """Note what is known of a value that was filled with a constant along some axes."""
-        fact = self._noted(value, shape)
-        is_zero = not isinstance(constant, jax.Array) and not np.any(constant)
-        along = set(axes).intersection(open_axes(shape))
-        zero = {**fact.zero, **dict.fromkeys(along, CERTAIN)} if is_zero else {}
-        repeats = {axis: CERTAIN for axis in fact.repeats if axis not in along}
-        self.note_fact(filled, shape, Fact(repeats, zero))
+        """Remember what is known of some values."""
+        for array, atom, fact in zip(arrays, atoms, facts, strict=True):
+            self.note_fact(array, shape_of(atom), fact)
 
-    def note_zeroed(self, value: Any, shape: Shape, axes: Iterable[int]) -> None:
-        """Note that a planned fill has made zeros of the padding along some axes."""
-        fact = self._noted(value, shape)
-        self.note_fact(value, shape, Fact(fact.repeats, {**fact.zero, **dict.fromkeys(axes, MADE)}))
-
-    def note_repeating(self, value: Any, shape: Shape, filled: Any, axis: int) -> None:
-        """Note what is known of a value that was filled with slice 0 along an axis."""
-        fact = self._noted(value, shape)
-        zero = {a: fills for a, fills in fact.zero.items() if a != axis}
-        self.note_fact(filled, shape, Fact({**fact.repeats, axis: CERTAIN}, zero))
-
-    def spares_fill(self, eqn: JaxprEqn, value: Any, axes: Sequence[int]) -> bool:
+    def spares_fill(self, eqn: JaxprEqn, array: Any, axes: Sequence[int]) -> bool:
         """Whether an equation sums a value, whose padding adds nothing, along these axes."""
         if name_of(eqn) != "reduce_sum":
             return False
         shape = shape_of(eqn.invars[0])
-        zero = self.fact(value, eqn.invars[0]).zero
+        zero = self.fact(array, shape).zero
         opened = [a for a in axes if is_symbolic(shape[a])]
         fills = both(*map(zero.get, opened))
         is_exact = fills is not None and fills.isdisjoint(FINITE)
         return is_exact and all(is_at_most(1, shape[a]) for a in opened)
 
-    def is_zeros(self, value: object) -> bool:
+    def is_zeros(self, array: Any, shape: Shape) -> bool:
         """Whether a value is an array of zeros only, as far as it is known."""
-        return id(value) in self._zeros
+        return self._of(array, shape).is_zeros
 
-    def made_before(self, key: tuple[Any, ...] | None) -> Any:
-        """What was made of a value in this trace, under this key, or None."""
-        return None if key is None else self._made.get((current_trace(), *key), (None, None))[1]
+    def once(self, key: tuple[Any, ...], operands: object, make: Callable[[], Any]) -> Any:
+        """What is made of some operands: made for the first in a trace that asks under a key.
 
-    def note_made(self, key: tuple[Any, ...] | None, value: object, made: object) -> None:
-        """Remember what was made of a value, so that it is made once in a trace."""
-        if key is not None:
-            self._made[current_trace(), *key] = value, made
-
-    def note_filled(self, value: object, shape: Shape, filled: object) -> None:
-        """Remember the filled version of a value.
-
-        One whose padding holds a known constant is not replaced by it: later equations may use the
-        constant, and nothing is known of the padding of the latter.
+        The operands are kept, so that no other ones get their `id`s, which are in the key.
         """
-        if self.constant_of(value, shape) is None:
-            self._filled[id(value), current_trace()] = value, str(shape), filled
+        key = current_trace(), *key
+        if key not in self._products and (product := make()) is not None:
+            self._products[key] = operands, product
+        return self._products.get(key, (None, None))[1]
 
-    def note_scores(
-        self,
-        eqn: JaxprEqn,
-        operand: Any,
-        filled: Any,
-        shape: Shape,
-        axes: Iterable[int],
-        value: Any,
+    def note_filled(
+        self, eqn: JaxprEqn, array: Any, shape: Shape, filled: Any, number: Any
     ) -> None:
-        """Remember the operand of a maximum, which was filled with -inf."""
-        is_maximum = name_of(eqn) == "reduce_max" and jnp.issubdtype(filled.dtype, jnp.floating)
-        has_some = all(is_at_most(1, shape[axis]) for axis in axes)
-        if is_maximum and has_some and is_lowest(value):
-            scores = Softmax(filled, str(shape), frozenset(axes), "scores", operand)
-            self._softmax[id(filled)], self._maximum = scores, (eqn, filled)
+        """Remember the filled version of an operand of an equation.
 
-    def operands(self, eqn: JaxprEqn, values: list[Any]) -> list[Any]:
+        One whose padding is known to be 0 is not replaced by it: later equations may use the zeros,
+        and nothing is known of the padding of the latter.
+        """
+        value = self._noted(array, shape)
+        if not value.has_zeros:
+            value.filled[current_trace()] = filled
+        if _is_number(number) and has_scores(eqn) and float(np.asarray(number)) == -np.inf:
+            value.scores, self._maximum = filled, (eqn, filled)
+
+    def operands(self, eqn: JaxprEqn, arrays: list[Any]) -> list[Any]:
         """Replace operands of an elementwise equation by their filled versions."""
-        if name_of(eqn) == "sub" and (peak := self._softmax.get(id(values[1]))) is not None:
+        if name_of(eqn) not in _READERS:
+            return arrays
+        values = [self._of(x, shape_of(v)) for x, v in zip(arrays, eqn.invars, strict=True)]
+        if name_of(eqn) == "sub" and values[1].softmax is not None:
             # Less their maximum, scores are -inf in the padding, whatever it held before.
-            match self._softmax.get(id(peak.of)):
-                case Softmax(scores, own, _, "scores", of) if of is values[0]:
-                    if own == str(shape_of(eqn.invars[0])):
-                        return [scores, values[1]]
-        if not self._filled or name_of(eqn) not in _READERS:
-            return values
-        found = []
-        for value, atom in zip(values, eqn.invars, strict=True):
-            _, shape, filled = self._filled.get((id(value), current_trace()), (None, None, None))
-            found.append(filled if shape == str(shape_of(atom)) else value)
-        return found
+            scores = values[0].scores
+            if scores is not None and values[1].softmax.of == id(scores):
+                return [scores, arrays[1]]
+        trace = current_trace()
+        return [v.filled.get(trace, x) for v, x in zip(values, arrays, strict=True)]
 
     def follow(
         self,
@@ -293,106 +254,43 @@ class Padding:
         is_default: bool,
     ) -> None:
         """Note what is known of an output; if it is plain, the primitive itself has computed it."""
-        if name_of(eqn) == "broadcast_in_dim":
-            number = getattr(eqn.invars[0], "val", None)  # of a literal
-            if number is not None and not np.asarray(number).tobytes().strip(b"\0"):
-                self._zeros[id(outs[0])] = outs[0]
-        if is_plain and name_of(eqn) in CHANGES and hasattr(outs[0], "dtype"):
-            self._follow_constant(eqn, operands, outs[0])
-        zero: Iterable[int] = ()
-        if self._softmax and name_of(eqn) in OF_A_SOFTMAX:
-            found = self._softmax_of(eqn, operands, outs[0])
-            if found is not None:
-                shape = str(shape_of(eqn.outvars[0]))
-                self._softmax[id(outs[0])] = found._replace(value=outs[0], shape=shape)
-                zero = found.axes if found.what == "zeros" else ()
-        if len(outs) != 1:
+        if len(outs) != 1 or not hasattr(outs[0], "dtype"):
             return
+        (out,), (var,), name = outs, eqn.outvars, name_of(eqn)
+        shape = shape_of(var)
+        if name == "broadcast_in_dim" and is_literal(number := eqn.invars[0]):
+            self._noted(out, shape).is_zeros = is_zero(number.val, dtype_of(var))
+        if is_plain and name in KEEP_ZEROS:
+            constants = list(map(self._constant, operands, eqn.invars))
+            if (exponent := exponent_of_zeros(eqn, constants)) is not None:
+                self.note_zeros(out, shape, exponent)
+        softmax = None if self._maximum is None else self._softmax(eqn, operands, out)
+        if softmax is not None:
+            self._noted(out, shape).softmax = softmax
         fact = NOTHING
-        if self._follows_facts and (is_plain or (is_default and name_of(eqn) not in _READERS)):
-            ins = [self.fact(x, v) for x, v in zip(operands, eqn.invars, strict=True)]
-            fact = fact_of_result(eqn, ins)
-            if not is_plain and self.constant_of(outs[0], shape_of(eqn.outvars[0])) is not None:
-                fact = fact._replace(repeats={})  # the rule has filled operands for that constant
-        axes = set(zero).intersection(open_axes(shape_of(eqn.outvars[0]))) if zero else ()
-        more = dict.fromkeys(axes, OF_SOFTMAX)
-        self.note_fact(outs[0], shape_of(eqn.outvars[0]), fact._replace(zero={**fact.zero, **more}))
+        if self._follows_facts and (is_plain or (is_default and name not in _READERS)):
+            fact = fact_of_result(eqn, self.facts(operands, eqn.invars))
+            if not is_plain and self._of(out, shape).has_zeros:
+                fact = fact._replace(repeats={})  # the rule has filled operands for these zeros
+        self.note_fact(out, shape, with_softmax(fact, softmax, eqn))
 
-    # --- constants ---
+    def _constant(self, operand: Any, atom: Any) -> PaddingNumber | None:
+        """What is known to be in the padding of an operand; a number is its own padding."""
+        if not isinstance(operand, jax.core.Tracer):
+            return constant_of(operand, dtype_of(atom)) if _is_number(operand) else None
+        exponent = self._of(operand, shape_of(atom)).exponent
+        return None if exponent is None else PaddingNumber(np.zeros((), dtype_of(atom)), exponent)
 
-    def _follow_constant(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> None:
-        constants = [self._constant(v, x) for v, x in zip(eqn.invars, operands, strict=True)]
-        if any(c is None for c in constants):
-            return
-        constant = CHANGES[name_of(eqn)](eqn, constants)
-        if constant is None:
-            return
-        exponents = [self._exponent(x, c) for x, c in zip(operands, constants, strict=True)]
-        if name_of(eqn) in ("square", "integer_pow"):
-            exponents *= min(eqn.params.get("y", 2), _MOST_EXPONENT)
-        is_product = name_of(eqn) in ("mul", "square", "integer_pow")
-        exponent = sum(exponents) if is_product else max(exponents)
-        self.note(out, shape_of(eqn.outvars[0]), constant, exponent)
-
-    def _constant(self, var: Any, operand: Any) -> Any:
-        """The constant in the padding of an operand; a scalar constant is its own padding."""
-        if isinstance(operand, jax.core.Tracer):
-            return self.constant_of(operand, shape_of(var))
-        if isinstance(operand, jax.Array) or np.ndim(operand):
-            return None
-        return np.asarray(operand, dtype_of(var))
-
-    def _exponent(self, operand: object, constant: np.ndarray) -> int:
-        known = self._constants.get(id(operand))
-        if known is not None:
-            return known.exponent
-        is_float = jnp.issubdtype(constant.dtype, jnp.inexact)
-        return max(0, int(np.frexp(float(np.abs(constant)))[1])) if is_float else 0
-
-    # --- softmaxes ---
-
-    def _softmax_of(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> Softmax | None:
-        name = name_of(eqn)
-        one, two = [*(self._softmax.get(id(x)) for x in operands), None][:2]
-        what, other = (None if x is None else x.what for x in (one, two))
-        if name == "reduce_max":
+    def _softmax(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> Softmax | None:
+        ins = []
+        for x, atom in zip(operands, eqn.invars, strict=True):
+            softmax = self._of(x, shape_of(atom)).softmax
+            ins.append(Operand(id(x), softmax, x if _is_number(x) else None))
+        if name_of(eqn) == "reduce_max":
             latest, filled = self._maximum or (None, None)
-            return reduced(eqn, filled) if latest is eqn else None
-        if name == "max":  # of a value and -inf, which `jax.nn.softmax` takes
-            if other == "reduced" and is_lowest(operands[0]):
-                return two
-            return one if what == "reduced" and is_lowest(operands[1]) else None
-        if name == "select_n":  # `logsumexp` takes 0 for a maximum that is infinite
-            # A sum must not become 0, as it is a divisor.
-            known = [k for x in operands[1:] if (k := self._softmax.get(id(x))) is not None]
-            others = [x for x in operands[1:] if id(x) not in self._softmax]
-            if len(known) != 1 or known[0].what != "reduced" or not all(map(is_finite, others)):
-                return None
-            of = self._softmax.get(id(known[0].of))
-            is_maximum = of is not None and of.what == "scores"
-            is_divisor = all(np.any(np.asarray(x).astype(known[0].of.dtype)) for x in others)
-            return known[0] if is_maximum or is_divisor else None
-        if one is None:
-            return None
-        if name == "reduce_sum":
-            is_whole = what == "zeros" and one.axes == set(eqn.params["axes"])
-            return reduced(eqn, one.of) if is_whole else None
-        if name == "exp":
-            return one._replace(what="zeros", of=out) if what == "shifted" else None
-        if name in ("sub", "div"):
-            before, after = ("scores", "shifted") if name == "sub" else ("zeros", "zeros")
-            if two is None or two.axes != one.axes or (what, other) != (before, "reduced"):
-                return None
-            source = operands[0] if name == "sub" else one.of
-            return one._replace(what=after, of=out) if is_beside(two, source, out.ndim) else None
-        if name == "convert_element_type":  # halves are summed as floats
-            # In another dtype than that of the exponentials, a sum may round to 0.
-            if what == "reduced":
-                summed = self._softmax.get(id(one.of))
-                is_back = summed is not None and summed.what == "zeros"
-                return one if is_back and out.dtype == one.of.dtype else None
-            widest = jnp.promote_types(operands[0].dtype, out.dtype)
-            return one if what == "zeros" and widest == out.dtype else None
-        if what != "reduced":
-            return None
-        return spread(eqn, one) if name == "broadcast_in_dim" else one
+            ins = [Operand(id(filled) if latest is eqn else None)]
+        return softmax_of_result(eqn, ins, id(out))
+
+
+def _is_number(x: Any) -> bool:
+    return not isinstance(x, jax.Array) and np.ndim(x) == 0

@@ -22,8 +22,8 @@ A fact may depend on fills that are only planned; see `bucketjit._masking.paddin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,19 +34,32 @@ from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, groups, is_symbolic
 from bucketjit._jax.jaxprs import Atom, dtype_of, is_literal, name_of, shape_of
 
-Fills = frozenset[Any]  # the planned fills that a fact depends on
-CERTAIN: Fills = frozenset()
-
 
 class Condition(NamedTuple):
-    """What a fact depends on besides fills."""
+    """What a fact depends on: a planned fill, or a property of the data.
 
-    what: str
-    where: None = None
-    axis: None = None
-    cost: int = 0
+    Attributes:
+        where: The `id` of the equation, or the number of the argument, that is filled; the
+            property, as a text.
+        axis: The axis along which a planned fill repeats slice 0; None for a fill with 0 along all
+            axes that need it.
+    """
+
+    where: int | str
+    axis: int | None = None
+
+    @property
+    def cost(self) -> int:
+        """How many fills with 0 it is worth."""
+        if isinstance(self.where, str):
+            return 0
+        return 1 if self.axis is None else COST_OF_REPEATING
 
 
+COST_OF_REPEATING = 2  # fills with 0, each of which may need an array of zeros
+
+Fills = frozenset[Condition]
+CERTAIN: Fills = frozenset()
 FINITE: Fills = frozenset((Condition("slice 0 is finite"),))
 MADE: Fills = frozenset((Condition("a planned fill has made the zeros"),))
 OF_SOFTMAX: Fills = frozenset((Condition("a softmax is not NaN as a whole"),))
@@ -58,7 +71,7 @@ def is_of_gradient(zero: Fills | None) -> bool:
 
     A gradient begins with such a fill. Zeros of arguments are not of this kind.
     """
-    return zero is not None and any(one.axis is None for one in zero - OF_SOFTMAX)
+    return zero is not None and any(condition.axis is None for condition in zero - OF_SOFTMAX)
 
 
 class Fact(NamedTuple):
@@ -72,27 +85,39 @@ class Fact(NamedTuple):
     repeats: Mapping[int, Fills] = {}
     zero: Mapping[int, Fills] = {}
 
-    def known(self, axis: int) -> Fills | None:
+    def fills(self, axis: int) -> Fills | None:
         """The fewest fills with which it repeats or is zero along an axis; None if neither."""
         return fewest(self.repeats.get(axis), self.zero.get(axis))
 
-    def joined(self, other: Fact) -> Fact:
+    def with_zeros(self, axes: Iterable[int], fills: Fills) -> Fact:
+        """What holds where zeros are found along some axes besides."""
+        return self._replace(zero={**self.zero, **dict.fromkeys(axes, fills)})
+
+    def zeroed(self, axes: Set[int], fills: Fills) -> Fact:
+        """What holds after a fill with 0 along some axes."""
+        repeats = {axis: held for axis, held in self.repeats.items() if axis not in axes}
+        return self._replace(repeats=repeats).with_zeros(axes, fills)
+
+    def repeating(self, axes: Mapping[int, Fills]) -> Fact:
+        """What holds after a fill with slice 0 along some axes."""
+        zero = {axis: fills for axis, fills in self.zero.items() if axis not in axes}
+        return Fact({**self.repeats, **axes}, zero)
+
+    def joined(self, fact: Fact) -> Fact:
         """What holds of two arrays."""
-        pairs = ((self.repeats, other.repeats), (self.zero, other.zero))
-        return Fact(*({a: one[a] | two[a] for a in one.keys() & two.keys()} for one, two in pairs))
+        pairs = zip(self, fact, strict=True)
+        return Fact(*({axis: a[axis] | b[axis] for axis in a.keys() & b.keys()} for a, b in pairs))
 
     def moved(self, by: int) -> Fact:
         """What holds where each axis is ``by`` axes further back; those before the first go."""
-        kinds = (self.repeats, self.zero)
-        return Fact(*({a + by: f for a, f in kind.items() if a + by >= 0} for kind in kinds))
+        return Fact(*({a + by: f for a, f in kind.items() if a + by >= 0} for kind in self))
 
-    def includes(self, other: Fact) -> bool:
-        """Whether all that ``other`` says holds, on no other conditions."""
-        pairs = (self.repeats, other.repeats), (self.zero, other.zero)
+    def includes(self, fact: Fact) -> bool:
+        """Whether all that ``fact`` says holds, on no other conditions."""
         return all(
-            axis in mine and MADE & fills <= mine[axis] <= fills
-            for mine, its in pairs
-            for axis, fills in its.items()
+            axis in held and MADE & fills <= held[axis] <= fills
+            for held, expected in zip(self, fact, strict=True)
+            for axis, fills in expected.items()
         )
 
 
@@ -114,14 +139,7 @@ def fewest(*possible: Fills | None) -> Fills | None:
     return min((fills for fills in possible if fills is not None), key=len, default=None)
 
 
-class _Along(NamedTuple):
-    """The facts about the operands of an equation along one axis of each."""
-
-    repeats: Sequence[Fills | None]
-    zero: Sequence[Fills | None]
-
-
-def _at(fact: Fact, atom: Atom, axis: int | None) -> tuple[Fills | None, Fills | None]:
+def _along(fact: Fact, atom: Atom, axis: int | None) -> tuple[Fills | None, Fills | None]:
     """What is known of an operand along an axis; None for an operand that does not have it."""
     shape = shape_of(atom)
     if axis is None or not shape:
@@ -133,21 +151,25 @@ def _at(fact: Fact, atom: Atom, axis: int | None) -> tuple[Fills | None, Fills |
 
 
 Axes = Sequence[int | None]
-Zero = Callable[[JaxprEqn, _Along], Fills | None]
+Held = Sequence[Fills | None]  # of each operand
+# By an equation, and where its operands are zero and where they repeat, along one axis of each.
+Zero = Callable[[JaxprEqn, Held, Held], Fills | None]
 
 
-def _made(eqn: JaxprEqn, ins: Sequence[Fact], axes: Iterable[tuple[int, Axes]], zero: Zero) -> Fact:
+def _of_axes(
+    eqn: JaxprEqn, ins: Sequence[Fact], axes: Iterable[tuple[int, Axes]], zero: Zero
+) -> Fact:
     """The fact about a result of which each axis comes from these axes of the operands."""
     out = shape_of(eqn.outvars[0])
     repeats, zeros = {}, {}
     for axis, sources in axes:
         if not is_symbolic(out[axis]):
             continue
-        found = [_at(f, v, a) for f, v, a in zip(ins, eqn.invars, sources, strict=True)]
-        along = _Along([r for r, _ in found], [z for _, z in found])
-        if (fills := both(*along.repeats)) is not None:
+        operands = zip(ins, eqn.invars, sources, strict=True)
+        held = [_along(fact, atom, source) for fact, atom, source in operands]
+        if (fills := both(*(r for r, _ in held))) is not None:
             repeats[axis] = fills
-        if (fills := zero(eqn, along)) is not None:
+        if (fills := zero(eqn, [z for _, z in held], [r for r, _ in held])) is not None:
             zeros[axis] = fills
     return Fact(repeats, zeros)
 
@@ -196,134 +218,120 @@ _TOUCHES = {
 def _not_regrouped(before: Shape, after: Shape) -> dict[int, int]:
     """The axes that a reshape leaves as they are: result -> operand."""
     old, new = ([i for i, d in enumerate(s) if is_symbolic(d) or d != 1] for s in (before, after))
-    found: dict[int, int] = {}
+    kept: dict[int, int] = {}
     i = j = 0
-    for one, other in groups(tuple(before[k] for k in old), tuple(after[k] for k in new)):
-        if len(one) == len(other) == 1:
-            found[new[j]] = old[i]
-        i, j = i + len(one), j + len(other)
-    return found
+    for merged, split in groups(tuple(before[k] for k in old), tuple(after[k] for k in new)):
+        if len(merged) == len(split) == 1:
+            kept[new[j]] = old[i]
+        i, j = i + len(merged), j + len(split)
+    return kept
 
 
-def _carried(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
-    """The fact about a result with axes of its operands; new ones repeat."""
+def _carried(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
+    """The axes of the operands that a result has; new ones repeat."""
     kept, rank = kept_axes(eqn), len(shape_of(eqn.invars[0]))
     is_new = name_of(eqn) == "broadcast_in_dim"
-    axes: list[tuple[int, Axes]] = []
     for axis in range(len(shape_of(eqn.outvars[0]))):
         if axis in kept or is_new:
-            sources = [kept.get(axis) if len(shape_of(v)) == rank else None for v in eqn.invars]
-            axes.append((axis, sources))
-    return _made(eqn, ins, axes, zero)
+            yield axis, [kept.get(axis) if len(shape_of(v)) == rank else None for v in eqn.invars]
 
 
-def _iota(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
-    axes = open_axes(shape_of(eqn.outvars[0]))
-    return Fact({axis: CERTAIN for axis in axes if axis != eqn.params["dimension"]})
+def _elementwise(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
+    for axis in range(len(shape_of(eqn.outvars[0]))):
+        yield axis, [axis] * len(eqn.invars)
 
 
-def _elementwise(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
-    axes = [(a, [a] * len(ins)) for a in range(len(shape_of(eqn.outvars[0])))]
-    return _made(eqn, ins, axes, zero)
+def _iota(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
+    for axis in range(len(shape_of(eqn.outvars[0]))):
+        if axis != eqn.params["dimension"]:
+            yield axis, ()
 
 
-def _dot_general(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def product_axes(eqn: JaxprEqn) -> list[tuple[int | None, int | None]]:
+    """The axes of both operands of a ``dot_general`` that each axis of its result comes from."""
     contract, batch = eqn.params["dimension_numbers"]
     left, right = (
         [a for a in range(len(shape_of(v))) if a not in (*contract[i], *batch[i])]
         for i, v in enumerate(eqn.invars)
     )
-    sources: list[Axes] = [*zip(*batch, strict=True)]
-    sources += [(a, None) for a in left] + [(None, a) for a in right]
-    return _made(eqn, ins, enumerate(sources), zero)
+    return [*zip(*batch, strict=True), *((a, None) for a in left), *((None, a) for a in right)]
 
 
-def _convolution(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def _convolution(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     """The batch is that of the data, and the features are those of the kernel."""
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    axes: list[tuple[int, Axes]] = []
     if str(params["batch_group_count"]) == "1":
-        axes.append((numbers.out_spec[0], (numbers.lhs_spec[0], None)))
+        yield numbers.out_spec[0], (numbers.lhs_spec[0], None)
     if str(params["feature_group_count"]) == "1":
-        axes.append((numbers.out_spec[1], (None, numbers.rhs_spec[0])))
-    return _made(eqn, ins, axes, zero)
+        yield numbers.out_spec[1], (None, numbers.rhs_spec[0])
 
 
-def _gather(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def _gather(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
     shape, indices = (shape_of(v) for v in eqn.invars)
-    pairs = dict(
-        zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True)
-    )
-    window = [
-        a
-        for a in range(len(shape))
-        if a not in (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    ]
-    of_window, of_rows = iter(window), iter(range(len(indices) - 1))
-    axes: list[tuple[int, Axes]] = []
+    batch = numbers.operand_batching_dims
+    pairs = dict(zip(numbers.start_indices_batching_dims, batch, strict=True))
+    single = {*numbers.collapsed_slice_dims, *batch}
+    of_window = iter(sorted(set(range(len(shape))) - single))
+    of_rows = iter(range(len(indices) - 1))
     for axis in range(len(shape_of(eqn.outvars[0]))):
         if axis in numbers.offset_dims:
             source = next(of_window)
             if str(sizes[source]) == str(shape[source]):
-                axes.append((axis, (source, None)))
+                yield axis, (source, None)
         else:
             row = next(of_rows)
-            axes.append((axis, (pairs.get(row), row)))
-    return _made(eqn, ins, axes, zero)
+            yield axis, (pairs.get(row), row)
 
 
-def _scatter(eqn: JaxprEqn, ins: Sequence[Fact], zero: Zero) -> Fact:
+def _scatter(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     numbers = eqn.params["dimension_numbers"]
     shape, _, updates = (shape_of(v) for v in eqn.invars)
     of_window = iter(numbers.update_window_dims)
     rows = [u for u in range(len(updates)) if u not in numbers.update_window_dims]
-    batch = dict(
-        zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    )
-    axes: list[tuple[int, Axes]] = []
-    kept = {}
-    adds = name_of(eqn) in ("scatter-add", "scatter-sub")
+    batch = numbers.scatter_indices_batching_dims
+    pairs = dict(zip(numbers.operand_batching_dims, batch, strict=True))
     for axis, dim in enumerate(shape):
-        if axis in batch:
+        if axis in pairs:
             # Of unique indices, those of padded rows are dropped.
             if not eqn.params["unique_indices"]:
-                axes.append((axis, (axis, batch[axis], rows[batch[axis]])))
+                yield axis, (axis, pairs[axis], rows[pairs[axis]])
         elif axis not in numbers.inserted_window_dims:
             source = next(of_window)
             if str(updates[source]) == str(dim):
-                axes.append((axis, (axis, None, source)))
-        elif is_symbolic(dim):  # nothing is written to padded positions
-            fills = ins[0].zero.get(axis)
-            # Slice 0 may be overwritten.
-            if fills is not None and (adds or fills.isdisjoint(FINITE | OF_SOFTMAX)):
-                kept[axis] = fills
-    fact = _made(eqn, ins, axes, zero)
-    return fact._replace(zero={**fact.zero, **kept})
+                yield axis, (axis, None, source)
+
+
+def _left_zero(eqn: JaxprEqn, operand: Fact) -> dict[int, Fills]:
+    """Where the operand of a scatter stays zero: nothing is written to padded positions."""
+    numbers = eqn.params["dimension_numbers"]
+    inserted = set(numbers.inserted_window_dims) - set(numbers.operand_batching_dims)
+    adds = name_of(eqn) in ("scatter-add", "scatter-sub")
+    return {
+        axis: fills
+        for axis, fills in operand.zero.items()
+        # Slice 0 may be overwritten.
+        if axis in inserted and (adds or fills.isdisjoint(FINITE | OF_SOFTMAX))
+    }
 
 
 # --- where a result is zero -------------------------------------------------------------------
 
 
-def _never(eqn: JaxprEqn, along: _Along) -> None:
-    return None
-
-
-def _first(eqn: JaxprEqn, along: _Along) -> Fills | None:
+def _first(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
     """Linear in the first operand; the others, if any, are numbers."""
-    return along.zero[0] if along.zero else None
+    return zero[0] if zero else None
 
 
-def _converted(eqn: JaxprEqn, along: _Along) -> Fills | None:
+def _converted(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
     kinds = [dtype_of(v) for v in (*eqn.invars, *eqn.outvars)]
     exact = all(jnp.issubdtype(k, jnp.inexact) and k.name != "float8_e8m0fnu" for k in kinds)
-    return along.zero[0] if exact else None
+    return zero[0] if exact else None
 
 
-def _product(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    (a, b), (c, d) = along.zero, along.repeats
-    one, other = map(_finite, eqn.invars)
-    return fewest(both(a, d, other), both(b, c, one), both(a, b))
+def _product(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
+    left, right = map(_finite, eqn.invars)
+    return fewest(both(zero[0], repeats[1], right), both(zero[1], repeats[0], left), both(*zero))
 
 
 def _finite(atom: Atom) -> Fills:
@@ -331,70 +339,55 @@ def _finite(atom: Atom) -> Fills:
     return CERTAIN if is_literal(atom) and np.all(np.isfinite(atom.val)) else FINITE
 
 
-def _all(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    return both(*along.zero)
-
-
-def _update(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    return both(*along.zero[:2])
-
-
-def _scattered(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    zeros = both(along.zero[0], along.zero[2])
+def _scattered(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
+    zeros = both(zero[0], zero[2])
     is_exact = zeros is not None and zeros.isdisjoint(FINITE | OF_SOFTMAX)
     # What is not finite is written where the indices say: they must be those of slice 0.
-    return zeros if is_exact else both(zeros, along.repeats[1])
+    return zeros if is_exact else both(zeros, repeats[1])
 
 
-def _quotient(eqn: JaxprEqn, along: _Along) -> Fills | None:
+def _quotient(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
     divisor, dtype = eqn.invars[1], dtype_of(eqn.outvars[0])
     if not jnp.issubdtype(dtype, jnp.floating):  # of integers, 0 / 0 is -1
         return None
     is_certain = is_literal(divisor) and np.all(np.abs(divisor.val) >= jnp.finfo(dtype).tiny)
-    return both(along.zero[0], along.repeats[1], CERTAIN if is_certain else FINITE | DIVIDED)
+    return both(zero[0], repeats[1], CERTAIN if is_certain else FINITE | DIVIDED)
 
-
-def _choice(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    return both(along.repeats[0], *along.zero[1:])
-
-
-def _power(eqn: JaxprEqn, along: _Along) -> Fills | None:
-    return along.zero[0] if eqn.params["y"] > 0 else None
-
-
-Follow = Callable[[JaxprEqn, Sequence[Fact], Zero], Fact]
 
 _ZERO: Mapping[str, Zero] = dataflow.table(
     {
         "neg copy stop_gradient abs square reduce_precision": _first,
         "convert_element_type": _converted,
-        "integer_pow": _power,
-        "add add_any sub concatenate": _all,
+        "integer_pow": lambda eqn, zero, _: zero[0] if eqn.params["y"] > 0 else None,
+        "add add_any sub concatenate pad": lambda eqn, zero, _: both(*zero),
         "mul": _product,
         "dot_general conv_general_dilated": _product,
         "div": _quotient,
-        "select_n": _choice,
+        "select_n": lambda eqn, zero, repeats: both(repeats[0], *zero[1:]),
         "transpose squeeze broadcast_in_dim reshape rev slice dynamic_slice": _first,
         "reduce_sum cumsum": _first,
-        "pad": _all,
         "scatter scatter-add scatter-sub": _scattered,
-        "dynamic_update_slice": _update,
+        "dynamic_update_slice": lambda eqn, zero, _: both(*zero[:2]),
     }
 )
-_FOLLOW: Mapping[str, Follow] = {
+_SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max")
+# The axes of the operands that each axis of a result comes from.
+_AXES: Mapping[str, Callable[[JaxprEqn], Iterable[tuple[int, Axes]]]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys((*_REMOVES, *_TOUCHES, "transpose", "broadcast_in_dim", "reshape"), _carried),
     **dict.fromkeys(("pad", "slice", "dynamic_slice", "dynamic_update_slice"), _carried),
-    **dict.fromkeys(("scatter", "scatter-add", "scatter-sub", "scatter-mul"), _scatter),
-    **dict.fromkeys(("scatter-min", "scatter-max"), _scatter),
-    "conv_general_dilated": _convolution,
-    **{"dot_general": _dot_general, "gather": _gather, "iota": _iota},
+    **dict.fromkeys(_SCATTERS, _scatter),
+    "dot_general": lambda eqn: enumerate(product_axes(eqn)),
+    **{"conv_general_dilated": _convolution, "gather": _gather, "iota": _iota},
 }
 
 
 def fact_of_result(eqn: JaxprEqn, ins: Sequence[Fact]) -> Fact:
     """The fact about the result of an equation that is masked by its rule."""
-    follow = _FOLLOW.get(name_of(eqn))
-    if follow is None or len(eqn.outvars) != 1:
+    name = name_of(eqn)
+    if name not in _AXES or len(eqn.outvars) != 1:
         return NOTHING
-    return follow(eqn, ins, _ZERO.get(name_of(eqn), _never))
+    fact = _of_axes(eqn, ins, _AXES[name](eqn), _ZERO.get(name, lambda *_: None))
+    if name not in _SCATTERS:
+        return fact
+    return fact._replace(zero={**fact.zero, **_left_zero(eqn, ins[0])})

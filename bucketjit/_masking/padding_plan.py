@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._ir import dataflow
 from bucketjit._ir.dataflow import Analysis
@@ -31,11 +31,13 @@ from bucketjit._ir.ranges import is_at_most
 from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, open_jaxpr, scan_arity, shape_of
 from bucketjit._masking.padding_facts import (
     CERTAIN,
+    COST_OF_REPEATING,
     DIVIDED,
     FINITE,
     MADE,
     NOTHING,
     OF_SOFTMAX,
+    Condition,
     Fact,
     Fills,
     both,
@@ -44,27 +46,9 @@ from bucketjit._masking.padding_facts import (
     is_of_gradient,
     open_axes,
 )
+from bucketjit._masking.softmaxes import Operand, softmax_of_result, with_softmax
 
-_COST_OF_REPEATING = 2  # fills with 0, each of which may need an array of zeros
 _MOST_ARGUMENTS = 4  # that are left out one by one
-
-
-class Fill(NamedTuple):
-    """A planned fill of a result of an equation, or of an argument.
-
-    Attributes:
-        where: The `id` of the equation, or the number of the argument.
-        axis: The axis along which it repeats slice 0; None for a fill with 0 along all axes that
-            need it.
-    """
-
-    where: int
-    axis: int | None = None
-
-    @property
-    def cost(self) -> int:
-        """How many fills with 0 it is worth."""
-        return 1 if self.axis is None else _COST_OF_REPEATING
 
 
 class Plan(NamedTuple):
@@ -96,7 +80,7 @@ def _planned(jaxpr: Jaxpr) -> Plan:
     count = _counted(jaxpr, Plan())
     least = without = count.cost
     best = Plan(attended=frozenset(count.attended))
-    if without <= _COST_OF_REPEATING:
+    if without <= COST_OF_REPEATING:
         return best
     padded = [i for i, var in enumerate(jaxpr.invars) if open_axes(shape_of(var))]
     left_out = [None, *(padded if 1 < len(padded) <= _MOST_ARGUMENTS else [])]
@@ -105,10 +89,10 @@ def _planned(jaxpr: Jaxpr) -> Plan:
         asked.follow(jaxpr)
         chosen = _chosen(asked.wanted)
         repeated: dict[int, frozenset[int]] = {}
-        for fill in chosen:
-            if fill.axis is not None:
-                repeated[fill.where] = repeated.get(fill.where, frozenset()) | {fill.axis}
-        zeroed = {f.where: asked.places[f.where] for f in chosen if f.axis is None and f.where}
+        for where, axis in chosen:
+            if isinstance(where, int) and axis is not None:
+                repeated[where] = repeated.get(where, frozenset()) | {axis}
+        zeroed = {where: axes for where, axes in asked.places.items() if Condition(where) in chosen}
         plan = Plan(repeated, zeroed, best.attended)
         cost = sum(fill.cost for fill in chosen)
         if chosen and cost < least and (cost := cost + _counted(jaxpr, plan).cost) < least:
@@ -140,7 +124,7 @@ def _chosen(wanted: Sequence[Ways]) -> Fills:
     gain = spared(chosen)
     while chosen:
         tried = [(spared(chosen - {fill}), chosen - {fill}) for fill in chosen]
-        best, fewer = max(tried, key=lambda found: found[0])
+        best, fewer = max(tried, key=lambda attempt: attempt[0])
         if best < gain:
             break
         gain, chosen = best, fewer
@@ -156,14 +140,14 @@ def facts_of_loop(eqn: JaxprEqn, ins: Sequence[Fact], plan: Plan) -> list[Fact]:
 def summed_pairs(eqn: JaxprEqn) -> list[tuple[int, int]]:
     """The open axes of two operands along which an equation sums their products."""
     if name_of(eqn) == "dot_general":
-        found = [*zip(*eqn.params["dimension_numbers"][0], strict=True)]
+        pairs = [*zip(*eqn.params["dimension_numbers"][0], strict=True)]
     elif name_of(eqn) == "conv_general_dilated":
         numbers = eqn.params["dimension_numbers"]
-        found = [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
+        pairs = [(numbers.lhs_spec[1], numbers.rhs_spec[1])]
     else:
         return []
     shape = shape_of(eqn.invars[0])
-    return [pair for pair in found if is_symbolic(shape[pair[0]])]
+    return [pair for pair in pairs if is_symbolic(shape[pair[0]])]
 
 
 def _zero_in_products(fact: Fact, axes: Iterable[int]) -> Fills | None:
@@ -189,24 +173,24 @@ def fills_of_product(
     if not all(is_at_most(1, shapes[0][a]) for a, _ in pairs):
         return True, True
     zeros = [_zero_in_products(fact, (p[i] for p in pairs)) for i, fact in enumerate(facts)]
-    known = [all(fact.known(p[i]) is not None for p in pairs) for i, fact in enumerate(facts)]
     left, right = (zero is None for zero in zeros)
     if left != right:
-        is_spared = is_of_gradient(zeros[left]) and all(known)
+        held = [fact.fills(p[i]) for i, fact in enumerate(facts) for p in pairs]
+        is_spared = is_of_gradient(zeros[left]) and None not in held
         return (False, False) if is_spared else (left, right)
     return left, right
 
 
 class _Guess(NamedTuple):
-    """What the padding of an array may hold, and where a softmax is.
+    """What the padding of an array may hold, and what it is of a softmax.
 
     Attributes:
         fact: What its padding holds.
-        peak: The axes along which it is the maximum of an array, or less than that.
+        operand: What it is of a softmax.
     """
 
     fact: Fact = NOTHING
-    peak: frozenset[int] = frozenset()
+    operand: Operand = Operand()
 
 
 class _Count(Analysis[_Guess]):
@@ -241,29 +225,31 @@ class _Count(Analysis[_Guess]):
         arguments = []
         for i, var in enumerate(jaxpr.invars):
             fact = Fact({}, dict.fromkeys(open_axes(shape_of(var)), CERTAIN))
-            arguments.append(_Guess(self._repeated(i, var, fact)))
+            arguments.append(_Guess(self._repeated(i, var, fact), Operand(i)))
         dataflow.follow(self, jaxpr, arguments)
 
     def unknown(self, atom: Atom) -> _Guess:
         return _Guess()
 
+    def literal(self, atom: Literal) -> _Guess:
+        return _Guess(operand=Operand(number=atom.val))
+
     def default(self, eqn: JaxprEqn, ins: Sequence[_Guess]) -> Sequence[_Guess]:
-        facts = [guess.fact for guess in ins]
+        facts, key = [guess.fact for guess in ins], id(eqn)
         self._count(eqn, facts)
-        fact, peak = fact_of_result(eqn, facts), _peak(eqn, ins)
-        of_softmax = ins[0].peak - {-1} if name_of(eqn) == "exp" else frozenset()
-        if name_of(eqn) == "div":
-            of_softmax = frozenset(a for a in fact.zero if facts[0].zero.get(a) == OF_SOFTMAX)
-        fact = fact._replace(zero={**fact.zero, **dict.fromkeys(of_softmax, OF_SOFTMAX)})
-        known = all(
-            one.known(axis) is not None
-            for one, atom in zip(facts, eqn.invars, strict=True)
+        softmax = softmax_of_result(eqn, [guess.operand for guess in ins], key)
+        fact = with_softmax(fact_of_result(eqn, facts), softmax, eqn)
+        is_known = all(
+            fact.fills(axis) is not None
+            for fact, atom in zip(facts, eqn.invars, strict=True)
             for axis in open_axes(shape_of(atom))
         )
-        return self._filled(eqn, facts, [_Guess(fact, peak)] * len(eqn.outvars), known)
+        outs = [_Guess(fact, Operand(key, softmax))] * len(eqn.outvars)
+        return self._filled(eqn, facts, outs, is_known)
 
     def join(self, one: _Guess, other: _Guess) -> _Guess:
-        return _Guess(one.fact.joined(other.fact), one.peak & other.peak)
+        operand = one.operand if one.operand == other.operand else Operand()
+        return _Guess(one.fact.joined(other.fact), operand)
 
     def row(self, value: _Guess, var: Var) -> _Guess:
         return _Guess(value.fact.moved(-1))
@@ -287,50 +273,46 @@ class _Count(Analysis[_Guess]):
     ) -> list[_Guess]:
         """The results of an equation after planned fills, or with those that may be planned."""
         repeats = is_known and (self._plan is not None or self._left_out is None)
-        found = []
-        for var, (fact, peak) in zip(eqn.outvars, outs, strict=True):
+        filled = []
+        for var, (fact, operand) in zip(eqn.outvars, outs, strict=True):
             fact = self._repeated(id(eqn), var, fact) if repeats else fact
-            found.append(_Guess(self._zeroed(eqn, var, fact, ins), peak))
-        return found
+            filled.append(_Guess(self._zeroed(eqn, var, fact, ins), operand))
+        return filled
 
     def _repeated(self, where: int, var: Var, fact: Fact) -> Fact:
         """A fact after a planned fill with slice 0, or with those that may be planned."""
         axes = set(open_axes(shape_of(var)))
         if self._plan is not None:
-            filled = self._plan.repeated.get(where, frozenset()) & axes
-            zero = {axis: fills for axis, fills in fact.zero.items() if axis not in filled}
-            return Fact({**fact.repeats, **dict.fromkeys(filled, CERTAIN)}, zero)
+            planned = self._plan.repeated.get(where, frozenset()) & axes
+            return fact.repeating(dict.fromkeys(planned, CERTAIN))
         is_argument = fact.zero.keys() == axes and not fact.repeats
         dims = shape_of(var)
-        made = {
-            axis: frozenset((Fill(where, axis),))
-            for axis in axes
-            if (is_argument or fact.known(axis) is None)
-            and where != self._left_out
-            and is_at_most(1, dims[axis])
-            and not jax.dtypes.issubdtype(dtype_of(var), jax.dtypes.extended)
-        }
         # Nothing may be planned that takes both what an array repeats and that it is zero.
-        zero = {axis: fills for axis, fills in fact.zero.items() if axis not in made}
-        return Fact({**fact.repeats, **made}, zero)
+        return fact.repeating(
+            {
+                axis: frozenset((Condition(where, axis),))
+                for axis in axes
+                if (is_argument or fact.fills(axis) is None)
+                and where != self._left_out
+                and is_at_most(1, dims[axis])
+                and not jax.dtypes.issubdtype(dtype_of(var), jax.dtypes.extended)
+            }
+        )
 
     def _zeroed(self, eqn: JaxprEqn, var: Var, fact: Fact, ins: Sequence[Fact]) -> Fact:
         """A fact after a planned fill with 0, or with those that may be planned."""
         axes = frozenset(open_axes(shape_of(var)))
         if self._plan is not None:
-            filled = self._plan.zeroed.get(id(eqn), frozenset()) & axes
-            repeats = {axis: fills for axis, fills in fact.repeats.items() if axis not in filled}
-            return Fact(repeats, {**fact.zero, **dict.fromkeys(filled, MADE)})
+            return fact.zeroed(self._plan.zeroed.get(id(eqn), frozenset()) & axes, MADE)
         if name_of(eqn) == "broadcast_in_dim":
             axes -= set(eqn.params["broadcast_dimensions"])
-        elif not (self._everywhere and any(any(one.zero.values()) for one in ins)):
+        elif not (self._everywhere and any(any(held.zero.values()) for held in ins)):
             return fact
         if not jnp.issubdtype(dtype_of(var), jnp.inexact):
             return fact
-        made = axes - fact.zero.keys()
-        self.places[id(eqn)] = self.places.get(id(eqn), frozenset()) | made
-        fills = frozenset((Fill(id(eqn)),))
-        return fact._replace(zero={**fact.zero, **dict.fromkeys(made, fills)})
+        axes -= fact.zero.keys()
+        self.places[id(eqn)] = self.places.get(id(eqn), frozenset()) | axes
+        return fact.with_zeros(axes, frozenset((Condition(id(eqn)),)))
 
     def _count(self, eqn: JaxprEqn, ins: Sequence[Fact]) -> None:
         if self._is_settling:
@@ -351,12 +333,11 @@ class _Count(Analysis[_Guess]):
                     opened = set(open_axes(shape)).difference(rows)
                     self.attended |= {str(shape[axis]) for axis in opened}
         elif pairs:
-            one, other = (list(axes) for axes in zip(*pairs, strict=True))
-            sides = (ins[0], one), (ins[1], other)
+            sides = list(zip(ins, zip(*pairs, strict=True), strict=True))
             left, right = (_zero_in_products(fact, axes) for fact, axes in sides)
-            known = [both(*map(fact.known, axes)) for fact, axes in sides]
+            held = [both(*map(fact.fills, axes)) for fact, axes in sides]
             ways = [both(left, right)]
-            for zeros, facing in ((left, known[1]), (right, known[0])):
+            for zeros, facing in ((left, held[1]), (right, held[0])):
                 ways.append(both(zeros, facing) if is_of_gradient(zeros) else None)
             self._want([(fewest(*ways), 2), (left, 1), (right, 1)])
 
@@ -364,30 +345,3 @@ class _Count(Analysis[_Guess]):
         possible = [(way, spared) for way, spared in ways if way is not None]
         if possible and not any(way == CERTAIN and n == ways[0][1] for way, n in possible):
             self.wanted.append(possible)
-
-
-def _peak(eqn: JaxprEqn, ins: Sequence[_Guess]) -> frozenset[int]:
-    """The axes along which a result is a maximum, or something without its maximum."""
-    name = name_of(eqn)
-    if name == "reduce_max":
-        return frozenset((-1,))
-    peaks = frozenset().union(*(guess.peak for guess in ins))
-    if name == "sub" and ins[1].peak:
-        shape = shape_of(eqn.invars[1])
-        is_one = (
-            axis for axis in open_axes(shape_of(eqn.outvars[0])) if shape[axis : axis + 1] == (1,)
-        )
-        return ins[1].peak.union(is_one) - {-1}
-    if name == "transpose":
-        places = eqn.params["permutation"]
-        return frozenset(places.index(axis) if axis >= 0 else axis for axis in peaks)
-    if name == "broadcast_in_dim" and peaks:
-        kept = {
-            place
-            for dim, place in zip(
-                shape_of(eqn.invars[0]), eqn.params["broadcast_dimensions"], strict=True
-            )
-            if is_symbolic(dim)
-        }
-        return frozenset({-1, *open_axes(shape_of(eqn.outvars[0]))} - kept)
-    return peaks if name in ("max", "stop_gradient", "copy", "select_n", "reshape") else frozenset()

@@ -27,16 +27,13 @@ from bucketjit._jax.arrays import by_platform, is_key, key_impl, key_shape, plat
 from bucketjit._jax.jaxprs import AnyJaxpr, name_of, open_jaxpr
 from bucketjit._masking.array_ops import can_be_zeroed, in_every_row, select, zeroed
 from bucketjit._masking.padding import Padding
+from bucketjit._masking.padding_facts import CERTAIN, Fact, open_axes
 from bucketjit._masking.padding_plan import fills_of_product, summed_pairs
 from bucketjit.errors import MaskingError
 
 Rule = Callable[..., Any]
 
 RuleTable = Mapping[Any, Rule]  # keys are primitives, or names of primitives
-
-# From an open jaxpr, its constants, its arguments and the sizes of its own dimension variables to
-# its outputs: `bucketjit._masking.interpreter` passes the method that evaluates a program.
-Interpreter = Callable[..., list[Any]]
 
 
 class RuleContext:
@@ -46,12 +43,9 @@ class RuleContext:
 
     Args:
         eqn: The equation.
-        sizes: Padded and logical sizes of the dimension variables.
-        interpret: Evaluates a sub-program at padded sizes.
         operands: The operands of the equation, as its rule receives them.
         ever_read: The variables that the program reads.
-        padding: What padding is known to hold.
-        hidden_signs: Returns the factorisations whose signs no result depends on, by `id`.
+        walk: The evaluation of the program, of `bucketjit._masking.interpreter`.
 
     Attributes:
         primitive: The primitive of the equation.
@@ -72,33 +66,29 @@ class RuleContext:
     def __init__(
         self,
         eqn: JaxprEqn,
-        sizes: BucketSizes,
-        interpret: Interpreter,
         operands: Sequence[Any],
         ever_read: Set[Any],
-        padding: Padding,
-        hidden_signs: Callable[[], Mapping[int, Any]] = dict,
+        walk: Any,
     ) -> None:
         self.eqn = eqn
+        self.sizes: BucketSizes = walk.sizes
+        self.padding: Padding = walk.padding
+        self._operands, self._ever_read, self._walk = operands, ever_read, walk
         self.primitive = eqn.primitive
         self.symbolic_params: Mapping[str, Any] = eqn.params
-        self.params: dict[str, Any] = {k: _padded_param(v, sizes) for k, v in eqn.params.items()}
+        self.params: dict[str, Any] = {
+            k: _padded_param(v, self.sizes) for k, v in eqn.params.items()
+        }
         self._refuse_sizes_elsewhere()
         self.in_avals: list[Any] = [v.aval for v in eqn.invars]
         self.out_avals: list[Any] = [v.aval for v in eqn.outvars]
         self.in_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.in_avals]
         self.out_shapes: list[Shape] = [tuple(getattr(a, "shape", ())) for a in self.out_avals]
-        self.sizes = sizes
-        self._interpret = interpret
-        self._operands = operands
-        self._ever_read = ever_read
-        self.padding = padding
-        self._hidden_signs = hidden_signs
         self._as_it_stands: Any = None
 
     def signs_are_hidden(self) -> bool:
         """Whether no result of the program depends on the signs of this equation's vectors."""
-        return self._hidden_signs().get(id(self.eqn)) is self.eqn
+        return self._walk.hidden().get(id(self.eqn)) is self.eqn
 
     def is_read(self, output: int) -> bool:
         """Whether anything in the program reads this output."""
@@ -161,8 +151,8 @@ class RuleContext:
         Raises:
             ValueError: The array is not an operand of the equation.
         """
-        for own, shape in zip(self._operands, self.in_shapes, strict=True):
-            if own is operand:
+        for received, shape in zip(self._operands, self.in_shapes, strict=True):
+            if received is operand:
                 return shape
         raise ValueError(
             "this array is not an operand of the equation as it was given to the rule; "
@@ -181,15 +171,6 @@ class RuleContext:
             None if they are all static. See `BucketSizes.in_bounds`.
         """
         return self.sizes.in_bounds(shape, axes)
-
-    def holds(self, array: Array, shape: Shape, value: Any) -> bool:
-        """Whether the padding of an array of this logical shape is known to hold a scalar."""
-        return self.padding.holds(array, shape, value)
-
-    def noted(self, out: Array, value: Any) -> Any:
-        """Note of the first output, and return it, that its padding holds a scalar."""
-        self.padding.note(out, self.out_shapes[0], value)
-        return out
 
     def fill(
         self,
@@ -246,23 +227,29 @@ class RuleContext:
 
         # XLA fuses no conditional with the reader of its result. Without padding it copies nothing.
         def filled_in_a_branch(array: Array) -> Any:
-            return lax.cond(self._is_whole(shape, axes), lambda array: array, filled, array)
+            dims = [shape[a] for a in axes if is_symbolic(shape[a])]
+            is_whole = jnp.all(jnp.stack([self.logical(d) == self.padded(d) for d in dims]))
+            return lax.cond(in_every_row(is_whole), lambda array: array, filled, array)
 
         if unfused:
             return by_platform(operand, cpu=filled_in_a_branch, default=filled)
-        key = None
-        if not isinstance(value, jax.Array):
-            scalar = np.asarray(value)
-            what = tuple(sorted(axes)), str(scalar.dtype), scalar.tobytes(), unfused
-            key = id(operand), str(shape), self.sizes.defined, what
-        result = self.padding.made_before(key)
-        if result is None:
+
+        def noted() -> Any:
             result = filled(operand)
-            self.padding.note_made(key, operand, result)
-            self.padding.note_fact_of_fill(operand, shape, result, axes, value)
+            fact = self.padding.fact(operand, shape)
+            fact = fact.zeroed(set(axes).intersection(open_axes(shape)), CERTAIN)
+            self.padding.note_fact(result, shape, fact if is_zero else Fact(fact.repeats))
+            return result
+
+        if isinstance(value, jax.Array):
+            result = noted()
+        else:
+            scalar = np.asarray(value)
+            what = tuple(sorted(axes)), str(scalar.dtype), scalar.tobytes()
+            key = id(operand), self.sizes.defined, str(shape), *what
+            result = self.padding.once(key, operand, noted)
         if is_operand:
-            self.padding.note_filled(operand, shape, result)
-            self.padding.note_scores(self.eqn, operand, result, shape, axes, value)
+            self.padding.note_filled(self.eqn, operand, shape, result, value)
         return result
 
     def fill_products(
@@ -273,26 +260,19 @@ class RuleContext:
             return [lhs, rhs]
         facts = self.padding.facts((lhs, rhs), self.eqn.invars)
         fills = fills_of_product(self.in_shapes, pairs, facts)
-        given = (lhs, rhs), self.in_shapes, zip(*pairs, strict=True), fills, unfused
+        sides = zip(
+            (lhs, rhs), zip(*pairs, strict=True), self.in_shapes, fills, unfused, strict=True
+        )
         return [
             self.fill(x, axes=axes, value=0, shape=shape, unfused=apart) if is_filled else x
-            for x, shape, axes, is_filled, apart in zip(*given, strict=True)
+            for x, axes, shape, is_filled, apart in sides
         ]
 
     def once(self, operand: Array, what: str, make: Callable[[], Any]) -> Any:
         """What equations of these shapes and parameters make of an operand: made for the first."""
         params = sorted((name, str(value)) for name, value in self.symbolic_params.items())
-        key = id(operand), what, str(self.in_shapes), str(params), self.sizes.defined
-        made = self.padding.made_before(key)
-        if made is None:
-            made = make()
-            self.padding.note_made(key, operand, made)
-        return made
-
-    def _is_whole(self, shape: Shape, axes: Iterable[int]) -> Any:
-        """Whether an array of this logical shape has no padding along these axes, in every row."""
-        dims = [shape[a] for a in axes if is_symbolic(shape[a])]
-        return in_every_row(jnp.all(jnp.stack([self.logical(d) == self.padded(d) for d in dims])))
+        key = id(operand), self.sizes.defined, what, str(self.in_shapes), str(params)
+        return self.padding.once(key, operand, make)
 
     # --- evaluation ---
 
@@ -308,8 +288,7 @@ class RuleContext:
         """
         out = self.primitive.bind(*operands, **{**self.params, **overrides})
         # Remembered for `stands`: this output is what the primitive itself computes.
-        same = len(operands) == len(self._operands) and not overrides
-        if same and all(x is y for x, y in zip(operands, self._operands, strict=True)):
+        if not overrides and list(map(id, operands)) == list(map(id, self._operands)):
             self._as_it_stands = out
         return out
 
@@ -340,7 +319,8 @@ class RuleContext:
             MaskingError: An equation of the sub-program has no rule, or its rule refuses.
         """
         inner, consts = open_jaxpr(jaxpr)
-        return self._interpret(inner, consts, operands, sizes, at)
+        outs: list[Any] = self._walk.run(inner, consts, operands, sizes, at)
+        return outs
 
     def require_equal(self, one: Shape, other: Shape) -> None:
         """Refuse two shapes whose symbolic sizes must be equal and are not the same expression.
@@ -379,7 +359,6 @@ class RuleContext:
 
 
 def _padded_param(value: object, sizes: BucketSizes) -> Any:
-    """Replace symbolic sizes in a parameter, inside tuples and lists too."""
     if is_symbolic(value):
         return sizes.padded(value)
     if isinstance(value, tuple | list) and value:

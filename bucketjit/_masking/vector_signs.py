@@ -19,7 +19,6 @@ only. A contraction also hides the rotation, and ``abs`` does not.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
 from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, shape_of
-from bucketjit._masking.padding_facts import kept_axes
+from bucketjit._masking.padding_facts import kept_axes, product_axes
 
 #: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
 #: count the matrices of a batch, then the axis that counts the vectors.
@@ -41,14 +40,14 @@ class Facts(NamedTuple):
 
     Attributes:
         signs: The signs that the value is multiplied by.
-        key: Values with the same key are equal. None if no other value is known to be equal.
+        key: A number. Values with the same one are equal; None is equal to no other value.
         zero: True if the value is 0 everywhere.
         pairs: True for a matrix of two equal columns: index pairs of positions on a diagonal.
         diagonal: True for a matrix that is 0 off its diagonal.
     """
 
     signs: frozenset[Factor] = frozenset()
-    key: Hashable = None
+    key: int | None = None
     zero: bool = False
     pairs: bool = False
     diagonal: bool = False
@@ -95,7 +94,6 @@ class _Signs(dataflow.Analysis[Facts]):
         # twice makes two groups, since each call makes new vectors.
         self._of: list[int] = []
         self._numbers: dict[Hashable, int] = {}
-        self._count = itertools.count()
 
     def show(self, facts: Sequence[Facts]) -> None:
         """Record that some result depends on the signs of these values."""
@@ -103,23 +101,24 @@ class _Signs(dataflow.Analysis[Facts]):
 
     def unknown(self, atom: Atom) -> Facts:
         """A value that is equal to itself only."""
-        return Facts(key=("only", next(self._count)))
+        return Facts(key=self._number(object()))
 
     def literal(self, atom: Literal) -> Facts:
         """A constant; literals of the same type and bits get the same key."""
         value = np.asarray(atom.val)
-        return Facts(key=("literal", str(atom.aval), value.tobytes()), zero=not value.any())
+        key = self._number(("literal", str(atom.aval), value.tobytes()))
+        return Facts(key=key, zero=not value.any())
 
     def default(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
         """Record that an unknown equation exposes the signs of everything it reads."""
         self.show(ins)
         self.show(dataflow.follow_inside(self, eqn))
-        return self._made(eqn, ins, frozenset())
+        return self._facts_of(eqn, ins, frozenset())
 
     def _carried(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
         """The facts of a result that may have the signs of its operands; else the default."""
         signs = _signs_of(eqn, ins) if any(f.signs for f in ins) else Signs()
-        return self.default(eqn, ins) if signs is None else self._made(eqn, ins, signs)
+        return self.default(eqn, ins) if signs is None else self._facts_of(eqn, ins, signs)
 
     def _factorised(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Sequence[Facts]:
         """New signs for the vectors of a factorisation, which exposes the signs of its operand."""
@@ -134,21 +133,21 @@ class _Signs(dataflow.Analysis[Facts]):
             return [columns, Facts()]
         return [Facts(), columns, rows][: len(eqn.outvars)]
 
-    def _made(self, eqn: JaxprEqn, ins: Sequence[Facts], signs: Signs) -> Sequence[Facts]:
+    def _facts_of(self, eqn: JaxprEqn, ins: Sequence[Facts], signs: Signs) -> Sequence[Facts]:
         """The facts of the results of an equation; its only result is multiplied by ``signs``."""
         if len(eqn.outvars) != 1:
             return [self.unknown(var) for var in eqn.outvars]
         zero = name_of(eqn) in _SAME_ZERO and ins[0].zero
         pairs, diagonal = _makes_pairs(eqn, ins), _makes_diagonal(eqn, ins)
-        return [Facts(signs, self._number(eqn, ins), zero, pairs, diagonal)]
+        key: Hashable = object()
+        if name_of(eqn) in _NUMBERED and None not in (keys := [f.key for f in ins]):
+            params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
+            key = name_of(eqn), params, *keys
+        return [Facts(signs, self._number(key), zero, pairs, diagonal)]
 
-    def _number(self, eqn: JaxprEqn, ins: Sequence[Facts]) -> Hashable:
-        """The same key for all equations that do the same computation on equal operands."""
-        if name_of(eqn) not in _NUMBERED or any(f.key is None for f in ins):
-            return ("only", next(self._count))
-        params = tuple((k, str(v)) for k, v in sorted(eqn.params.items()))
-        key = (name_of(eqn), params, *(f.key for f in ins))
-        return self._numbers.setdefault(key, next(self._count))
+    def _number(self, key: Hashable) -> int:
+        """The same number for all values that are computed alike, of equal operands."""
+        return self._numbers.setdefault(key, len(self._numbers))
 
 
 # --- diagonal matrices, as the derivative of eigenvalues makes them ---------------------------
@@ -181,7 +180,7 @@ def _makes_diagonal(eqn: JaxprEqn, ins: Sequence[Facts]) -> bool:
 # --- equations ------------------------------------------------------------------------------
 
 
-def _moved(signs: Signs, places: Mapping[int, int]) -> Signs | None:
+def _moved(signs: Signs, places: Mapping[int | None, int]) -> Signs | None:
     """Move the axes of signs; None if one lies along an axis that is not in the result."""
     if not all(axis in places for _, axes in signs for axis in axes):
         return None
@@ -195,7 +194,7 @@ def _signs_of(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
         return _dot_general(eqn, ins)
     if not jnp.issubdtype(dtype_of(eqn.outvars[0]), jnp.inexact):  # a conversion to integers
         return None
-    places = {axis: place for place, axis in kept_axes(eqn).items()}
+    places: dict[int | None, int] = {axis: place for place, axis in kept_axes(eqn).items()}
     moved = [_moved(f.signs, places) for f in ins]
     facts = [f._replace(signs=m) for f, m in zip(ins, moved, strict=True) if m is not None]
     if len(facts) < len(ins):
@@ -205,12 +204,12 @@ def _signs_of(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
         return None if first else _alike(rest)
     if name in ("add", "add_any", "sub"):
         return _alike(facts)
-    other = rest[0].signs if rest else Signs()
+    second = rest[0].signs if rest else Signs()
     # In a product a shared sign would cancel, but elementwise: that does not hide a rotation, as
     # the module docstring explains.
-    if (other and name == "div") or first & other:
+    if (second and name == "div") or first & second:
         return None
-    return first | other
+    return first | second
 
 
 def _alike(ins: Sequence[Facts]) -> Signs | None:
@@ -233,11 +232,11 @@ def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
     signs = [set(f.signs) for f in ins]
     # Signs along the rows of a diagonal matrix can be moved to its columns. They are moved so that
     # they meet the same signs of the other operand along the contracted axis.
-    for side, other in ((0, 1), (1, 0)):
+    for side, facing in ((0, 1), (1, 0)):
         if ins[side].diagonal and len(contract[side]) == 1:
             axis = contract[side][0]
-            for group, axes in ins[other].signs:
-                if axes == tuple(contract[other]):
+            for group, axes in ins[facing].signs:
+                if axes == tuple(contract[facing]):
                     signs[side] ^= {(group, (axis,)), (group, (1 - axis,))}
     # Cancel signs whose axes meet the axes of the same signs, at least one of them contracted.
     across = dict([*zip(*contract, strict=True), *zip(*batch, strict=True)])
@@ -247,16 +246,10 @@ def _dot_general(eqn: JaxprEqn, ins: Sequence[Facts]) -> Signs | None:
             if there in signs[1]:
                 signs[0].discard((group, axes))
                 signs[1].discard(there)
-    # The remaining signs, along the axes of the result: batch, free left axes, free right axes.
-    start, ranks = len(batch[0]), [len(shape_of(v)) for v in eqn.invars[:2]]
-    free = [[i for i in range(ranks[k]) if i not in (*contract[k], *batch[k])] for k in (0, 1)]
-    starts = (start, start + len(free[0]))
+    # The remaining signs, along the axes of the result.
+    sources = product_axes(eqn)
     left, right = (
-        _moved(
-            frozenset(signs[k]),
-            {a: i for i, a in enumerate(batch[k])}
-            | {a: starts[k] + i for i, a in enumerate(free[k])},
-        )
+        _moved(frozenset(signs[k]), {s[k]: i for i, s in enumerate(sources) if s[k] is not None})
         for k in (0, 1)
     )
     return None if left is None or right is None or left & right else left | right

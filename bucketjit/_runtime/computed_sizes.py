@@ -13,7 +13,7 @@ import jax
 
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Out
-from bucketjit._jax.patches.traced_sizes import Noticing, SizeIsComputed
+from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._raised import text_of
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError, SelectionError

@@ -18,8 +18,8 @@ from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import is_symbolic, variables_of
 from bucketjit._ir.program import Program
 from bucketjit._jax.config import eval_context
-from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import first_effect
+from bucketjit._jax.tracebacks import derived
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError

@@ -20,8 +20,7 @@ from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import Event, emit
 from bucketjit._ir.interface import Interface
-from bucketjit._jax.debug_info import hide_own_lines
-from bucketjit._jax.tracebacks import hide_own_frames
+from bucketjit._jax.tracebacks import hide_own_frames, hide_own_lines
 from bucketjit._raised import is_of_machine
 from bucketjit._runtime.computed_sizes import NOT_PADDED, run_eagerly
 from bucketjit._runtime.counters import CallCounter

@@ -31,8 +31,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from bucketjit._jax.config import eval_context, hold_weakly, set_linearization
-from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import shaped, struct_of
+from bucketjit._jax.tracebacks import derived
 
 Flat = Callable[..., list[Any]]  # arrays -> a list of arrays
 Shapes = tuple[tuple[str, ...], ...]  # a token per axis of each argument or result

@@ -19,7 +19,7 @@ from bucketjit._jax.config import (
     only_differentiated,
     only_shapes,
 )
-from bucketjit._jax.patches.traced_sizes import Noticing
+from bucketjit._jax.patches.patch import Noticing
 from bucketjit._raised import frames_inside
 from bucketjit._runtime.computed_sizes import OF_TRACERS
 from bucketjit._runtime.counters import Counters

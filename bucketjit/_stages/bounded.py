@@ -167,7 +167,7 @@ class _Main:
             at = kept.index(leaf + 1) if leaf + 1 in kept else None
             type = build.scalar_type() if is_size else build.type_of(aval)
             if at is not None and not is_size:
-                type = build.old.inputs[at]
+                type = build.inputs[at]
             self._arguments.append(_Argument(at, type, tokens, is_size, {}))
 
     def add(self) -> None:
@@ -180,7 +180,7 @@ class _Main:
             [i for i, dim in enumerate(shape) if is_symbolic(dim)]
             for shape in self._program.out_shapes
         ]
-        pairs = zip(build.old.results, axes, strict=True)
+        pairs = zip(build.results, axes, strict=True)
         results = [build.bounded(type, opened) for type, opened in pairs]
         with build.main(inputs, results, *self._attributes(inputs, results)):
             sizes = self._sizes()
@@ -203,7 +203,7 @@ class _Main:
         An argument stays donated to a result of its own type. With bounds, the types may differ
         though those of the whole buffers do not.
         """
-        old = self._build.old
+        old = self._build
         of_args = []
         for x, type in zip(self._arguments, inputs, strict=True):
             own: dict[str, Any] = {}

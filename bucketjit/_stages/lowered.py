@@ -12,10 +12,9 @@ from bucketjit._compile.bodies import exact_body
 from bucketjit._compile.kernel import Kernel
 from bucketjit._config import checked_options
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
-from bucketjit._jax.debug_info import traced_anew
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import ForElsewhere
-from bucketjit._jax.tracebacks import boundary
+from bucketjit._jax.tracebacks import boundary, traced_anew
 from bucketjit._stages.compiled import Compiled
 from bucketjit._stages.stage import Stage, StageTypes, Subject, exact_types, symbolic_types
 from bucketjit.errors import ExportError, MaskingError, SpecError

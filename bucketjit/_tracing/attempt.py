@@ -21,9 +21,9 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.config import current_trace
-from bucketjit._jax.debug_info import as_user_code, traced_anew
-from bucketjit._jax.patches.traced_sizes import Noticing
+from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.size_hooks import watch_equalities
+from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
 from bucketjit._tracing.computed_sizes import TraceSizes, counts_of
 from bucketjit._tracing.held_output import begin_trace

@@ -37,7 +37,7 @@ from bucketjit._jax.jaxprs import (
     shape_of,
     without_dead_code,
 )
-from bucketjit._jax.patches.traced_sizes import Noticing
+from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, source_line
 from bucketjit._raised import text_of
 from bucketjit.errors import MaskingError

@@ -17,7 +17,7 @@ from jax.tree_util import PyTreeDef
 from bucketjit._ir.expressions import variables_of
 from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
-from bucketjit._jax.patches.traced_sizes import Noticing, SizeIsComputed
+from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.attempt import traced
 from bucketjit._tracing.held_output import begin_trace, holding_output

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bucketjit._jax.debug_info import like_without
+from bucketjit._jax.tracebacks import like_without
 from bucketjit.errors import ArgumentError, SpecError
 
 

@@ -51,8 +51,8 @@ from bucketjit._jax.jaxprs import (
     without_dead_code,
 )
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
+from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.patches.shapes import repeats_by_size
-from bucketjit._jax.patches.traced_sizes import Noticing
 from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, raising_text
 from bucketjit._raised import first_line, handled_before, is_of_machine, text_of

@@ -6,8 +6,8 @@ import pytest
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from bucketjit._jax.sharding_free import without_sharding
-from bucketjit._jax.stablehlo import BadModule, read_module, text_of, write_module
+from bucketjit._jax.module_building import without_sharding
+from bucketjit._jax.stablehlo import BadModule, read_module, write_module
 
 BODY = """
 func.func public @main(%x: tensor<2xf32> {ARGUMENT}) -> tensor<2xf32> {
@@ -31,9 +31,9 @@ def module(head: str = "", **parts: str) -> Any:
 
 def test_nothing_to_remove() -> None:
     plain = module()
-    before = text_of(plain)
+    before = str(plain)
     assert not without_sharding(plain)
-    assert text_of(plain) == before
+    assert str(plain) == before
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_nothing_to_remove() -> None:
 def test_removed(given: dict[str, str]) -> None:
     sharded = module("sdy.mesh @mesh = <[]>\n", **given)
     assert without_sharding(sharded)
-    text = text_of(read_module(write_module(sharded)))
+    text = str(read_module(write_module(sharded)))
     assert "sdy" not in text and "harding" not in text
     assert ("kept" in str(given)) is ("kept" in text)
     assert ("buffer_donor" in str(given)) is ("buffer_donor" in text)

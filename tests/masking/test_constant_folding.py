@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Check
-from bucketjit._masking.constant_folding import folded, known_int
+from bucketjit._masking.constants import folded, known_int
 from bucketjit._masking.rules.indexing import saturate, wrapped
 from tests.comparison import assert_like_jit, ramp
 from tests.harness import scalar_of

@@ -78,9 +78,9 @@ def test_a_value_of_another_shape_is_another_value() -> None:
     array, filled = np.ones(4), np.zeros(4)
     (eqn,) = jax.make_jaxpr(jnp.exp)(array).jaxpr.eqns
     stand_ins = Padding()
-    stand_ins.note_filled(array, (3,), filled)
+    stand_ins.note_filled(eqn, array, (3,), filled, 1)
     assert stand_ins.operands(eqn, [array])[0] is array
-    stand_ins.note_filled(array, (4,), filled)
+    stand_ins.note_filled(eqn, array, (4,), filled, 1)
     assert stand_ins.operands(eqn, [array])[0] is filled
 
 

@@ -17,7 +17,7 @@ from bucketjit._jax.arrays import device_list
 
 def text(artifact: bytes) -> str:
     """The module of a portable artifact as text."""
-    return stablehlo.text_of(stablehlo.read_module(artifact))
+    return str(stablehlo.read_module(artifact))
 
 
 def main_line(artifact: bytes) -> str:

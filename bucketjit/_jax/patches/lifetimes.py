@@ -52,7 +52,6 @@ def _copied(original: Any, copy: Callable[[Any], Any], *values: object) -> Any:
 
 
 def _is_open(value: Any) -> bool:
-    """Whether a value, or one in it, is a symbolic size or of a symbolic shape."""
     value = getattr(value, "vals", value)  # of a tree
     if isinstance(value, tuple):
         return any(map(_is_open, value))
@@ -102,7 +101,7 @@ def inner_functions(original: Any, function: Any, info: Any, args: Any, kwargs: 
     return original(_copied(function, _same_function, *leaves), info, args, kwargs)
 
 
-class _Traces:
+class _Traces(names.Forwarding):
     """Functions that loops trace are copies, too; see `inner_functions`.
 
     Since 0.8. Until JAX's caches hold symbolic sizes weakly.
@@ -110,14 +109,8 @@ class _Traces:
 
     _copy: Callable[[Any], Any] = staticmethod(_same_function)
 
-    def __init__(self, cache: Any) -> None:
-        self._cache = cache
-
     def __call__(self, key: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._cache(_copied(key, self._copy, *args, *kwargs.values()), *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._cache, name)
+        return self._original(_copied(key, self._copy, *args, *kwargs.values()), *args, **kwargs)
 
 
 class _Types(_Traces):
@@ -137,7 +130,7 @@ class _Unused(_Traces):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         is_used = getattr(_here, "copies", None) is None
-        return (self._cache if is_used else self._cache.__wrapped__)(*args, **kwargs)
+        return (self._original if is_used else self._original.__wrapped__)(*args, **kwargs)
 
 
 CACHES = (

@@ -32,9 +32,8 @@ from jax.export import is_symbolic_dim
 from jax.extend import core as jex_core
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import Patch
-from bucketjit._jax.patches.slices import SLICES
-from bucketjit._jax.patches.traced_sizes import (
+from bucketjit._jax.patches.patch import (
+    Patch,
     as_value,
     at_places,
     has_traced_slice,
@@ -44,6 +43,7 @@ from bucketjit._jax.patches.traced_sizes import (
     opened,
     selecting,
 )
+from bucketjit._jax.patches.slices import SLICES
 
 # --- computed shapes ---
 
@@ -70,12 +70,12 @@ def _with_sizes(
     position: int, keyword: str, open_: Any, original: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """It takes a size for a traced integer. Since 0.1. Until sizes can be computed."""
-    given = list(args)
+    arguments = list(args)
     if keyword in kwargs:
         kwargs[keyword] = _sizes(open_, kwargs[keyword], original.__name__)
-    elif len(given) > position:
-        given[position] = _sizes(open_, given[position], original.__name__)
-    return original(*given, **kwargs)
+    elif len(arguments) > position:
+        arguments[position] = _sizes(open_, arguments[position], original.__name__)
+    return original(*arguments, **kwargs)
 
 
 def _sizes(open_: Any, value: Any, of: str) -> Any:
@@ -95,13 +95,13 @@ def _arange(
     **more: Any,
 ) -> Any:
     """Its ends may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    given = [x for x in (start, stop, step) if x is not None]
-    is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in given)
-    is_open = any(map(is_symbolic_dim, given)) and any(isinstance(x, float) for x in given)
+    numbers = [x for x in (start, stop, step) if x is not None]
+    is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in numbers)
+    is_open = any(map(is_symbolic_dim, numbers)) and any(isinstance(x, float) for x in numbers)
     if not (is_computed or is_open):
         return original(start, stop, step, dtype, **more)
     # A symbolic size is a Python int to the unpadded run.
-    kind = dtype or jnp.result_type(*(0 if is_symbolic_dim(x) else x for x in given))
+    kind = dtype or jnp.result_type(*(0 if is_symbolic_dim(x) else x for x in numbers))
     ends = (0, start) if stop is None else (start, stop)
     first, last, by = map(_whole, (*ends, 1 if step is None else step))
     if None in (first, last, by) or is_traced(by):
@@ -150,18 +150,11 @@ def _number(x: Any) -> Any:
 
 @opened(jnp, "repeat")
 def _repeat(
-    open_: Any,
-    original: Any,
-    a: Any,
-    repeats: Any,
-    axis: Any = None,
-    *,
-    total_repeat_length: Any = None,
-    **more: Any,
+    open_: Any, original: Any, a: Any, repeats: Any, axis: Any = None, **options: Any
 ) -> Any:
     """Its counts may be traced. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    if total_repeat_length is not None or not is_traced(repeats):
-        return original(a, repeats, axis, total_repeat_length=total_repeat_length, **more)
+    if options.get("total_repeat_length") is not None or not is_traced(repeats):
+        return original(a, repeats, axis, **options)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
     counts = repeats.astype(np.int32) if repeats.dtype == bool else repeats
     counts = jnp.broadcast_to(jnp.ravel(counts), array.shape[:1])
@@ -174,26 +167,19 @@ def _repeat(
 
 @opened(jnp, "bincount")
 def _bincount(
-    open_: Any,
-    original: Any,
-    x: Any,
-    weights: Any = None,
-    minlength: Any = 0,
-    *,
-    length: Any = None,
-    **more: Any,
+    open_: Any, original: Any, x: Any, weights: Any = None, minlength: Any = 0, **options: Any
 ) -> Any:
     """Its length may be computed. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
-    if length is not None or not is_traced(x) or np.ndim(x) != 1:
-        return original(x, weights, minlength, length=length, **more)
+    if options.get("length") is not None or not is_traced(x) or np.ndim(x) != 1:
+        return original(x, weights, minlength, **options)
     values = x.astype(np.int32) if x.dtype == bool else x
     if not jnp.issubdtype(values.dtype, np.integer):
-        return original(x, weights, minlength, **more)  # raises
-    found = jnp.maximum(jnp.max(values, initial=0), 0).astype(np.int32) + 1
+        return original(x, weights, minlength, **options)  # raises
+    count = jnp.maximum(jnp.max(values, initial=0), 0).astype(np.int32) + 1
     if is_symbolic_dim(x.shape[0]) or x.shape[0] == 0:
-        found = jnp.where(as_value(x.shape[0]) > 0, found, 0)
-    size = open_.size(jnp.maximum(found, _number(minlength)), "jnp.bincount", "x")
-    return original(values, weights, length=size, **more)
+        count = jnp.where(as_value(x.shape[0]) > 0, count, 0)
+    size = open_.size(jnp.maximum(count, _number(minlength)), "jnp.bincount", "x")
+    return original(values, weights, **{**options, "length": size})
 
 
 @opened(jnp, "trim_zeros")
@@ -237,11 +223,10 @@ _partial_eval = names.module("interpreters.partial_eval")
 
 
 @opened(jnp, "nonzero")
-def _nonzero(open_: Any, original: Any, a: Any, *, size: Any = None, fill_value: Any = None) -> Any:
+def _nonzero(open_: Any, original: Any, a: Any, **options: Any) -> Any:
     """Its mask need not be concrete. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    if size is not None or not is_open(a):
-        return original(a, size=size, fill_value=fill_value)
-    return open_.nonzero(a)
+    is_computed = options.get("size") is None and is_open(a)
+    return open_.nonzero(a) if is_computed else original(a, **options)
 
 
 _Indexer = _indexing.NDIndexer
@@ -269,7 +254,6 @@ def _mask_indices(open_: Any, original: Any, self: Any) -> Any:
 
 
 def _as_array(index: Any, array: Any, axes: tuple[int, ...]) -> Any:
-    """A part of an index that is an array."""
     return index._replace(index=array, typ=type(index.typ).ARRAY, consumed_axes=axes)
 
 
@@ -295,26 +279,20 @@ def _flag_indices(open_: Any, original: Any, self: Any, *more: Any) -> Any:
 
 def _check_mask(shape: Sequence[Any], index: Any, place: int) -> None:
     """Raise JAX's error for a mask of another shape than the axes that it is an index of."""
-    own = tuple(np.shape(index.index))
+    of_mask = tuple(np.shape(index.index))
     wanted = tuple(shape[i] for i in index.consumed_axes)
-    if not all(a == b for a, b in zip(own, wanted, strict=True)):
+    if not all(a == b for a, b in zip(of_mask, wanted, strict=True)):
         raise IndexError(
             "boolean index did not match shape of indexed array in index"
-            f" {place}: got {own}, expected {list(wanted)}"
+            f" {place}: got {of_mask}, expected {list(wanted)}"
         )
 
 
-class _CoreOfSets:
+class _CoreOfSets(names.Forwarding):
     """The module that functions of sets ask for concrete arrays, which they need not be here.
 
     They call functions that are patched here. Since numpy.setops, 0.4. Until sizes can be computed.
     """
-
-    def __init__(self, original: Any) -> None:
-        self._original = original
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
     @staticmethod
     def concrete_or_error(force: Any, value: Any, context: str = "") -> Any:
@@ -328,31 +306,24 @@ _SETS = Patch(_setops, "core", _CoreOfSets)
 
 @opened(jnp, "compress")
 def _compress(
-    open_: Any,
-    original: Any,
-    condition: Any,
-    a: Any,
-    axis: Any = None,
-    *,
-    size: Any = None,
-    **more: Any,
+    open_: Any, original: Any, condition: Any, a: Any, axis: Any = None, **options: Any
 ) -> Any:
     """And ``jnp.extract``. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
-    if size is not None or not is_open(condition):
-        return original(condition, a, axis, size=size, **more)
+    if options.get("size") is not None or not is_open(condition):
+        return original(condition, a, axis, **options)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
     mask = condition.astype(bool)
-    if mask.ndim != 1 or more.get("out") is not None:
-        return original(condition, a, axis, size=size, **more)  # raises
-    rows, own = array.shape[0], mask.shape[0]
-    is_open_size = is_symbolic_dim(rows) or is_symbolic_dim(own)
-    if (rows != own) if is_open_size else own > rows:
+    if mask.ndim != 1 or options.get("out") is not None:
+        return original(condition, a, axis, **options)  # raises
+    rows, size = array.shape[0], mask.shape[0]
+    is_open_size = is_symbolic_dim(rows) or is_symbolic_dim(size)
+    if (rows != size) if is_open_size else size > rows:
         open_.refuse(
-            f"compress: a condition of size {own} meets an axis of size {rows}",
+            f"compress: a condition of size {size} meets an axis of size {rows}",
             "give a condition of the size of the axis",
         )
     if not is_open_size:
-        array = array[:own]
+        array = array[:size]
     return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
 
 

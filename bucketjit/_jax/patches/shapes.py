@@ -18,8 +18,8 @@ from jax.export import is_symbolic_dim
 from bucketjit._jax import names
 from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.jaxprs import value_of_size
+from bucketjit._jax.number_hooks import Size
 from bucketjit._jax.patches.patch import Patch, patch
-from bucketjit._jax.size_reports import Size
 from bucketjit._jax.user_code import raised_by_user
 
 
@@ -180,7 +180,6 @@ def _reversed(original: Any, arr: Any, idx: Any, **options: Any) -> Any:
 
 
 def _is_reversal(part: Any, shape: Any) -> bool:
-    """Whether this part of an index is ``::-1`` of an open axis."""
     if part.typ.name != "SLICE" or not is_symbolic_dim(shape[part.consumed_axes[0]]):
         return False
     return part.index == slice(None, None, -1)
@@ -227,8 +226,8 @@ _owner = names.module("export.shape_poly_decision")._DecisionByElimination
 @patch(_owner, "combine_constraint_with_existing")
 def _combined(original: Any, self: Any, *constraint: Any) -> set[Any]:
     """No more is derived where much is known. Since export, 0.4.27. Until `_bounds`."""
-    known = sum(map(len, self._expr_constraints.values()))
-    return set() if known > _MOST_CONSTRAINTS else original(self, *constraint)
+    count = sum(map(len, self._expr_constraints.values()))
+    return set() if count > _MOST_CONSTRAINTS else original(self, *constraint)
 
 
 @patch(_owner, "_bounds_for_sorted_terms")

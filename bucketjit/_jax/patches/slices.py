@@ -16,7 +16,7 @@ from jax import lax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.traced_sizes import (
+from bucketjit._jax.patches.patch import (
     as_value,
     at_places,
     has_traced_slice,
@@ -84,7 +84,6 @@ def _part(open_: Any, index: slice, size: Any) -> _Part:
 
 
 def _is_start(end: Any) -> bool:
-    """Whether an end of a slice is the first position of the axis."""
     return end is None or not (is_traced(end) or is_symbolic_dim(end) or int(end) != 0)
 
 
@@ -120,15 +119,10 @@ def _update(open_: Any, original: Any, x: Any, idx: Any, y: Any, *args: Any, **o
     updated = original(x, rest, y, *args, **options)
     inside: Any = True
     for axis, part in parts.items():
-        inside = inside & _is_taken(x, axis, part)
+        order = _order(x.shape[axis], part)
+        taken = (order >= 0) & (order < part.length)
+        inside = inside & jnp.expand_dims(taken, [i for i in range(x.ndim) if i != axis])
     return jnp.where(inside, updated, x)
-
-
-def _is_taken(x: Any, axis: int, part: _Part) -> Any:
-    """Which positions along an axis a slice takes, as a mask that broadcasts to the array."""
-    order = _order(x.shape[axis], part)
-    taken = (order >= 0) & (order < part.length)
-    return jnp.expand_dims(taken, [i for i in range(x.ndim) if i != axis])
 
 
 def _order(size: Any, part: _Part) -> Any:
@@ -143,8 +137,8 @@ def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, 
     taken = jax.eval_shape(lambda a: a[rest], x).shape
     shape = list(taken)
     for axis, part in parts.items():
-        one = lax.broadcasted_iota(np.int32, (x.shape[axis],), 0)
-        shape[places[axis]] = open_.first(one, part.length, 0).shape[0]
+        row = lax.broadcasted_iota(np.int32, (x.shape[axis],), 0)
+        shape[places[axis]] = open_.first(row, part.length, 0).shape[0]
     missing = len(shape) - y.ndim
     if missing < 0:
         raise ValueError(f"values of shape {y.shape} do not fit an index that takes {tuple(shape)}")
@@ -209,18 +203,13 @@ def _dynamic_slice_in_dim(
     """Its size may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     if not is_traced_size(slice_size):
         return original(operand, start_index, slice_size, axis, **more)
-    return _window(open_, jnp.asarray(operand), int(axis) % operand.ndim, start_index, slice_size)
-
-
-def _window(open_: Any, array: Any, axis: int, start: Any, size: Any) -> Any:
-    """``size`` positions of an axis from ``start`` on, which moves back where they do not fit."""
-    whole = as_value(array.shape[axis])
-    if not _is_start(start):
-        start = as_value(start)
+    array, axis = jnp.asarray(operand), int(axis) % operand.ndim
+    if not _is_start(start_index):  # it moves back where the positions do not fit
+        whole, start = as_value(array.shape[axis]), as_value(start_index)
         start = jnp.where(start < 0, start + whole, start)
-        start = jnp.clip(start, 0, jnp.maximum(whole - size.astype(np.int32), 0))
-        array = _from(array, axis, _Part(start, size))
-    return _cut(open_, array, axis, size)
+        start = jnp.clip(start, 0, jnp.maximum(whole - slice_size.astype(np.int32), 0))
+        array = _from(array, axis, _Part(start, slice_size))
+    return _cut(open_, array, axis, slice_size)
 
 
 def _cut(open_: Any, array: Any, axis: int, size: Any) -> Any:

@@ -17,7 +17,7 @@ from bucketjit._masking.rule_context import Rule
 
 # Those that most programs use stand first.
 FAMILIES = (
-    *("elementwise", "reductions", "shapes", "contractions", "indexing", "control", "ordering"),
+    *("elementwise", "reductions", "shapes", "contractions", "indexing", "control"),
     *("scatter", "windows", "convolution", "random", "fft", "linalg", "effects", "associative"),
     *("shards", "refused"),
 )

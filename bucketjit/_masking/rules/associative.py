@@ -115,21 +115,20 @@ class _Scan:
         self, left: Arrays, right: Arrays, cotangents: Arrays, size: int, logical: Array
     ) -> tuple[Arrays, Arrays, Arrays]:
         """The cotangents of the constants, the left and the right sides of ``size`` pairs."""
-        found = self._call(self._combine.pullback, size, logical, *left, *right, *cotangents)
+        outs = self._call(self._combine.pullback, size, logical, *left, *right, *cotangents)
         a, b = map(len, self._combine.floats)
-        return found[:a], found[a : a + b], found[a + b :]
+        return outs[:a], outs[a : a + b], outs[a + b :]
 
     def _real(self, array: Array, logical: Array) -> Any:
-        """``array`` with 0 in its padding along the scanned axis."""
         index = jnp.arange(array.shape[self._axis], dtype=jnp.int32)
         return select(along(index < logical, self._axis, array.ndim), array, 0)
 
 
 def _interleave(even: Array, odd: Array, axis: int, size: int) -> Any:
     """Elements of ``even`` and ``odd`` in turn along an axis, cut to ``size``."""
-    both = jnp.stack([even, crop(odd, axis, even.shape[axis])], axis + 1)
+    pairs = jnp.stack([even, crop(odd, axis, even.shape[axis])], axis + 1)
     shape = (*even.shape[:axis], 2 * even.shape[axis], *even.shape[axis + 1 :])
-    return crop(both.reshape(shape), axis, size)
+    return crop(pairs.reshape(shape), axis, size)
 
 
 def associative_scan(ctx: RuleContext, *operands: Array) -> Arrays:

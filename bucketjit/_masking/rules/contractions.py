@@ -43,23 +43,8 @@ class Numbers(NamedTuple):
         return Numbers(self.contract[::-1], self.batch[::-1])
 
 
-class Arranged(NamedTuple):
-    """How a contraction is arranged for XLA's CPU backend.
-
-    Attributes:
-        runs: Runs of adjacent contracted axes that become one axis each, in pairs; None if no axes
-            are merged.
-        numbers: The dimension numbers after the merge.
-        exchanged: Whether the operands change sides.
-    """
-
-    runs: Sequence[tuple[range, range]] | None
-    numbers: Numbers
-    exchanged: bool
-
-
-def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
-    """How XLA's CPU backend has least to transpose for a ``dot_general``; None if as it stands.
+def _on_cpu(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
+    """A ``dot_general`` of filled operands, arranged so that XLA's CPU backend transposes least.
 
     If operands are contracted along several axes, XLA transposes them. That is slow if the equation
     that computes or masks the operand is fused into the transpose. Padding may be on any axis, so
@@ -74,37 +59,29 @@ def arranged(ctx: RuleContext, lhs: Array, rhs: Array) -> Arranged | None:
     """
     numbers = Numbers(*ctx.params["dimension_numbers"])
     pairs = list(zip(*numbers.contract, strict=True))
-    runs, left_shape, right_shape = _runs(pairs), lhs.shape, rhs.shape
+    runs = _runs(pairs)
+    may_exchange = _may_exchange(ctx.params, lhs, rhs)
     # Only if an open axis is contracted: without one there is no fill to fuse into a transpose.
     merges = len(runs) < len(pairs) and any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs)
     if merges:
         left, right = zip(*runs, strict=True)
-        left_shape, right_shape = _merged(lhs.shape, left), _merged(rhs.shape, right)
+        lhs, rhs = (
+            lax.reshape(x, _merged(x.shape, side)) for x, side in ((lhs, left), (rhs, right))
+        )
         numbers = Numbers(
             (_after(left, [r.start for r in left]), _after(right, [r.start for r in right])),
             (_after(left, numbers.batch[0]), _after(right, numbers.batch[1])),
         )
-    exchanged = _may_exchange(ctx.params, lhs, rhs) and _pays(left_shape, right_shape, numbers)
-    if not merges and not exchanged:
-        return None
-    return Arranged(runs if merges else None, numbers, exchanged)
-
-
-def contracted(ctx: RuleContext, arrangement: Arranged, lhs: Array, rhs: Array) -> Any:
-    """A ``dot_general`` of filled operands, arranged so."""
-    if arrangement.runs is not None:
-        left, right = zip(*arrangement.runs, strict=True)
-        lhs = lax.reshape(lhs, _merged(lhs.shape, left))
-        rhs = lax.reshape(rhs, _merged(rhs.shape, right))
-    if not arrangement.exchanged:
-        return ctx.bind(lhs, rhs, dimension_numbers=tuple(arrangement.numbers))
+    if not (may_exchange and _pays(lhs.shape, rhs.shape, numbers)):
+        changed = {"dimension_numbers": tuple(numbers)} if merges else {}
+        return ctx.bind(lhs, rhs, **changed)
     precision = ctx.params["precision"]
     result = ctx.bind(
         *(rhs, lhs),
-        dimension_numbers=tuple(arrangement.numbers.exchanged),
+        dimension_numbers=tuple(numbers.exchanged),
         precision=precision and precision[::-1],
     )
-    return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, arrangement.numbers))
+    return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, numbers))
 
 
 def _may_exchange(params: Mapping[str, Any], lhs: Array, rhs: Array) -> bool:
@@ -162,14 +139,14 @@ def _rows_last(lhs: int, rhs: int, numbers: Numbers) -> list[int]:
 
 def _runs(pairs: Sequence[tuple[int, int]]) -> list[tuple[range, range]]:
     """Paired axes of two operands by runs that lie side by side, in one order, on both sides."""
-    found: list[tuple[range, range]] = []
+    runs: list[tuple[range, range]] = []
     for a, b in sorted(pairs):
         left, right = range(a, a + 1), range(b, b + 1)
-        if found and (found[-1][0].stop, found[-1][1].stop) == (a, b):
-            before, before_right = found.pop()
+        if runs and (runs[-1][0].stop, runs[-1][1].stop) == (a, b):
+            before, before_right = runs.pop()
             left, right = range(before.start, a + 1), range(before_right.start, b + 1)
-        found.append((left, right))
-    return found
+        runs.append((left, right))
+    return runs
 
 
 def _after(runs: Sequence[range], axes: Sequence[int]) -> tuple[int, ...]:
@@ -178,7 +155,6 @@ def _after(runs: Sequence[range], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _merged(shape: Sequence[int], runs: Sequence[range]) -> tuple[int, ...]:
-    """A shape once each run is one axis."""
     merged = list(shape)
     for run in sorted(runs, key=lambda run: run.start, reverse=True):
         merged[run.start : run.stop] = [math.prod(shape[run.start : run.stop])]
@@ -202,8 +178,7 @@ def dot_general(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     contract, batch = ctx.params["dimension_numbers"]
     lhs, rhs = ctx.fill_products(lhs, rhs)
     lhs, rhs = _matched((lhs, rhs), [*zip(*contract, strict=True), *zip(*batch, strict=True)])
-    arrangement = arranged(ctx, lhs, rhs) if on_one_cpu() else None
-    return ctx.bind(lhs, rhs) if arrangement is None else contracted(ctx, arrangement, lhs, rhs)
+    return _on_cpu(ctx, lhs, rhs) if on_one_cpu() else ctx.bind(lhs, rhs)
 
 
 def ragged_dot_general(ctx: RuleContext, lhs: Array, rhs: Array, group_sizes: Array) -> Any:

@@ -24,6 +24,7 @@ from bucketjit._jax.jaxprs import (
     shape_of,
     stage,
 )
+from bucketjit._masking.array_ops import of_all_rows, select
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.padding_facts import NOTHING, Fact
 from bucketjit._masking.padding_plan import facts_of_loop
@@ -41,11 +42,8 @@ def evaluate_strong(
     ctx: RuleContext, jaxpr: Jaxpr, *operands: Array, at: Any = None
 ) -> tuple[Any, ...]:
     """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
-    inner, _ = open_jaxpr(jaxpr)
-    outs = ctx.evaluate(jaxpr, *operands, at=at)
-    return tuple(
-        with_type(strong(x), dtype_of(v), False) for x, v in zip(outs, inner.outvars, strict=True)
-    )
+    outs, variables = ctx.evaluate(jaxpr, *operands, at=at), open_jaxpr(jaxpr)[0].outvars
+    return tuple(with_type(x, dtype_of(v), False) for x, v in zip(outs, variables, strict=True))
 
 
 # --- calls --------------------------------------------------------------------------------
@@ -159,19 +157,14 @@ def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
         running, carry = state
         with loops_only_while(jnp.any(running)) if has_loops else nullcontext():
             new = step(carry)
-            if rows:
-                new = tuple(_keep(running, a, b) for a, b in zip(new, carry, strict=True))
+            if rows:  # the leading axes
+                wide = [lax.expand_dims(running, range(running.ndim, x.ndim)) for x in new]
+                new = tuple(map(select, wide, new, carry))
             again = holds(new)
         return where_running(again), new
 
     begin = where_running(holds(init)), init
     return lax.while_loop(lambda state: jnp.any(state[0]), step_running, begin)[1]
-
-
-def _keep(running: Array, new: Array, old: Array) -> Any:
-    """``new`` in the rows that are running, ``old`` elsewhere; rows are the leading axes."""
-    wide = running.reshape(running.shape + (1,) * (new.ndim - running.ndim))
-    return lax.select_n(jnp.broadcast_to(wide, new.shape), old, new)
 
 
 # --- scan ---------------------------------------------------------------------------------------
@@ -190,41 +183,31 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     length = ctx.symbolic_params["length"]
     if is_symbolic(length) and ctx.padded(length) == 0:  # no call in this bucket has a step
         return [*init, *(zeros(ctx, aval) for aval in ctx.out_avals[num_carry:])]
-    body, known = open_jaxpr(jaxpr)[0], ctx.padding
-    of_rows = [fact.moved(-1) for fact in known.facts(operands[split:], ctx.eqn.invars[split:])]
-    of_carry = facts_of_loop(ctx.eqn, known.facts(operands, ctx.eqn.invars), known.plan)
+    body, padding = open_jaxpr(jaxpr)[0], ctx.padding
+    facts = padding.facts(operands, ctx.eqn.invars)
+    of_rows = [fact.moved(-1) for fact in facts[split:]]
+    of_carry = facts_of_loop(ctx.eqn, facts, padding.plan)
     of_ys: list[Fact] = []
 
     def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
-        known.note_facts([*carry, *x], body.invars[num_consts:], [*of_carry, *of_rows])
+        padding.note_facts([*carry, *x], body.invars[num_consts:], [*of_carry, *of_rows])
         outs = evaluate_strong(ctx, jaxpr, *consts, *carry, *x)
-        found = known.facts(outs, body.outvars)
-        if not all(map(Fact.includes, found, of_carry)):
+        facts = padding.facts(outs, body.outvars)
+        if not all(map(Fact.includes, facts, of_carry)):
             # What was expected of the carry does not last, so nothing is.
             of_carry[:] = [NOTHING] * num_carry
             return step(list(map(lax.optimization_barrier, carry)), x)
-        of_ys[:] = [fact.moved(1) for fact in found[num_carry:]]
+        of_ys[:] = [fact.moved(1) for fact in facts[num_carry:]]
         return outs[:num_carry], outs[num_carry:]
 
     if is_symbolic(length):
         outs = _steps(ctx, step, init, xs, length)
     else:
-        outs = _scanned(ctx, step, init, xs)
-    known.note_facts(outs, ctx.eqn.outvars, [*of_carry, *of_ys])
+        options = {name: ctx.params[name] for name in ("length", "reverse", "unroll")}
+        carry, ys = lax.scan(step, init, xs, **options)
+        outs = [*carry, *ys]
+    padding.note_facts(outs, ctx.eqn.outvars, [*of_carry, *of_ys])
     return outs
-
-
-def _scanned(ctx: RuleContext, step: Any, init: Any, xs: Any) -> list[Any]:
-    """A scan over a static number of steps."""
-    carry, ys = lax.scan(
-        step,
-        init,
-        xs,
-        length=ctx.params["length"],
-        reverse=ctx.params["reverse"],
-        unroll=ctx.params["unroll"],
-    )
-    return [*carry, *ys]
 
 
 def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list[Any]:
@@ -239,19 +222,17 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
     def body(state: Any) -> Any:
         i, carry, ys = state
         running = i < logical
-        at = logical - 1 - i if reverse else i
+        place = logical - 1 - i if reverse else i
         # Under `vmap`, a row that is done goes on with `i` beyond its logical length, and what it
         # computes from its padding is dropped. One position for all rows is a slice, not a gather.
-        read = jnp.clip(at, 0, jnp.maximum(logical - 1, 0)) if reverse else i
+        read = jnp.clip(place, 0, jnp.maximum(logical - 1, 0)) if reverse else i
         with loops_only_while(running):
             new, y = step(carry, [lax.dynamic_index_in_dim(x, read, keepdims=False) for x in xs])
         # A row that is done must not write at a clamped negative position, so it writes its own
         # padding.
-        write = jnp.where(running, at, i) if reverse else i
-        ys = tuple(
-            lax.dynamic_update_index_in_dim(all_, one, write, 0)
-            for all_, one in zip(ys, y, strict=True)
-        )
+        write = jnp.where(running, place, i) if reverse else i
+        rows = zip(ys, y, strict=True)
+        ys = tuple(lax.dynamic_update_index_in_dim(all_, row, write, 0) for all_, row in rows)
         carry = tuple(_while_running(running, a, b) for a, b in zip(new, carry, strict=True))
         return i + 1, carry, ys
 
@@ -265,14 +246,7 @@ def _steps(ctx: RuleContext, step: Any, init: Any, xs: Any, length: Any) -> list
 # row needs. `_while_running` keeps the carry of rows that are done. Without `vmap` both are free.
 
 
-@custom_vmap
-def _most_steps(steps: Array) -> Any:
-    return steps
-
-
-@_most_steps.def_vmap
-def _(axis_size: int, batched: Sequence[bool], steps: Array) -> tuple[Any, bool]:
-    return _most_steps(jnp.max(steps) if batched[0] else steps), False
+_most_steps = of_all_rows(jnp.max)
 
 
 @custom_vmap

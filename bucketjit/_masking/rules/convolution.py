@@ -66,8 +66,8 @@ class Slide:
     @property
     def is_pointwise(self) -> bool:
         """True if each output reads the input at its own position alone (a batch axis)."""
-        found = (self.window, self.stride, self.low, self.high, self.base_dilation)
-        return not any(map(is_symbolic, found)) and found == (1, 1, 0, 0, 1)
+        numbers = (self.window, self.stride, self.low, self.high, self.base_dilation)
+        return not any(map(is_symbolic, numbers)) and numbers == (1, 1, 0, 0, 1)
 
     def check(self, ctx: RuleContext) -> None:
         """Refuse dilations that depend on a size."""
@@ -133,11 +133,11 @@ class Slide:
 
     def positions(self, ctx: RuleContext, out: Array, tap: Array) -> tuple[Any, Any]:
         """Which element of the axis a tap of a window reads."""
-        at = out * ctx.logical(self.stride) + tap * self.window_dilation - ctx.logical(self.low)
-        element = at // self.base_dilation
-        real = (tap < ctx.logical(self.window)) & (at >= 0) & (element < ctx.logical(self.size))
+        place = out * ctx.logical(self.stride) + tap * self.window_dilation - ctx.logical(self.low)
+        element = place // self.base_dilation
+        real = (tap < ctx.logical(self.window)) & (place >= 0) & (element < ctx.logical(self.size))
         if self.base_dilation != 1:
-            real &= at % self.base_dilation == 0
+            real &= place % self.base_dilation == 0
         return jnp.clip(element, 0, max(ctx.padded(self.size) - 1, 0)), real
 
 
@@ -162,6 +162,13 @@ def fit(ctx: RuleContext, array: jax.Array, output: int = 0) -> jax.Array:
     for axis, size in enumerate(ctx.padded_shape(ctx.out_shapes[output])):
         array = crop(array, axis, size)
     return array
+
+
+def fit_all(ctx: RuleContext, outs: Any) -> Any:
+    """Cut or extend all outputs of a primitive to their padded shapes."""
+    if not ctx.primitive.multiple_results:
+        return fit(ctx, outs)
+    return [fit(ctx, out, i) for i, out in enumerate(outs)]
 
 
 # --- convolution --------------------------------------------------------------------------------
@@ -198,7 +205,10 @@ class _Axis:
 def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     """Zeros on every axis that is contracted or read beyond its end, then a plain convolution."""
     axes = [_Axis(ctx, i) for i in range(len(ctx.params["window_strides"]))]
-    _check(ctx, axes)
+    for axis in axes:
+        axis.slide.check(ctx)
+        if is_symbolic(axis.slide.stride):
+            ctx.refuse(f"the stride depends on a symbolic size ({axis.slide.stride})")
     if 0 in (*ctx.padded_shape(ctx.out_shapes[0]), *lhs.shape, *rhs.shape):
         return zeros(ctx, ctx.out_avals[0])
     lhs, rhs = _in_groups(ctx, *_fill(ctx, lhs, rhs, axes))
@@ -207,22 +217,9 @@ def convolution(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     if not loose or not jnp.issubdtype(lhs.dtype, jnp.inexact):
         return out
     # The convolution stays outside the branches: XLA's CPU backend has fast ones only there.
-    return lax.cond(
-        in_every_row(jnp.all(jnp.isfinite(lhs))),
-        lambda plain, x, y: plain,
-        lambda plain, x, y: _window_by_window(ctx, x, y, axes, loose),
-        out,
-        lhs,
-        rhs,
-    )
-
-
-def _check(ctx: RuleContext, axes: Sequence[_Axis]) -> None:
-    """Refuse a convolution that cannot be masked."""
-    for axis in axes:
-        axis.slide.check(ctx)
-        if is_symbolic(axis.slide.stride):
-            ctx.refuse(f"the stride depends on a symbolic size ({axis.slide.stride})")
+    is_finite = in_every_row(jnp.all(jnp.isfinite(lhs)))
+    by_window = lambda _, x, y: _window_by_window(ctx, x, y, axes, loose)  # noqa: E731
+    return lax.cond(is_finite, lambda plain, x, y: plain, by_window, out, lhs, rhs)
 
 
 def _in_groups(ctx: RuleContext, *operands: Array) -> list[Any]:
@@ -230,8 +227,8 @@ def _in_groups(ctx: RuleContext, *operands: Array) -> list[Any]:
     numbers, fitted = ctx.params["dimension_numbers"], list[Any](operands)
     for place, name in enumerate(("batch_group_count", "feature_group_count")):
         groups = ctx.symbolic_params[name]
-        for i, along in enumerate((numbers.lhs_spec[place], numbers.rhs_spec[0])):
-            size = ctx.in_shapes[i][along]
+        for i, axis in enumerate((numbers.lhs_spec[place], numbers.rhs_spec[0])):
+            size = ctx.in_shapes[i][axis]
             each = size // groups if is_symbolic(groups) or groups > 1 else None
             if is_symbolic(each) or (each is not None and size != groups * each):
                 ctx.refuse(
@@ -239,7 +236,7 @@ def _in_groups(ctx: RuleContext, *operands: Array) -> list[Any]:
                     "size, so padding would lie between the groups"
                 )
             if each is not None:
-                fitted[i] = crop(fitted[i], along, each * ctx.padded(groups))
+                fitted[i] = crop(fitted[i], axis, each * ctx.padded(groups))
     return fitted
 
 
@@ -300,14 +297,11 @@ def _convolve(
         else:
             lhs = slide.place(ctx, lhs, axis.lhs, 0)
             padding[i], dilation[i] = (0, 0), 1
-    out = ctx.bind(
-        lhs,
-        rhs,
-        padding=tuple(padding),
-        lhs_dilation=tuple(dilation),
-        window_strides=tuple(strides),
-        rhs_dilation=tuple(spread),
-    )
+    options = {
+        **{"padding": tuple(padding), "lhs_dilation": tuple(dilation)},
+        **{"window_strides": tuple(strides), "rhs_dilation": tuple(spread)},
+    }
+    out = ctx.bind(lhs, rhs, **options)
     for axis, most in shifts:
         start, size = most - ctx.logical(axis.slide.low), ctx.padded(axis.slide.out)
         out = lax.dynamic_slice_in_dim(out, start, size, axis=axis.out)

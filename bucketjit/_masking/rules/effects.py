@@ -66,7 +66,6 @@ class _Host:
         return wide
 
     def _logical(self, sizes: Mapping[str, Any]) -> list[tuple[int, ...]]:
-        """The logical shapes of the operands, then of the results."""
         return [tuple(int(sizes[d]) if isinstance(d, str) else d for d in s) for s in self._shapes]
 
 
@@ -139,9 +138,9 @@ def kernel(ctx: RuleContext, *operands: Array) -> list[Any]:
     key = "pullback", base, *map(id, operands[:count]), ctx.sizes.defined
     if call.before:
         outs, pull = base.with_pullback(sizes, arrays)
-        ctx.padding.note_made(key, operands, pull)
+        ctx.padding.once(key, operands, lambda: pull)
     else:
-        pull = ctx.padding.made_before(key) if base else None
+        pull = ctx.padding.once(key, operands, lambda: None) if base else None
         outs = pull(arrays[count:]) if pull else call.run(sizes, *arrays)
     return [resized(x, ctx.padded_shape(s)) for x, s in zip(outs, ctx.out_shapes, strict=True)]
 

@@ -79,9 +79,9 @@ def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool
     chirp = kept_in_memory(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
     # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
     # convolution with conj(chirp), which is even.
-    other = jnp.conj(chirp)
+    conjugate = jnp.conj(chirp)
     between = jnp.zeros(wide - 2 * size + 1, x.dtype)
-    kernel = jnp.fft.fft(lax.concatenate([other, between, other[:0:-1]], 0))
+    kernel = jnp.fft.fft(lax.concatenate([conjugate, between, conjugate[:0:-1]], 0))
     after = chirp / n.astype(chirp.real.dtype) if inverse else chirp
 
     def transformed(x: Array, chirp: Array, kernel: Array, after: Array) -> Any:
@@ -134,10 +134,9 @@ def _to_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
         return jnp.fft.irfft(x, length, axis=axis)
     n = ctx.logical(length)
     position = jnp.arange(ctx.padded(length), dtype=jnp.int32)
-    given = along(position <= n // 2, axis, x.ndim)
-    index = jnp.where(position <= n // 2, position, n - position)
-    half = take(x, index, axis)
-    full = jnp.where(given, half, jnp.conj(half))
+    is_first = position <= n // 2
+    half = take(x, jnp.where(is_first, position, n - position), axis)
+    full = jnp.where(along(is_first, axis, x.ndim), half, jnp.conj(half))
     full = select(along(position < n, axis, x.ndim), full, 0)
     return jnp.real(_transform(ctx, full, axis, length, inverse=True))
 

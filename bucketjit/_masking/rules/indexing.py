@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic
 from bucketjit._masking.array_ops import crop, extend, select, shift_right
-from bucketjit._masking.constant_folding import known_int
+from bucketjit._masking.constants import known_int
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 
 # --- regions ------------------------------------------------------------------------------------
@@ -104,17 +104,15 @@ def read_window(
     ctx: RuleContext, operand: Array, shape: Shape, starts: Sequence[Any], sizes: Shape
 ) -> Any:
     """The window of symbolic ``sizes`` at ``starts`` (int32), which are clamped."""
-    begin, known = [], []
+    begin: list[Any] = []
     for axis, (dim, start, size) in enumerate(zip(shape, starts, sizes, strict=True)):
         begin.append(clamp(ctx, start, dim, size))
-        place = known_int(begin[axis])
-        operand = with_room(ctx, operand, axis, dim, size, place)
-        if place is not None:
-            known.append(place)
-    widths = ctx.padded_shape(sizes)
-    if len(known) < len(begin):
+        operand = with_room(ctx, operand, axis, dim, size, known_int(begin[axis]))
+    widths, places = ctx.padded_shape(sizes), [*map(known_int, begin)]
+    if None in places:
         return lax.dynamic_slice(operand, begin, widths, allow_negative_indices=False)
-    return lax.slice(operand, known, [n + width for n, width in zip(known, widths, strict=True)])
+    limits = [int(n) + width for n, width in zip(begin, widths, strict=True)]
+    return lax.slice(operand, [*map(int, begin)], limits)
 
 
 def write_window(
@@ -174,9 +172,9 @@ def gather(ctx: RuleContext, operand: Any, indices: Any) -> Any:
     fill = ctx.symbolic_params.get("fill_value")
     if not is_symbolic(fill):
         return _gather(ctx, operand, indices)
-    found = _gather(ctx, operand, indices, fill_value=0)
+    gathered = _gather(ctx, operand, indices, fill_value=0)
     real = _gather(ctx, jnp.ones(operand.shape, bool), indices, fill_value=False)
-    return select(real, found, ctx.logical(fill))
+    return select(real, gathered, ctx.logical(fill))
 
 
 def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> Any:
@@ -192,32 +190,43 @@ def _gather(ctx: RuleContext, operand: Array, indices: Array, **fill: Any) -> An
     mapped = ctx.params["dimension_numbers"].start_index_map
     changed = not all(fits(ctx, shape[axis], sizes[axis]) for axis in mapped)
     if changed:
-        given = indices
-        indices = ctx.once(given, "gathered", lambda: _judged(ctx, given))
+        clips, before = ctx.params["mode"] != _FILL, indices
+        moved = lambda: judged(ctx, before, sizes, mapped, clips, lambda _: jnp.int32(-1))  # noqa: E731
+        indices = ctx.once(before, "gathered", moved)
     for axis, (dim, size) in enumerate(zip(shape, sizes, strict=True)):
         operand = with_room(ctx, operand, axis, dim, size)
     ragged = any(map(is_symbolic, ctx.in_shapes[1]))
-    flags = ctx.params
-    return ctx.bind(
-        operand,
-        indices,
-        unique_indices=flags["unique_indices"] and not changed and not ragged,
-        indices_are_sorted=flags["indices_are_sorted"] and not changed and not ragged,
-        **fill,
-    )
+    flags = {
+        name: ctx.params[name] and not changed and not ragged
+        for name in ("unique_indices", "indices_are_sorted")
+    }
+    return ctx.bind(operand, indices, **flags, **fill)
 
 
-def _judged(ctx: RuleContext, indices: Array) -> Any:
-    """Indices moved into logical bounds; in a filling gather, -1 for those beyond them."""
-    shape, sizes = ctx.in_shapes[0], ctx.symbolic_params["slice_sizes"]
-    mapped = ctx.params["dimension_numbers"].start_index_map
+def judged(
+    ctx: RuleContext,
+    indices: Array,
+    sizes: Shape,
+    mapped: Sequence[int],
+    clips: bool,
+    outside: Callable[[tuple[int, ...]], Any],
+    good: Any = None,
+) -> Any:
+    """Indices of windows moved into logical bounds, or sent outside: those that lie beyond them.
+
+    Those of rows that are not ``good`` are sent outside, too. What is beyond the padded operand, or
+    negative, is so already.
+    """
+    shape = ctx.in_shapes[0]
     columns = [*lax.split(indices, (1,) * len(mapped), indices.ndim - 1)]
     for k, axis in enumerate(mapped):
-        if ctx.params["mode"] != _FILL:
+        if clips:
             columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
         elif not fits(ctx, shape[axis], sizes[axis]):
-            good = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
-            columns[k] = select(good, columns[k], jnp.int32(-1))
+            here = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
+            good = here if good is None else good & here
+    if good is not None:
+        columns[0] = select(good, columns[0], outside(columns[0].shape))
     return columns[0] if len(columns) == 1 else lax.concatenate(columns, indices.ndim - 1)
 
 

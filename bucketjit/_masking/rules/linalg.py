@@ -17,7 +17,7 @@ from jax import Array, lax
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._masking.array_ops import crop, window, without_overflow
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules.convolution import fit
+from bucketjit._masking.rules.convolution import fit, fit_all
 
 #: From a context, an operand and its position to the operand with its padding filled.
 Fill = Callable[[RuleContext, Any, int], Any]
@@ -45,15 +45,7 @@ def own_index(ctx: RuleContext, operand: Array, position: int) -> Any:
 
 
 def _open_matrix(ctx: RuleContext, position: int = 0) -> list[Any]:
-    """The symbolic sizes among an operand's matrix axes."""
     return [d for d in ctx.in_shapes[position][-2:] if is_symbolic(d)]
-
-
-def _fit_all(ctx: RuleContext, outs: Any) -> Any:
-    """Cut or extend all outputs to their padded shapes."""
-    if not ctx.primitive.multiple_results:
-        return fit(ctx, outs)
-    return [fit(ctx, out, i) for i, out in enumerate(outs)]
 
 
 # --- rules ----------------------------------------------------------------------------------
@@ -64,7 +56,7 @@ def extended(*fills: Fill) -> Rule:
 
     def rule(ctx: RuleContext, *operands: Array) -> Any:
         filled = [f(ctx, x, i) for i, (f, x) in enumerate(zip(fills, operands, strict=True))]
-        return _fit_all(ctx, ctx.bind(*filled))
+        return fit_all(ctx, ctx.bind(*filled))
 
     return rule
 
@@ -76,7 +68,7 @@ def batched(ctx: RuleContext, operand: Array) -> Any:
             f"a matrix of symbolic size {sizes[0]}: padding would mix its eigenvalues with those "
             "of the matrix"
         )
-    return _fit_all(ctx, ctx.bind(identity(ctx, operand, 0)))
+    return fit_all(ctx, ctx.bind(identity(ctx, operand, 0)))
 
 
 def lu(ctx: RuleContext, operand: Array) -> Any:
@@ -87,7 +79,7 @@ def lu(ctx: RuleContext, operand: Array) -> Any:
     is chosen, and the pivots differ from those without padding.
     """
     rows, columns = ctx.in_shapes[0][-2:]
-    return _fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
+    return fit_all(ctx, ctx.bind((identity if rows == columns else zero)(ctx, operand, 0)))
 
 
 def lu_pivots_to_permutation(ctx: RuleContext, pivots: Array) -> Any:
@@ -113,13 +105,13 @@ def tridiagonal(ctx: RuleContext, operand: Array) -> Any:
             "the reduction starts at its last column",
             "use lower=True",
         )
-    return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+    return fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
 
 
 def triangular_solve(ctx: RuleContext, matrix: Array, rhs: Array) -> Any:
     """An identity block after the matrix, nothing after the right-hand side."""
     ctx.require_equal(ctx.in_shapes[0][:-2], ctx.in_shapes[1][:-2])
-    return _fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
+    return fit_all(ctx, ctx.bind(identity(ctx, matrix, 0), zero(ctx, rhs, 1)))
 
 
 def tridiagonal_solve(ctx: RuleContext, lower: Array, main: Array, upper: Array, rhs: Array) -> Any:
@@ -149,7 +141,7 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
     sizes = _open_matrix(ctx)
     matrix = zero(ctx, operand, 0)
     if not sizes:
-        return _fit_all(ctx, ctx.bind(matrix))
+        return fit_all(ctx, ctx.bind(matrix))
     if ctx.is_read(0) and not _up_to_sign(ctx):
         ctx.refuse(
             f"eigenvectors of a matrix of symbolic size {sizes[0]}: their signs depend on "
@@ -176,7 +168,7 @@ def eigh(ctx: RuleContext, operand: Array) -> Any:
     is_single = ctx.logical(sizes[0]) == 1
     values = jnp.where(is_single, jnp.real(jnp.diagonal(half, 0, -2, -1)), values)
     vectors = jnp.where(is_single, jnp.eye(half.shape[-1], dtype=half.dtype), vectors)
-    return _fit_all(ctx, [vectors, values])
+    return fit_all(ctx, [vectors, values])
 
 
 def _up_to_sign(ctx: RuleContext) -> bool:
@@ -221,7 +213,7 @@ def svd(ctx: RuleContext, operand: Array) -> Any:
                     "use compute_uv=False, or leave the axis static",
                 )
             return _singular_vectors(ctx, zero(ctx, operand, 0))
-    return _fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
+    return fit_all(ctx, ctx.bind(zero(ctx, operand, 0)))
 
 
 def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
@@ -267,8 +259,7 @@ def _singular_vectors(ctx: RuleContext, matrix: Array) -> list[Any]:
         u = ctx.fill(u, value=0, shape=square)
         vt = ctx.fill(vt, value=0, shape=square)
     u = jnp.matmul(q, u, precision=lax.Precision.HIGHEST)
-    outs = [s, vt.mT, u.mT] if wide else [s, u, vt]
-    return [fit(ctx, out, i) for i, out in enumerate(outs)]
+    return fit_all(ctx, [s, vt.mT, u.mT] if wide else [s, u, vt])
 
 
 TABLE: dict[Any, Rule] = {

@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.extend.random import threefry2x32_p
 
 from bucketjit._ir.expressions import symbolic_axes
 from bucketjit._jax.arrays import key_generator, key_impl, key_shape
+from bucketjit._masking.array_ops import row_numbers
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._raised import in_one_line, is_of_machine
 
@@ -48,11 +49,8 @@ def counters(ctx: RuleContext, shape: Sequence[Any]) -> Any:
     padded = ctx.padded_shape(shape)
     if math.prod(padded) >= _WORD:
         ctx.refuse("a draw of 2**32 elements or more", "draw in parts", in_bucket=True)
-    numbers = jnp.zeros(padded, jnp.uint32)
-    for axis, size in enumerate(shape):
-        position = lax.broadcasted_iota(jnp.uint32, padded, axis)
-        numbers = numbers * jnp.asarray(ctx.logical(size), jnp.uint32) + position
-    return numbers
+    sizes = [jnp.asarray(ctx.logical(size), jnp.uint32) for size in shape]
+    return row_numbers(padded, sizes, jnp.uint32)
 
 
 def iota_2x32_shape(ctx: RuleContext) -> Any:
@@ -71,7 +69,8 @@ def random_bits(ctx: RuleContext, keys: Array) -> Any:
     """Run the generator on the logical shape, key by key."""
     width, shape = ctx.symbolic_params["bit_width"], ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
-        return _per_key(keys, lambda key: _total_bits(ctx, key, width, shape))
+        draw = _of_keys(lambda key: _total_bits(ctx, key, width, shape), keys.ndim)
+        return draw(jax.random.key_data(keys))
     if key_impl(keys.dtype) in ("rbg", "unsafe_rbg"):
         ctx.refuse(*_HARDWARE)
     generator = key_generator(keys.dtype)
@@ -82,7 +81,9 @@ def random_split(ctx: RuleContext, keys: Array) -> Any:
     """Run the generator's split on the logical shape, key by key."""
     shape = ctx.symbolic_params["shape"]
     if _counts_by_total(keys) and symbolic_axes(shape):
-        words = _per_key(keys, lambda key: _total_split(ctx, key, shape))
+        index, total = counters(ctx, (*shape, 2)), _total(ctx, shape, 64)
+        draw = _of_keys(lambda key: _word(key, index, total), keys.ndim)
+        words = draw(jax.random.key_data(keys))
     elif key_impl(keys.dtype) == "unsafe_rbg":
         ctx.refuse(*_HARDWARE)
     else:
@@ -104,11 +105,10 @@ def random_gamma(ctx: RuleContext, keys: Array, alpha: Array) -> Any:
 
 def _draw(ctx: RuleContext, keys: Array, draw: Callable[[Any], Any]) -> Any:
     """Trace a draw for keys of this logical shape, then evaluate it masked on their words."""
-    for _ in range(keys.ndim):
-        draw = jax.vmap(draw)
     words = jax.random.key_data(keys)
     logical = (*ctx.in_shapes[0], *key_shape(keys.dtype))
-    return _traced(ctx, draw, [jax.ShapeDtypeStruct(logical, words.dtype)], words)
+    struct = jax.ShapeDtypeStruct(logical, words.dtype)
+    return _traced(ctx, _of_keys(draw, keys.ndim), [struct], words)
 
 
 def _traced(ctx: RuleContext, fn: Any, structs: Sequence[Any], *operands: Array) -> Any:
@@ -135,11 +135,11 @@ def _counts_by_total(keys: Array) -> bool:
     return key_impl(keys.dtype) == "threefry2x32" and not jax.threefry_partitionable.value
 
 
-def _per_key(keys: Array, draw: Callable[[Any], Any]) -> Any:
-    """Map a draw over keys of any shape, as raw words."""
-    for _ in range(keys.ndim):
+def _of_keys(draw: Callable[[Any], Any], rank: int) -> Callable[[Any], Any]:
+    """A draw of one key, for the raw words of an array of keys."""
+    for _ in range(rank):
         draw = jax.vmap(draw)
-    return draw(jax.random.key_data(keys))
+    return draw
 
 
 def _total(ctx: RuleContext, shape: Sequence[Any], bits: int) -> Any:
@@ -162,12 +162,11 @@ def _word(key: Array, index: Array, total: Array) -> Any:
     second = index >= half
     first = jnp.where(second, index - half, index)
     partner = jnp.where(first + half < total, first + half, 0)
-    one, two = threefry2x32_p.bind(key[0], key[1], first, partner)
-    return jnp.where(second, two, one)
+    low, high = threefry2x32_p.bind(key[0], key[1], first, partner)
+    return jnp.where(second, high, low)
 
 
 def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) -> Any:
-    """The draw of one key: bits of ``width`` for each element of ``shape``."""
     index = counters(ctx, shape)
     total = _total(ctx, shape, width)
     dtype = ctx.out_avals[0].dtype
@@ -179,12 +178,6 @@ def _total_bits(ctx: RuleContext, key: Array, width: int, shape: Sequence[Any]) 
     per_word = jnp.uint32(32 // width)
     word = _word(key, index // per_word, total)
     return (word >> (jnp.uint32(width) * (index % per_word))).astype(dtype)
-
-
-def _total_split(ctx: RuleContext, key: Array, shape: Sequence[Any]) -> Any:
-    """The words of the keys that one key is split into."""
-    index = counters(ctx, (*shape, 2))
-    return _word(key, index, _total(ctx, shape, 64))
 
 
 TABLE: dict[Any, Rule] = {

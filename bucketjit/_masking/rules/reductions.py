@@ -1,4 +1,7 @@
-"""Reductions: padding holds the neutral element of the fold, so the fold does not see it."""
+"""Reductions, sorts and cumulative operations: what padding holds does not count, or comes last.
+
+The padding of a reduction holds the neutral element of the fold, so the fold does not see it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, dtypes, lax
-from jax.extend.core import Jaxpr
 
 from bucketjit._ir.expressions import is_symbolic
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, name_of, open_jaxpr
+from bucketjit._jax.arrays import by_platform
+from bucketjit._jax.jaxprs import all_equations, is_literal, name_of, open_jaxpr
+from bucketjit._masking.array_ops import crop
 from bucketjit._masking.rule_context import Rule, RuleContext
 
 # --- monoids ------------------------------------------------------------------------------------
@@ -33,7 +37,7 @@ def zero(dtype: np.dtype[Any]) -> Any:
     return np.zeros((), dtype)
 
 
-def one(dtype: np.dtype[Any]) -> Any:
+def unit(dtype: np.dtype[Any]) -> Any:
     """The neutral element of multiplication."""
     return np.ones((), dtype)
 
@@ -113,10 +117,7 @@ def extremum(identity: Identity, choose: Callable[[Any, Any], Any]) -> Rule:
         if not jnp.issubdtype(operand.dtype, np.complexfloating):
             return plain(ctx, operand)
         start = identity(operand.dtype)
-
-        def fold(a: Sequence[Any], b: Sequence[Any]) -> list[Any]:
-            return [choose(a[0], b[0])]
-
+        fold = lambda a, b: [choose(a[0], b[0])]  # noqa: E731
         return _fold_real(ctx, [operand], [start], ctx.params["axes"], fold)[0]
 
     return rule
@@ -154,7 +155,7 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
         ctx.require_equal(ctx.in_shapes[0], shape)
     axes = ctx.params["dimensions"]
     inner, consts = open_jaxpr(ctx.params["jaxpr"])
-    if _reads_size(inner):
+    if any(name_of(eqn) == "dim_as_value" for eqn in all_equations(inner)):
         ctx.refuse(
             "its function reads a symbolic size",
             "use the size outside of the function, or leave the axis static (None or _)",
@@ -166,9 +167,8 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
         filled = ctx.fill(arrays[0], axes=axes, value=identity(arrays[0].dtype))
         folded = list(ctx.bind(filled, *starts))
     else:
-        folded = _fold_real(
-            ctx, arrays, starts, axes, lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)
-        )
+        fold = lambda a, b: jax.core.eval_jaxpr(inner, consts, *a, *b)  # noqa: E731
+        folded = _fold_real(ctx, arrays, starts, axes, fold)
     padded = math.prod(arrays[0].shape[a] for a in axes)
     if padded == 0:
         return folded
@@ -180,24 +180,12 @@ def general(ctx: RuleContext, *operands: Array) -> list[Any]:
     return [lax.select_n(single, x, y[front]) for x, y in zip(folded, arrays, strict=True)]
 
 
-def _reads_size(jaxpr: Jaxpr) -> bool:
-    """Whether any equation, at any depth, has a symbolic size as its value."""
-    for eqn in jaxpr.eqns:
-        values = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
-        inner = [open_jaxpr(v)[0] for v in values if is_jaxpr(v)]
-        if name_of(eqn) == "dim_as_value" or any(map(_reads_size, inner)):
-            return True
-    return False
-
-
 def _fold_real(
     ctx: RuleContext, arrays: Sequence[Any], starts: Sequence[Any], axes: Sequence[int], fold: Fold
 ) -> list[Any]:
     """Reduce real positions only, in order, for a fold without a known neutral element."""
     mask = ctx.in_bounds(ctx.in_shapes[0], axes)
-    real = jnp.ones(arrays[0].shape, bool) if mask is None else mask
-    real = jnp.broadcast_to(real, arrays[0].shape)
-
+    real = jnp.broadcast_to(True if mask is None else mask, arrays[0].shape)
     return list(lax.reduce((real, *arrays), (True, *starts), skipping(fold), tuple(axes))[1:])
 
 
@@ -219,7 +207,7 @@ def skipping(fold: Fold) -> Fold:
 
 _MONOIDS: dict[str, Identity] = {
     "add": zero,
-    "mul": one,
+    "mul": unit,
     "max": lowest,
     "min": highest,
     "and": all_ones,
@@ -240,13 +228,132 @@ def known_monoid(inner: Any) -> Identity | None:
     return _MONOIDS.get(name_of(eqn))
 
 
+# --- sorts ----------------------------------------------------------------------------------------
+
+# XLA orders these dtypes as wider floats, in which the NaN with all bits set is positive.
+_WITHOUT_NEGATIVE_NAN = {"float8_e5m2", "float8_e8m0fnu"}
+
+
+def sort(ctx: RuleContext, *operands: Array) -> list[Any]:
+    """Keys of padding hold what sorts last; a stable sort keeps it behind real equals.
+
+    An unstable sort may leave equal keys in any order, so it becomes a stable one. If every operand
+    is a key, it need not, because rows of equal keys are equal.
+    """
+    axis, num_keys = ctx.params["dimension"], ctx.params["num_keys"]
+    if not is_symbolic(ctx.in_shapes[0][axis]):
+        return list(ctx.bind(*operands))
+    keys = [ctx.fill(x, axes=(axis,), value=last(x.dtype)) for x in operands[:num_keys]]
+    stable = ctx.params["is_stable"] or num_keys < len(operands)
+    return list(ctx.bind(*keys, *operands[num_keys:], is_stable=stable))
+
+
+def top_k(ctx: RuleContext, operand: Array) -> list[Any]:
+    """Padding holds what nothing is below; ties go by index, so it is taken last.
+
+    ``k`` is at most the logical size, so padding is never taken. On CPU, floats are in total order,
+    in which -NaN is below -inf. Other backends may compare with ``>``, which does not order NaN.
+    """
+    axis = ctx.params.get("axis", operand.ndim - 1)
+    k = ctx.params["k"]
+    if not is_symbolic(ctx.in_shapes[0][axis]):
+        return list(ctx.bind(operand))
+    dtype = operand.dtype
+    if dtype.name in _WITHOUT_NEGATIVE_NAN:
+        ctx.refuse(f"{dtype.name} has nothing that is below all else", "convert it to float16")
+    least = by_platform(
+        cpu=lambda: jnp.asarray(_first_in_total_order(dtype)),
+        default=lambda: jnp.asarray(lowest(dtype)),
+    )
+    filled = ctx.fill(operand, axes=(axis,), value=least)
+    stable = {"is_stable": True} if "is_stable" in ctx.params else {}
+    out = ctx.bind(filled, k=min(k, operand.shape[axis]), **stable)
+    return [crop(x, axis, k) for x in out]
+
+
+def _first_in_total_order(dtype: np.dtype[Any]) -> Any:
+    """The first value of the total order of a dtype: for floats -NaN, every bit set."""
+    if (nan := only_nan(dtype)) is not None:
+        return nan
+    if dtypes.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits >= 8:
+        bits = jnp.finfo(dtype).bits
+        return np.array(-1, f"int{bits}").view(dtype)
+    return lowest(dtype)
+
+
+def approx_top_k(ctx: RuleContext, operand: Array) -> list[Any]:
+    """Off TPU the approximate search is exact, a sort, which padding goes through as in `sort`.
+
+    On TPU the search distributes the axis over bins by its size, so another size finds other
+    values.
+    """
+    axis, k = ctx.params["reduction_dimension"] % operand.ndim, ctx.params["k"]
+    if not is_symbolic(ctx.in_shapes[0][axis]):
+        return list(ctx.bind(operand))
+    if jax.default_backend() == "tpu":
+        ctx.refuse(
+            "what an approximate search finds depends on the size of the axis", "use lax.top_k"
+        )
+    if not ctx.params["aggregate_to_topk"]:
+        ctx.refuse(
+            "how much an approximate search returns depends on the size of the axis",
+            "leave aggregate_to_topk=True",
+        )
+    dtype, largest = operand.dtype, ctx.params["is_max_k"]
+    if dtypes.issubdtype(dtype, np.floating) and jnp.finfo(dtype).bits <= 8:
+        ctx.refuse(f"an approximate search orders {dtype.name} by itself", "convert it to float16")
+    keys = ctx.fill(operand, axes=(axis,), value=(lowest if largest else last)(dtype))
+    pair = [keys, lax.broadcasted_iota(jnp.int32, keys.shape, axis)]
+    if largest:  # equals keep their order when everything is sorted back to front
+        pair = [lax.rev(x, (axis,)) for x in pair]
+    pair = list(lax.sort(pair, dimension=axis, num_keys=1))
+    if largest:
+        pair = [lax.rev(x, (axis,)) for x in pair]
+    return [crop(x, axis, k) for x in pair]
+
+
+# --- cumulative ---------------------------------------------------------------------------------
+
+# Cumulative operations: forward, padding comes after all that is real and is never seen.
+#
+# In reverse they start in the padding, which then holds the neutral element.
+
+
+def cumulative(identity: Identity, ordered: bool = False) -> Rule:
+    """The rule of a cumulative operation with this neutral element."""
+
+    def rule(ctx: RuleContext, operand: Array) -> Any:
+        """In reverse, padding holds the neutral element."""
+        axis = ctx.params["axis"]
+        if not is_symbolic(ctx.in_shapes[0][axis]):
+            return ctx.bind(operand)
+        if ordered and jnp.issubdtype(operand.dtype, np.complexfloating):
+            ctx.refuse(
+                "complex numbers have no order next to a NaN, so padding would change the result"
+            )
+        if not ctx.params["reverse"]:
+            return ctx.bind(operand)
+        return ctx.bind(ctx.fill(operand, axes=(axis,), value=identity(operand.dtype)))
+
+    return rule
+
+
 TABLE: dict[Any, Rule] = {
     **dict.fromkeys(("reduce_sum", "reduce_or", "reduce_xor"), reduction(zero)),
-    "reduce_prod": reduction(one),
+    "reduce_prod": reduction(unit),
     "reduce_max": extremum(lowest, lax.max),
     "reduce_min": extremum(highest, lax.min),
     "reduce_and": reduction(all_ones),
     "argmax": position_of(lowest),
     "argmin": position_of(highest),
     "reduce": general,
+    "sort": sort,
+    "top_k": top_k,
+    "approx_top_k": approx_top_k,
+    "cumsum": cumulative(zero),
+    "cumprod": cumulative(unit),
+    "cummax": cumulative(lowest, ordered=True),
+    "cummin": cumulative(highest, ordered=True),
+    # The neutral element is -inf, without an imaginary part, which is an angle.
+    "cumlogsumexp": cumulative(np.array(-np.inf).astype),
 }

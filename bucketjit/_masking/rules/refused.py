@@ -80,7 +80,6 @@ REFUSED: tuple[tuple[tuple[str, ...], str, str], ...] = (
 
 
 def _refusal(reason: str, remedy: str) -> Rule:
-    """The rule that refuses with this reason and remedy."""
 
     def rule(ctx: RuleContext, *operands: Array) -> NoReturn:
         ctx.refuse(reason, remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,8 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic
-from bucketjit._masking.array_ops import select
-from bucketjit._masking.constant_folding import known_int
+from bucketjit._masking.constants import known_int
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.indexing import (
     INT32_MAX,
@@ -22,6 +21,7 @@ from bucketjit._masking.rules.indexing import (
     fits,
     inside,
     is_whole,
+    judged,
     write_window,
 )
 
@@ -42,7 +42,6 @@ def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
 
 
 def _window_sizes(ctx: RuleContext) -> Shape:
-    """Size of the update window along each axis of the operand."""
     numbers = ctx.params["dimension_numbers"]
     single = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     updates, rank = ctx.in_shapes[2], len(ctx.in_shapes[0])
@@ -61,9 +60,9 @@ def _written_window(ctx: RuleContext, operand: Any, index: Any, update: Any, com
             here = inside(ctx, index[k], shape[axis], sizes[axis])
             where = here if where is None else where & here
     update = lax.expand_dims(update, numbers.inserted_window_dims)
-    known = [*map(known_int, starts)]
-    lies_inside = all(map(functools.partial(_surely_inside, ctx), known, shape, sizes))
-    if lies_inside and combine in (None, lax.add) and ctx.padding.is_zeros(operand):
+    places = map(known_int, starts)
+    lies_inside = all(map(functools.partial(_surely_inside, ctx), places, shape, sizes))
+    if lies_inside and combine in (None, lax.add) and ctx.padding.is_zeros(operand, shape):
         cut = [a for a, n in enumerate(sizes) if not is_whole(shape[a], n)]
         update = ctx.fill(update, axes=cut, value=0, shape=sizes)
         sides = zip(map(int, starts), update.shape, operand.shape, strict=True)
@@ -73,7 +72,6 @@ def _written_window(ctx: RuleContext, operand: Any, index: Any, update: Any, com
 
 
 def _surely_inside(ctx: RuleContext, start: int | None, dim: Dim, size: Dim) -> bool:
-    """Whether a window lies in an axis at all sizes of the bucket."""
     if start is None or start < 0:
         return False
     return (start == 0 and is_whole(dim, size)) or (
@@ -92,8 +90,8 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     dims = ctx.in_shapes[1][:-1]
     # Padded rows of a batch write to padded rows of the operand, which does no harm. But their
     # indices may repeat, so they are dropped if the equation promises unique indices.
-    own = () if unique else numbers.scatter_indices_batching_dims
-    good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in own])
+    batch = () if unique else numbers.scatter_indices_batching_dims
+    good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in batch])
     partial = [a for a, n in enumerate(sizes) if is_symbolic(n) and not is_whole(shape[a], n)]
     if good is None and not partial and all(fits(ctx, shape[a], sizes[a]) for a in mapped):
         kept = ctx.params["indices_are_sorted"] and not any(map(is_symbolic, dims))
@@ -101,40 +99,17 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     if not mapped and not partial:
         ctx.refuse("it has no index by which to drop the updates of padded rows")
 
+    def moved() -> Any:
+        good = ctx.in_bounds((*dims, 1), [a for a in range(len(dims)) if a not in batch])
+        clips, outside = ctx.params["mode"] == _MODE.CLIP, functools.partial(_outside, unique)
+        return judged(ctx, as_index(indices), sizes, mapped, clips, outside, good)
+
     if not partial:
-        judged = ctx.once(indices, "scattered", lambda: _kept_or_dropped(ctx, indices, own))
+        places = ctx.once(indices, "scattered", moved)
     else:
-        numbers, judged, updates = _positions(ctx, partial, as_index(indices), good, updates)
-    return ctx.bind(
-        operand,
-        judged,
-        updates,
-        dimension_numbers=numbers,
-        indices_are_sorted=False,
-        mode=_MODE.FILL_OR_DROP,
-    )
-
-
-def _kept_or_dropped(ctx: RuleContext, indices: Array, own: Sequence[int]) -> Any:
-    """Indices of which those that must not write are out of bounds.
-
-    What is beyond the padded operand, or negative, is so already.
-    """
-    shape, sizes = ctx.in_shapes[0], _window_sizes(ctx)
-    mapped = ctx.params["dimension_numbers"].scatter_dims_to_operand_dims
-    rows = ctx.in_shapes[1][:-1]
-    good = ctx.in_bounds((*rows, 1), [a for a in range(len(rows)) if a not in own])
-    columns = [*lax.split(as_index(indices), (1,) * len(mapped), indices.ndim - 1)]
-    for k, axis in enumerate(mapped):
-        if ctx.params["mode"] == _MODE.CLIP:
-            columns[k] = clamp(ctx, columns[k], shape[axis], sizes[axis])
-        elif not fits(ctx, shape[axis], sizes[axis]):
-            here = columns[k] <= ctx.logical(shape[axis] - sizes[axis])
-            good = here if good is None else good & here
-    if good is not None:
-        outside = _outside(columns[0].shape, ctx.params["unique_indices"])
-        columns[0] = select(good, columns[0], outside)
-    return columns[0] if len(columns) == 1 else lax.concatenate(columns, indices.ndim - 1)
+        numbers, places, updates = _positions(ctx, partial, as_index(indices), good, updates)
+    options = {"indices_are_sorted": False, "mode": _MODE.FILL_OR_DROP}
+    return ctx.bind(operand, places, updates, dimension_numbers=numbers, **options)
 
 
 def _positions(
@@ -154,11 +129,11 @@ def _positions(
     numbers, columns, good, updates = _taken_apart(ctx, partial, columns, good, updates)
     columns = list(jnp.broadcast_arrays(*columns))
     unique = ctx.params["unique_indices"]
-    columns[0] = jnp.where(good, columns[0], _outside(columns[0].shape, unique))
+    columns[0] = jnp.where(good, columns[0], _outside(unique, columns[0].shape))
     return numbers, jnp.stack(columns, axis=-1), updates
 
 
-def _outside(shape: tuple[int, ...], unique: bool) -> Any:
+def _outside(unique: bool, shape: tuple[int, ...]) -> Any:
     """Indices beyond every axis; each another one where indices are promised to be unique."""
     if not unique:
         return jnp.int32(INT32_MAX)

@@ -19,6 +19,7 @@ from bucketjit._masking.array_ops import (
     part,
     put,
     reverse,
+    row_numbers,
     select,
     take,
     window,
@@ -37,11 +38,11 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     axis = ctx.params["dimension"]
     sizes = [shape[axis] for shape in ctx.in_shapes]
     runs = _runs(sizes)
-    given = list(zip(operands, ctx.in_shapes, strict=True))
-    grown = [ctx.holds(x, shape, 0) for x, shape in given if is_symbolic(shape[axis])]
+    pieces = list(zip(operands, ctx.in_shapes, strict=True))
+    grown = [ctx.padding.holds(x, shape, 0) for x, shape in pieces if is_symbolic(shape[axis])]
     keeps_zeros = bool(grown) and all(grown)
     if keeps_zeros:  # as a cache does; what is written into it, such as a token, is small
-        operands = tuple(ctx.fill(x, value=0, shape=shape) for x, shape in given)
+        operands = tuple(ctx.fill(x, value=0, shape=shape) for x, shape in pieces)
     parts = [lax.concatenate([operands[i] for i in run], axis) for run in runs]
     offsets = [sum(sizes[: run[0]]) for run in runs]
     ends = [ctx.sizes.most(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
@@ -53,7 +54,9 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     for offset, piece in zip(offsets[1:], parts[1:], strict=True):
         out = lax.dynamic_update_slice_in_dim(out, piece, ctx.logical(offset), axis)
     out = crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
-    return ctx.noted(out, 0) if keeps_zeros else out
+    if keeps_zeros:
+        ctx.padding.note_zeros(out, ctx.out_shapes[0])
+    return out
 
 
 def _runs(sizes: Sequence[Dim]) -> list[list[int]]:
@@ -147,7 +150,7 @@ def _regroup(ctx: RuleContext, array: Array, axis: int, old: Shape, new: Shape) 
 
     def by_index(grouped: Array, before: list[Any], after: list[Any]) -> Any:
         flat = lax.reshape(grouped, (*head, math.prod(ctx.padded_shape(old)), *tail))
-        source = _unravel(_ravel(target, _strides(after)), before, ctx.padded_shape(old))
+        source = _unravel(row_numbers(target, after, jnp.int32), before, ctx.padded_shape(old))
         return jnp.take(flat, source, axis=axis, mode="clip")
 
     def by_rows(grouped: Array, before: list[Any], after: list[Any]) -> Any:
@@ -166,43 +169,26 @@ _ROW = 64  # elements
 def _merged_rows(array: Array, axis: int, sizes: Sequence[Any]) -> Any:
     """Merge as many axes as there are logical sizes, from ``axis`` on."""
     for last in reversed(range(1, len(sizes))):
-        at = axis + last - 1
+        rows = axis + last - 1
         width = math.prod(sizes[last:])
-        height, padded = array.shape[at : at + 2]
+        height, padded = array.shape[rows : rows + 2]
 
-        def step(i: Any, out: Any, array: Array = array, at: int = at, width: Any = width) -> Any:
-            row = lax.dynamic_index_in_dim(array, i, at, keepdims=False)
-            return put(out, row, at, i * width)
+        def step(i: Any, out: Any, array: Array = array, axis: int = rows, n: Any = width) -> Any:
+            return put(out, lax.dynamic_index_in_dim(array, i, axis, keepdims=False), axis, i * n)
 
-        shape = (*array.shape[:at], height * padded, *array.shape[at + 2 :])
+        shape = (*array.shape[:rows], height * padded, *array.shape[rows + 2 :])
         array = lax.fori_loop(jnp.int32(0), sizes[last - 1], step, jnp.zeros(shape, array.dtype))
     return array
 
 
 def _split_rows(array: Array, axis: int, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
-    """Split an axis into axes of these logical and padded sizes."""
     for first in range(len(sizes) - 1):
         height, width = padded[first], math.prod(padded[first + 1 :])
         starts = lax.iota(jnp.int32, height) * math.prod(sizes[first + 1 :])
-        wide, at = crop(array, axis + first, height * width), axis + first
-        array = jax.vmap(functools.partial(part, wide, at, width=width), out_axes=at)(starts)
+        rows = axis + first
+        read = functools.partial(part, crop(array, rows, height * width), rows, width=width)
+        array = jax.vmap(read, out_axes=rows)(starts)
     return array
-
-
-def _strides(sizes: Sequence[Any]) -> list[Any]:
-    """Row-major strides of an array of these sizes, ints or run-time scalars."""
-    strides: list[Any] = [1]
-    for size in reversed(sizes[1:]):
-        strides.insert(0, strides[0] * size)
-    return strides
-
-
-def _ravel(shape: Sequence[int], strides: Sequence[Any]) -> Any:
-    """Number of each position of ``shape`` under these strides."""
-    total = jnp.zeros((), jnp.int32)
-    for axis, stride in enumerate(strides):
-        total = total + lax.broadcasted_iota(jnp.int32, shape, axis) * stride
-    return total
 
 
 def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> Any:
@@ -211,11 +197,12 @@ def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> An
     An array with a logical size of 0 has no real element to find. The size counts as 1, to keep the
     division defined.
     """
-    source = jnp.zeros((), jnp.int32)
-    for axis, stride in enumerate(_strides(padded)):
-        step = _strides(sizes)[axis]
-        source = source + position // jnp.maximum(step, 1) * stride
-        position = position % jnp.maximum(step, 1)
+    source: Any = 0
+    stride = 1
+    for size, padded_size in zip(reversed(sizes), reversed(padded), strict=True):
+        size = jnp.maximum(size, 1)
+        source = source + position % size * stride
+        position, stride = position // size, stride * padded_size
     return source
 
 
@@ -233,16 +220,16 @@ def slice_(ctx: RuleContext, operand: Array) -> Any:
     strides = params["strides"] or (1,) * operand.ndim
     sizes = ctx.padded_shape(ctx.out_shapes[0])
     places = [*zip(params["start_indices"], strides, sizes, strict=True)]
-    known = [not (is_symbolic(start) or is_symbolic(stride)) for start, stride, _ in places]
+    static = [not (is_symbolic(start) or is_symbolic(stride)) for start, stride, _ in places]
     cuts = [
-        (start, min(start + _span(size, stride), n), stride) if is_known else (0, n, 1)
-        for (start, stride, size), n, is_known in zip(places, shape, known, strict=True)
+        (start, min(start + _span(size, stride), n), stride) if is_static else (0, n, 1)
+        for (start, stride, size), n, is_static in zip(places, shape, static, strict=True)
     ]
     out = operand
     if cuts != [(0, n, 1) for n in shape]:
         out = lax.slice(operand, *zip(*cuts, strict=True))
     for axis, (start, stride, size) in enumerate(places):
-        if known[axis]:
+        if static[axis]:
             out = crop(out, axis, size)
         elif is_symbolic(stride):
             positions = ctx.logical(start) + lax.iota(jnp.int32, size) * ctx.logical(stride)
@@ -256,7 +243,6 @@ def slice_(ctx: RuleContext, operand: Array) -> Any:
 
 
 def _span(size: int, stride: int) -> int:
-    """How many positions lie between the first and the last of a slice, both included."""
     return (size - 1) * stride + 1 if size else 0
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from bucketjit._ir.expressions import Dim, Shape, is_symbolic
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._ir.primitives import makes_size, shard_mean_p, shard_psum_p
 from bucketjit._jax.jaxprs import all_equations, open_jaxpr, primitive, shape_of
 from bucketjit._masking.loops import CASTS, WITHOUT_TYPES
@@ -52,7 +52,6 @@ def fold(identity: Identity, name: str = "") -> Rule:
 
 
 def _refuse_uneven(ctx: RuleContext, axes: Iterable[Any]) -> None:
-    """Refuse to combine open axes of shards whose sizes differ."""
     named = any(a in ctx.sizes.uneven for a in axes)
     if named and any(any(map(is_symbolic, shape)) for shape in ctx.in_shapes):
         ctx.refuse("it combines an open axis whose size differs from shard to shard", REDUCE_FIRST)
@@ -60,10 +59,10 @@ def _refuse_uneven(ctx: RuleContext, axes: Iterable[Any]) -> None:
 
 def _bind(ctx: RuleContext, name: str, *operands: Array) -> Any:
     """Run the primitive of the equation, or another one that takes groups of shards besides."""
-    other = primitive(name) if name else None
-    if other is None:
+    plain = primitive(name) if name else None
+    if plain is None:
         return ctx.bind(*operands)
-    return other.bind(*operands, **ctx.params, axis_index_groups=None)
+    return plain.bind(*operands, **ctx.params, axis_index_groups=None)
 
 
 def gather(ctx: RuleContext, operand: Array) -> Any:
@@ -112,31 +111,31 @@ def cast(ctx: RuleContext, operand: Array) -> Any:
 
 def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     """Each shard begins with its own rows: sharded open axes are laid out anew, and back."""
-    given = ctx.symbolic_params
-    inner, _ = open_jaxpr(given["jaxpr"])
-    mesh, specs, out_specs = given["mesh"], given["in_specs"], given["out_specs"]
+    params = ctx.symbolic_params
+    inner, _ = open_jaxpr(params["jaxpr"])
+    mesh, specs, out_specs = params["mesh"], params["in_specs"], params["out_specs"]
     if ctx.sizes.uneven:
         ctx.refuse("inside of a function of one shard there is no array of all shards to map over")
     if any(map(makes_size, all_equations(inner))):
         ctx.refuse("a size that is computed in it differs from shard to shard")
     laid_out = [
-        _to_shards(ctx, mesh, x, spec, shape, shape_of(var))
+        _moved(ctx, mesh, x, spec, shape, shape_of(var), to_shards=True)
         for x, spec, shape, var in zip(operands, specs, ctx.in_shapes, inner.invars, strict=True)
     ]
 
     def body(sizes: Any, *shards: Array) -> tuple[Any, ...]:
-        return evaluate_strong(ctx, given["jaxpr"], *shards, at=ctx.sizes.at(*sizes))
+        return evaluate_strong(ctx, params["jaxpr"], *shards, at=ctx.sizes.at(*sizes))
 
     outs = jax.shard_map(
         body,
         mesh=mesh,
         in_specs=(PartitionSpec(), *specs),
         out_specs=tuple(out_specs),
-        axis_names=given["newly_manual_axes"],
+        axis_names=params["newly_manual_axes"],
         check_vma=False,
     )((dict(ctx.sizes.values), ctx.sizes.size_constants), *laid_out)
     return [
-        _from_shards(ctx, mesh, x, spec, shape, shape_of(var))
+        _moved(ctx, mesh, x, spec, shape, shape_of(var), to_shards=False)
         for x, spec, shape, var in zip(outs, out_specs, ctx.out_shapes, inner.outvars, strict=True)
     ]
 
@@ -153,54 +152,35 @@ def _counts(mesh: Any, spec: Any) -> Iterator[tuple[int, int]]:
         yield axis, math.prod(mesh.shape[name] for name in names)
 
 
-def _to_shards(
-    ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape
+def _moved(
+    ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape, to_shards: bool
 ) -> Array:
-    """An operand whose shards begin with their own rows."""
-    axes = _sharded(mesh, spec, shape)
-    key = _key(x, mesh, spec, local)
-    if not axes or (known := ctx.padding.made_before(key)) is not None:
-        return known if axes else x
-    whole = _replicated(mesh, x)
-    for axis, count in axes:
-        part, padded = ctx.logical(local[axis]), ctx.padded(local[axis])
-        shard, row = _places(count * padded, padded)
-        whole = jnp.take(whole, shard * part + row, axis=axis, mode="clip")
-    laid_out = _placed(mesh, whole, spec)
-    ctx.padding.note_made(key, x, laid_out)
-    return laid_out
+    """An operand whose shards begin with their own rows; or a result, its padding at the end.
 
-
-def _key(x: Array, mesh: Any, spec: Any, local: Shape) -> tuple[Any, ...]:
-    """The key of an array whose shards begin with their own rows.
-
-    A gradient's ``shard_map`` takes results of another one: they are laid out already.
+    The ``shard_map`` of a gradient takes results of another one, which are laid out already.
     """
-    return id(x), "shards", mesh, spec, str(local)
-
-
-def _from_shards(
-    ctx: RuleContext, mesh: Any, x: Array, spec: Any, shape: Shape, local: Shape
-) -> Array:
-    """A result whose rows are one after the other, with the padding at the end."""
     axes = _sharded(mesh, spec, shape)
     if not axes:
         return x
-    whole = _replicated(mesh, x)
-    for axis, count in axes:
-        padded = x.shape[axis] // count
-        shard, row = _places(ctx.padded(shape[axis]), ctx.logical(local[axis]))
-        whole = jnp.take(whole, shard * padded + row, axis=axis, mode="clip")
-    result = _placed(mesh, whole, spec)
-    ctx.padding.note_made(_key(result, mesh, spec, local), result, x)
+    layout = "shards", mesh, spec, str(local)
+
+    def moved() -> Array:
+        whole = _replicated(mesh, x)
+        for axis, count in axes:
+            logical, padded = ctx.logical(local[axis]), ctx.padded(local[axis])
+            before, after = (logical, padded) if to_shards else (padded, logical)
+            length = count * padded if to_shards else ctx.padded(shape[axis])
+            positions = jnp.arange(length, dtype=jnp.int32)
+            shard = positions // jnp.maximum(after, 1)
+            index = shard * before + positions - shard * after
+            whole = jnp.take(whole, index, axis=axis, mode="clip")
+        return _placed(mesh, whole, spec)
+
+    if to_shards:
+        return ctx.padding.once((id(x), *layout), x, moved)
+    result = moved()
+    ctx.padding.once((id(result), *layout), result, lambda: x)
     return result
-
-
-def _places(length: int, part: Dim | Array) -> tuple[Any, Any]:
-    """The part and the place in it of each position, where all parts are equally long."""
-    positions = jnp.arange(length, dtype=jnp.int32)
-    shard = positions // jnp.maximum(part, 1)
-    return shard, positions - shard * part
 
 
 def _replicated(mesh: Any, x: Array) -> Any:

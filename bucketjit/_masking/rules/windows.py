@@ -20,7 +20,7 @@ from jax import Array, lax
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
-from bucketjit._masking.rules.convolution import Slide, fit
+from bucketjit._masking.rules.convolution import Slide, fit, fit_all
 from bucketjit._masking.rules.indexing import INT32_MAX
 from bucketjit._masking.rules.reductions import (
     Fold,
@@ -41,17 +41,11 @@ Arrays = Sequence[Any]
 def _slides(ctx: RuleContext, shape: Shape, out: Shape) -> list[Slide]:
     """How the window of this equation slides along each axis of an array of this shape."""
     params, ones = ctx.symbolic_params, (1,) * len(shape)
-    fields = zip(
-        shape,
-        params["window_dimensions"],
-        params["window_strides"],
-        *zip(*params["padding"], strict=True),
-        params.get("base_dilation", ones),
-        params.get("window_dilation", ones),
-        out,
-        strict=True,
-    )
-    slides = [Slide(*one_axis) for one_axis in fields]
+    windows = params["window_dimensions"], params["window_strides"]
+    edges = zip(*params["padding"], strict=True)
+    dilations = params.get("base_dilation", ones), params.get("window_dilation", ones)
+    fields = zip(shape, *windows, *edges, *dilations, out, strict=True)
+    slides = [Slide(*of_axis) for of_axis in fields]
     for slide in slides:
         slide.check(ctx)
     return slides
@@ -161,7 +155,7 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     else:
         reducer = lambda x, y: ctx.evaluate(jaxpr, *x, *y)  # noqa: E731
         outs = _reduce_real(ctx, slides, arrays, inits, reducer)
-    return [fit(ctx, out, i) for i, out in enumerate(outs)]
+    return fit_all(ctx, outs)
 
 
 # --- gradients ------------------------------------------------------------------------------
@@ -179,7 +173,6 @@ def _chooser(ctx: RuleContext) -> Fold:
 
 
 def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
-    """What the equation selects last."""
     return (lowest if ctx.params["select_prim"] is lax.ge_p else highest)(dtype)
 
 
