@@ -26,8 +26,7 @@ from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import default_entries, is_default_name
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.cures import remedy_for
-from bucketjit._tracing.leaf_types import LeafType, leaf_type, with_paths
+from bucketjit._tracing.leaf_types import LeafType, leaf_type, remedy_for, with_paths
 from bucketjit._tracing.parameters import Key, Parameters, Static
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -256,7 +255,7 @@ class Signer:
         fn = refusing_mutations(key.statics.bind(named_now(fn)), names)
         leaves, why = [path for path, _ in paths], "new"
         if self._signatures:
-            from bucketjit._tracing.mismatches import why_new
+            from bucketjit._tracing.made_for import why_new
 
             why = why_new(self._signatures, key, self.parameters)
         signature = Signature(
