@@ -12,44 +12,20 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+from bucketjit._ir import primitives
 from bucketjit._ir.associative_scan import associative_scan_of
-from bucketjit._ir.primitives import (
-    axis_of_shards,
-    mean_over_shards,
-    refuse_groups,
-    sum_over_shards,
-)
 from bucketjit._jax.jaxprs import modules_of_jax
+from bucketjit._jax.patches import operations, shapes
 from bucketjit._jax.patches.lifetimes import CACHES, leaving_nothing, weak_finalizers
-from bucketjit._jax.patches.operations import (
-    DEBUG_CALLBACKS,
-    SEARCHES,
-    SHUFFLES,
-    SYMBOLIC_INDICES,
-    associative_scans,
-    open_reductions,
-    open_scans,
-)
 from bucketjit._jax.patches.patch import Patch
 from bucketjit._jax.patches.selections import SELECTIONS
-from bucketjit._jax.patches.shapes import (
-    BRIEF_DECISIONS,
-    INDICES,
-    inferred_sizes,
-    lengths,
-    squeezes,
-)
 from bucketjit._jax.patches.shard_collectives import uneven_collectives
 
 _ABSENT = object()  # of a name that the owner did not have, such as ``len`` in a module
 
 
 class Replacing:
-    """A context manager that installs patches while any thread is inside it. It nests.
-
-    Attributes:
-        patches: The patches.
-    """
+    """A context manager that installs patches while any thread is inside it. It nests."""
 
     def __init__(
         self, *patches: Patch, context: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -122,18 +98,18 @@ def _set(owner: Any, name: Any, value: Any) -> None:
 
 
 lenient_jax = Replacing(
-    associative_scans(associative_scan_of),
-    open_scans,
-    *SEARCHES,
-    *SHUFFLES,
-    open_reductions,
-    *DEBUG_CALLBACKS,
-    *INDICES,
-    *BRIEF_DECISIONS,
-    *SYMBOLIC_INDICES,
-    lengths,
-    inferred_sizes,
-    squeezes,
+    operations.associative_scans(associative_scan_of),
+    operations.open_scans,
+    *operations.SEARCHES,
+    *operations.SHUFFLES,
+    operations.open_reductions,
+    *operations.DEBUG_CALLBACKS,
+    *shapes.INDICES,
+    *shapes.BRIEF_DECISIONS,
+    *operations.SYMBOLIC_INDICES,
+    shapes.lengths,
+    shapes.inferred_sizes,
+    shapes.squeezes,
 )
 """While active, JAX traces more programs with symbolic sizes."""
 
@@ -141,7 +117,12 @@ selecting_jax = Replacing(*SELECTIONS)
 """While active, selections ask `bucketjit._jax.patches.traced_sizes.selecting` what to do."""
 
 uneven_shards = Replacing(
-    *uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)
+    *uneven_collectives(
+        primitives.axis_of_shards,
+        primitives.mean_over_shards,
+        primitives.sum_over_shards,
+        primitives.refuse_groups,
+    )
 )
 """While active, collectives know uneven shards; see `bucketjit._ir.primitives`."""
 

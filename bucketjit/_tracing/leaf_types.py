@@ -49,12 +49,7 @@ class LeafType(NamedTuple):
     target: Any = None
 
 
-_SCALARS = {
-    bool: np.dtype(bool),
-    int: np.dtype(int),
-    float: np.dtype(float),
-    complex: np.dtype(complex),
-}
+_SCALARS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float, complex)}
 
 # Signing a call then costs one dict look-up a leaf, in place of a new tuple.
 _leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
@@ -85,12 +80,13 @@ def leaf_type(
         sharding = explicit_sharding(value.array)
         if counts and any(n % count for n, count in zip(value.sizes, counts, strict=True)):
             counts = sharding = None  # JAX cannot cut the logical sizes, so the type is not cut
-        known = value.weak_type, value.ndim, sharding, counts
-        return LeafType(_canonical(value.dtype, path), *known), value.sizes
+        more = value.weak_type, value.ndim, sharding, counts
+        return LeafType(_canonical(value.dtype, path), *more), value.sizes
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype == jax.dtypes.float0:  # JAX's dtype for tangents of integers
             return LeafType(value.dtype, False, value.ndim), value.shape
-        if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
+        # The kind of bfloat16 and of others of `ml_dtypes` is that of void.
+        if value.dtype.kind in "OSUMm" or issubclass(value.dtype.type, np.void):
             raise ArgumentError(
                 f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}; "
                 f"{cure_of_dtype(value, path)}"
@@ -124,12 +120,11 @@ def _type_of_struct(value: jax.ShapeDtypeStruct, path: str) -> tuple[LeafType, t
         raise ArgumentError(f"{value}: {first_line(error)}") from error
     devices = arrays.devices_of(value.sharding)
     target = value.sharding if arrays.is_of_topology(devices) else None
-    known = bool(value.weak_type), len(value.shape), *placed, target
-    return LeafType(_canonical(value.dtype, path), *known), tuple(value.shape)
+    more = bool(value.weak_type), len(value.shape), *placed, target
+    return LeafType(_canonical(value.dtype, path), *more), tuple(value.shape)
 
 
 def _canonical(dtype: np.dtype[Any], path: str) -> Any:
-    """The dtype that JAX gives to an array of this dtype."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if not dtype.isnative:
@@ -143,14 +138,6 @@ def _canonical(dtype: np.dtype[Any], path: str) -> Any:
             f"{path}.astype('{'float64' if dtype.kind == 'f' else 'complex128'}')"
         )
     return jax.dtypes.canonicalize_dtype(dtype)
-
-
-def _is_extension(dtype: np.dtype) -> bool:
-    """Whether a dtype is one of ``ml_dtypes``, such as bfloat16: its kind is that of void."""
-    try:
-        return bool(jax.dtypes.issubdtype(dtype, np.number)) and dtype.kind == "V"
-    except TypeError:
-        return False
 
 
 def with_paths(
@@ -239,10 +226,10 @@ def remedy_for(values: object) -> str | None:
 def _holds(tree: object, kind: type) -> bool:
     """Whether an object of a class is in a pytree, which may be a pytree itself."""
 
-    def is_one(value: object) -> bool:
+    def is_module(value: object) -> bool:
         return isinstance(value, kind)
 
-    return any(map(is_one, tree_leaves(tree, is_leaf=is_one)))
+    return any(map(is_module, tree_leaves(tree, is_leaf=is_module)))
 
 
 _TRACED_AS_VALUE = (
@@ -262,20 +249,16 @@ def note_arguments(error: Exception, args: Mapping[str, object]) -> None:
     if isinstance(error, _TRACED_AS_VALUE):
         note = _of_scalars(text_of(error), args)
     elif isinstance(error, TypeError | AttributeError):
-        note = _of_lists(args)
+        # A list of numbers is a tree of scalars, of which a function may ask what only arrays have.
+        notes = (
+            f"{name}: as under jax.jit, a list is a tree of scalars; where an array is meant: "
+            f"{cure_of_list(value, name)}"
+            for name, value in args.items()
+            if is_list_of_numbers(value)
+        )
+        note = next(notes, None)
     if note is not None:
         error.add_note(f"bucketjit: {note}")
-
-
-def _of_lists(args: Mapping[str, object]) -> str | None:
-    """A list of numbers is a tree of scalars, of which a function may ask what only arrays have."""
-    for name, value in args.items():
-        if is_list_of_numbers(value):
-            return (
-                f"{name}: as under jax.jit, a list is a tree of scalars; where an array is meant: "
-                f"{cure_of_list(value, name)}"
-            )
-    return None
 
 
 def _of_scalars(message: str, args: Mapping[str, object]) -> str | None:

@@ -121,17 +121,6 @@ def facts_made_for(
     return ArgumentFacts(leaves, tree, len(args), names, positional_statics, keyword_statics)
 
 
-def open_shapes(
-    tokens: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]]
-) -> tuple[Shape, ...]:
-    """Shapes with variables and expressions in the place of the sizes of open axes."""
-
-    def axis(token: str, size: int) -> int | str:
-        return size if token == STATIC or token.isdigit() else token
-
-    return tuple(tuple(map(axis, *pair)) for pair in zip(tokens, shapes, strict=True))
-
-
 def _with_paths(
     args: Sequence[Any], kwargs: Mapping[str, Any], name: Callable[[int], str]
 ) -> list[tuple[str, Any]]:
@@ -230,7 +219,6 @@ def _line_of_leaf(expected: LeafFacts, passed: LeafFacts, verb: str) -> list[str
 
 
 def _lines_of_paths(made_for: ArgumentFacts, called: ArgumentFacts, verb: str) -> Iterator[str]:
-    """The lines about arguments whose leaves are at different paths."""
     expected, passed = ({leaf.path: leaf for leaf in side.leaves} for side in (made_for, called))
     for path in {**expected, **passed}:
         a, b = expected.get(path), passed.get(path)
@@ -306,14 +294,7 @@ def why_new(before: Iterable[Key], now: Key, parameters: Parameters) -> str:
 
 
 class MadeFor:
-    """The arguments that something was made for; a `Signer` with it takes no others.
-
-    Attributes:
-        tree: Tree of ``(args, kwargs)`` without static arguments.
-        types: Type of each leaf.
-        shapes: Shape of each leaf, with text where axes are open.
-        facts: All that, for errors.
-    """
+    """The arguments that something was made for; a `Signer` with it takes no others."""
 
     def __init__(
         self,

@@ -15,8 +15,8 @@ from bucketjit._tracing.made_for import (
     facts_of_call,
     in_words,
     mismatches,
-    open_shapes,
 )
+from bucketjit._tracing.resolution import open_shapes
 
 NAMES = ("x", "y", "z")
 
