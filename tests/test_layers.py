@@ -302,7 +302,7 @@ _UNUSED = (
     *("_artifact", "_processes", "_stages.(?!views)", "_runtime.rows", "_runtime.equations"),
     *("_runtime.checked_calls", "_compile.(rows|files.(fingerprint|stored))", "_masking.checks"),
     *("_masking.vector_signs", "_masking.rules.(?!elementwise|reductions)", "_ir.computed_sizes"),
-    *("_tracing.(concrete|made_for|mismatches|pairing|skeleton)", "metrics", "integrations"),
+    *("_tracing.(concrete|made_for|pairing|skeleton)", "metrics", "integrations"),
     *("strategies.(_search|fitting)",),
 )
 # What traces, masks and lowers.

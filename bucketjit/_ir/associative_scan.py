@@ -36,16 +36,8 @@ from jax.extend import core as jex_core
 from jax.interpreters import ad, batching
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.combine import (
-    PRIMAL,
-    PULLBACK,
-    TANGENT,
-    Combine,
-    num_elems,
-    operands_of,
-    run,
-    struct_of,
-)
+from bucketjit._ir.combine import PRIMAL, PULLBACK, TANGENT, Combine, run, struct_of
+from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import lower_by, stage
 from bucketjit._jax.patches.shapes import fresh_dimension
 
@@ -66,7 +58,8 @@ def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
         flat, tree = jax.tree_util.tree_flatten(elems)
         # JAX refuses a negative axis together with `reverse`: leave the error to it.
         where = axis + flat[0].ndim if flat and axis < 0 and not reverse else axis
-        if not flat or not 0 <= where < flat[0].ndim or not _is_open(flat[0], where):
+        is_axis = bool(flat) and 0 <= where < flat[0].ndim
+        if not is_axis or not is_symbolic(flat[0].shape[where]):
             return original(fn, elems, reverse=reverse, axis=axis)
         sizes = [x.shape[where] for x in flat]
         if any(size != sizes[0] for size in sizes):
@@ -85,10 +78,6 @@ def associative_scan_of(original: Callable[..., Any]) -> Callable[..., Any]:
     return associative_scan
 
 
-def _is_open(x: Any, axis: int) -> bool:
-    return jax.export.is_symbolic_dim(x.shape[axis])
-
-
 def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[list[Any], Combine]:
     """Trace the user's function on one pair of elements, and map it over any number of pairs.
 
@@ -101,16 +90,16 @@ def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[l
             for half in (args[: len(elems)], args[len(elems) :])
         )
         outs = jax.tree_util.tree_leaves(fn(left, right))
-        wanted = [(x.shape, x.dtype) for x in ones]
-        if [(jnp.shape(x), jnp.asarray(x).dtype) for x in outs] != wanted:
+        wanted = [(x.shape, x.dtype) for x in structs]
+        if (types := [(jnp.shape(x), jnp.asarray(x).dtype) for x in outs]) != wanted:
             raise TypeError(
                 "associative_scan: its function must return what it is given: "
-                f"{wanted}, not {[(jnp.shape(x), jnp.asarray(x).dtype) for x in outs]}"
+                f"{wanted}, not {types}"
             )
         return outs
 
-    ones = [struct_of(x, axis, 1) for x in elems]
-    single, consts = stage(of_flat, [*ones, *ones])
+    structs = [struct_of(x, axis, 1) for x in elems]
+    single, consts = stage(of_flat, [*structs, *structs])
 
     num_consts = len(consts)  # `of_one` outlives the trace, so it must not hold its values
 
@@ -137,7 +126,7 @@ def _bind(combine: Combine, mode: str, *operands: object) -> list[Any]:
 @associative_scan_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _abstract_eval(*avals: object, combine: Combine, mode: str) -> list[Any]:
     consts, rest = combine.split(avals)
-    elems = rest[: len(rest) if mode == PRIMAL else num_elems(combine)]
+    elems = rest[: len(rest) if mode == PRIMAL else combine.num_elems]
     if mode == PRIMAL:
         outs = elems
     elif mode == TANGENT:
@@ -154,55 +143,52 @@ def _jvp(
     # Only floats have tangents: operands of the primitive hold none for other dtypes.
     floats = [jnp.issubdtype(x.dtype, jnp.inexact) for x in primals]
     dots = [ad.instantiate_zeros(t) if f else None for t, f in zip(tangents, floats, strict=True)]
-    consts, elems, linear = operands_of(combine, primals)
-    const_dots, elem_dots, linear_dots = operands_of(combine, dots)
+    consts, elems, linear = combine.operands(primals)
+    const_dots, elem_dots, linear_dots = combine.operands(dots)
     float_dots = combine.floats_of(const_dots, elem_dots)
     if mode == PRIMAL:
-        given = iter(_bind(combine, TANGENT, *consts, *elems, *float_dots))
-        at = combine.floats[1]
-        return outs, [next(given) if i in at else _zero(x) for i, x in enumerate(outs)]
+        changes = iter(_bind(combine, TANGENT, *consts, *elems, *float_dots))
+        zeros = [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in outs]
+        floats_out = combine.floats[1]
+        return outs, [next(changes) if i in floats_out else x for i, x in enumerate(zeros)]
     if mode == PULLBACK:  # the tangent of a pullback is the first half of the pullback of pairs
         c, e = map(len, combine.floats)
         const_and_elem_dots = combine.split(float_dots, floats=True)
-        found = _bind(
+        pulled = _bind(
             combine.dual,
             PULLBACK,
             *(*consts, *const_and_elem_dots[0], *elems, *const_and_elem_dots[1]),
             *(*linear_dots, *linear),
         )
-        return outs, [*found[:c], *found[2 * c : 2 * c + e]]
+        return outs, [*pulled[:c], *pulled[2 * c : 2 * c + e]]
     # TANGENT: the tangent of S's tangent is the second half of the tangent of the scan of pairs.
     c_linear, e_linear = combine.split(linear, floats=True)
     c_linear_dots, e_linear_dots = combine.split(linear_dots, floats=True)
     c_dots, e_dots = combine.split(float_dots, floats=True)
-    found = _bind(
+    pairs = _bind(
         combine.dual,
         TANGENT,
         *(*consts, *c_linear, *elems, *e_linear),
         *(*c_dots, *c_linear_dots, *e_dots, *e_linear_dots),
     )
-    return outs, found[len(e_dots) :]
-
-
-def _zero(x: object) -> Any:
-    return ad.Zero(jax.typeof(x).to_tangent_aval())
+    return outs, pairs[len(e_dots) :]
 
 
 def _transpose(
     cotangents: Sequence[Any], *operands: object, combine: Combine, mode: str
 ) -> list[Any]:
-    consts, elems, linear = operands_of(combine, operands)
-    known = [*consts, *elems]
-    given = [ad.instantiate_zeros(t) for t in cotangents]
-    if mode == PRIMAL or any(map(ad.is_undefined_primal, known)):
+    consts, elems, linear = combine.operands(operands)
+    primals = [*consts, *elems]
+    dots = [ad.instantiate_zeros(t) for t in cotangents]
+    if mode == PRIMAL or any(map(ad.is_undefined_primal, primals)):
         raise NotImplementedError(
             "associative_scan: the gradient of its gradient needs sizes that are known; "
             "jax.hessian, which is forward over reverse, does not"
         )
     # Tangent and pullback are each other's transpose.
-    found = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *known, *given)
-    wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(found, linear, strict=True)]
-    return [None] * len(known) + wanted
+    outs = _bind(combine, PULLBACK if mode == TANGENT else TANGENT, *primals, *dots)
+    wanted = [t if ad.is_undefined_primal(x) else None for t, x in zip(outs, linear, strict=True)]
+    return [None] * len(primals) + wanted
 
 
 # A batch axis is moved to the front of every element. Constants stay unbatched where they can.
@@ -210,7 +196,7 @@ def _batch(
     operands: Sequence[Any], dims: Sequence[Any], *, combine: Combine, mode: str
 ) -> tuple[list[Any], list[int]]:
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
-    consts, start = combine.num_consts, combine.num_consts + num_elems(combine)
+    consts, start = combine.num_consts, combine.num_consts + combine.num_elems
     is_batched = [d is not None or i >= consts for i, d in enumerate(dims)]
     # A constant and its tangent are batched alike. In a pullback each row has its own cotangent of
     # a constant, so constants with cotangents are batched.

@@ -10,13 +10,22 @@ import ast
 import contextlib
 import functools
 import math
+import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 
-from bucketjit._ir.expressions import FUNCTIONS, Dim, compiled, evaluate_text, parsed, variables_of
+from bucketjit._ir.expressions import FUNCTIONS, compiled, evaluate_text, parsed, variables_of
 
 _LATTICE_LIMIT = 1 << 20  # points of a box that are evaluated one by one for an exact bound
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Pow: operator.pow,
+}
 
 Range = tuple[int, int]  # smallest and largest value, both included
 
@@ -36,44 +45,31 @@ def interval(node: ast.expr, lo: Mapping[str, int], hi: Mapping[str, int]) -> Ra
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             a, b = interval(operand, lo, hi)
             return -b, -a
-        case ast.BinOp(left=left, op=op, right=right):
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             x, y = interval(left, lo, hi), interval(right, lo, hi)
-            if isinstance(op, ast.Add):
-                return x[0] + y[0], x[1] + y[1]
-            if isinstance(op, ast.Sub):
-                return x[0] - y[1], x[1] - y[0]
-            if isinstance(op, ast.Mult):
-                return corners(lambda a, b: a * b, x, y)
-            if isinstance(op, ast.Pow):
-                # An even power of an interval around 0 is 0 inside, not in a corner.
-                low, high = corners(lambda a, b: a**b, x, y)
-                return (min(low, 0) if x[0] < 0 else low), high
+            low, high = corners(_OPERATORS[type(op)], x, y)
+            # An even power of an interval around 0 is 0 inside, not in a corner.
+            is_around_zero = isinstance(op, ast.Pow) and x[0] < 0
+            return (min(low, 0) if is_around_zero else low), high
         case ast.Call(func=ast.Name(id=name), args=[left, right]):
             x, y = interval(left, lo, hi), interval(right, lo, hi)
-            if name == "max":
-                return max(x[0], y[0]), max(x[1], y[1])
-            if name == "min":
-                return min(x[0], y[0]), min(x[1], y[1])
+            if name in ("max", "min"):
+                return corners(FUNCTIONS["int"][name], x, y)
             if name == "floordiv":  # a divisor other than 0 never makes a number larger
                 largest = max(map(abs, x))
-                return corners(lambda a, b: a // b, x, y) if y[0] > 0 else (-largest, largest)
+                return corners(operator.floordiv, x, y) if y[0] > 0 else (-largest, largest)
             if name == "mod":  # the result has the sign of the divisor, and is nearer to 0
                 most = max(0, y[1] - 1)
                 return min(0, y[0] + 1), min(most, x[1]) if x[0] >= 0 < y[0] else most
     raise ValueError(f"cannot bound {ast.unparse(node)}")
 
 
-def upper_bound(dim: Dim, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
-    """The largest value of ``dim`` while every variable ``v`` is in ``lo[v]..hi[v]``.
+def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
+    """The largest value of an expression while every variable ``v`` is in ``lo[v]..hi[v]``.
 
     Exact where the expression grows with its variables or the box has at most 2**20 points;
     otherwise an upper bound from interval arithmetic.
     """
-    return dim if isinstance(dim, int) else upper_bound_text(str(dim), lo, hi)
-
-
-def upper_bound_text(text: str, lo: Mapping[str, int], hi: Mapping[str, int]) -> int:
-    """`upper_bound` of the text of an expression."""
     return _upper_bound(text, tuple((v, lo[v], hi[v]) for v in variables_of(text)))
 
 
@@ -101,7 +97,7 @@ def lower_bound(text: str, box: tuple[tuple[str, int, int], ...]) -> int:
     """A lower bound of an expression.
 
     Interval arithmetic gives the bound. Only if it is below int32, where the exact value matters,
-    the bound of `upper_bound` for the negated expression is taken.
+    it is the upper bound of the negated expression.
     """
     least = interval(parsed(text), {v: low for v, low, _ in box}, {v: h for v, _, h in box})[0]
     return least if least >= -MOST else -_upper_bound(f"-({text})", box)
@@ -169,11 +165,10 @@ def _magnitude(polynomial: _Polynomial) -> float:
 def _of_atom(atom: str) -> float:
     if atom.isidentifier():
         return LARGE
-    name, one, other = _call(atom)
-    sizes = _magnitude(one), _magnitude(other)
+    name, left, right = _call(atom)
+    sizes = _magnitude(left), _magnitude(right)
     if name == "floordiv":
-        divisor = _number(other)
-        return sizes[0] / divisor if divisor is not None and divisor > 0 else sizes[0]
+        return sizes[0] / max(1, _number(right) or 1)
     return sizes[1] if name == "mod" else {"min": min, "max": max}[name](sizes)
 
 
@@ -197,8 +192,7 @@ def _polynomial(node: ast.expr) -> _Polynomial:
         case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int() as power)):
             return functools.reduce(_product, [_polynomial(left)] * power, {(): 1})
         case ast.Call(func=ast.Name(id="floordiv" | "mod" | "max" | "min" as name), args=args):
-            one, other = (_text(_polynomial(x)) for x in args)
-            return {(f"{name}({one}, {other})",): 1}
+            return {(f"{name}({', '.join(_text(_polynomial(x)) for x in args)})",): 1}
     raise ValueError(f"no polynomial: {ast.unparse(node)}")
 
 
@@ -210,8 +204,8 @@ def _text(polynomial: _Polynomial) -> str:
 def _call(atom: str) -> tuple[str, _Polynomial, _Polynomial]:
     node = parsed(atom)
     assert isinstance(node, ast.Call)
-    one, other = (_polynomial(x) for x in node.args)
-    return ast.unparse(node.func), one, other
+    left, right = map(_polynomial, node.args)
+    return ast.unparse(node.func), left, right
 
 
 def _number(polynomial: _Polynomial) -> int | None:
@@ -220,15 +214,14 @@ def _number(polynomial: _Polynomial) -> int | None:
 
 
 def _sum(*polynomials: _Polynomial) -> _Polynomial:
-    found: _Polynomial = {}
+    total: Counter[tuple[str, ...]] = Counter()
     for polynomial in polynomials:
-        for atoms, c in polynomial.items():
-            found[atoms] = found.get(atoms, 0) + c
-    return {atoms: c for atoms, c in found.items() if c}
+        total.update(polynomial)
+    return {atoms: c for atoms, c in total.items() if c}
 
 
-def _product(one: _Polynomial, other: _Polynomial) -> _Polynomial:
-    return _sum(*({(*sorted((*a, *b)),): c * d} for a, c in one.items() for b, d in other.items()))
+def _product(left: _Polynomial, right: _Polynomial) -> _Polynomial:
+    return _sum(*({(*sorted((*a, *b)),): c * d} for a, c in left.items() for b, d in right.items()))
 
 
 def _apart(polynomial: _Polynomial, atom: str) -> tuple[_Polynomial, _Polynomial] | None:
@@ -243,7 +236,6 @@ def _apart(polynomial: _Polynomial, atom: str) -> tuple[_Polynomial, _Polynomial
 
 
 def _holds(polynomial: _Polynomial, most_of: tuple[tuple[str, str], ...], steps: int) -> bool:
-    """Whether a polynomial is never negative."""
     if _is_plainly_natural(polynomial):
         return True
     if not steps:
@@ -279,23 +271,23 @@ def _cases(
     if atom.isidentifier():
         yield [with_bound({(): 1} if sign > 0 else _polynomial(parsed(dict(most_of)[atom])))]
         return
-    name, one, other = _call(atom)
+    name, left, right = _call(atom)
     if name in ("min", "max"):
-        found = [with_bound(one), with_bound(other)]
-        yield from [[x] for x in found] if (name == "max") == (sign > 0) else [found]
+        both = [with_bound(left), with_bound(right)]
+        yield from [[x] for x in both] if (name == "max") == (sign > 0) else [both]
         return
-    by = _number(other)
+    by = _number(right)
     if by is None or by < 1:
         return
     if name == "mod":
         yield [with_bound({} if sign > 0 else {(): by - 1})]
         if sign < 0:
-            yield [with_bound(one), one]
+            yield [with_bound(left), left]
     elif sign > 0:
-        yield [rest, one]
-        yield [with_bound(_sum(one, {(): 1 - by}), by)]
+        yield [rest, left]
+        yield [with_bound(_sum(left, {(): 1 - by}), by)]
     else:
-        yield [with_bound(one, by)]
+        yield [with_bound(left, by)]
 
 
 def _is_plainly_natural(polynomial: _Polynomial) -> bool:
@@ -312,7 +304,7 @@ def _is_plainly_natural(polynomial: _Polynomial) -> bool:
 
 
 def _from_zero(polynomial: _Polynomial) -> _Polynomial:
-    def shifted(atoms: Iterable[str]) -> _Polynomial:
-        return functools.reduce(_product, ({(x,): 1, (): 1} for x in atoms), {(): 1})
+    def shifted(atoms: Iterable[str], c: int) -> _Polynomial:
+        return functools.reduce(_product, ({(x,): 1, (): 1} for x in atoms), {(): c})
 
-    return _sum(*(_product({(): c}, shifted(atoms)) for atoms, c in polynomial.items()))
+    return _sum(*(shifted(atoms, c) for atoms, c in polynomial.items()))

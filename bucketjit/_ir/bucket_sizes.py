@@ -14,14 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._ir.bounds import (
-    MOST,
-    MOST_OF_INT64,
-    lower_bound,
-    reach,
-    upper_bound,
-    upper_bound_text,
-)
+from bucketjit._ir.bounds import MOST, MOST_OF_INT64, lower_bound, reach, upper_bound_text
 from bucketjit._ir.expressions import Dim, Shape, compiled, is_symbolic, parsed, variables_of
 from bucketjit._jax.config import current_trace
 from bucketjit.errors import MaskingError
@@ -97,23 +90,22 @@ class BucketSizes:
         self._lower = {v: lower.get(v, 1) for v in bucket}
         # By `id`, as hashing an expression formats it. The entry keeps the expression alive, so
         # that no other one gets its `id`.
-        self._known: dict[int, tuple[Dim, str, int]] = {}
-        self._made: dict[Any, Any] = {}
+        self._padded: dict[int, tuple[Dim, str, int]] = {}
+        self._constants: dict[Any, Any] = {}
         self._masks: dict[Any, Any] = {}
 
     def extended(self, more: Mapping[str, tuple[int, Any]]) -> BucketSizes:
         """These sizes with more variables, for rules that make new dimensions."""
-        return BucketSizes(
-            {**self.bucket, **{v: padded for v, (padded, _) in more.items()}},
-            {**self._lower, **dict.fromkeys(more, 0)},
-            {**self.values, **{v: logical for v, (_, logical) in more.items()}},
-            *(self.size_constants, self.uneven, self.rooms),
-        )
+        bucket = {**self.bucket, **{v: padded for v, (padded, _) in more.items()}}
+        values = {**self.values, **{v: logical for v, (_, logical) in more.items()}}
+        lower = {**self._lower, **dict.fromkeys(more, 0)}
+        shared = self.size_constants, self.uneven, self.rooms
+        return BucketSizes(bucket, lower, values, *shared)
 
     def at(self, values: Mapping[str, Any], size_constants: Sequence[Any]) -> BucketSizes:
         """The same padded sizes with other logical ones."""
-        more = self.uneven, self.rooms
-        return BucketSizes(self.bucket, self._lower, values, size_constants, *more)
+        shared = self.uneven, self.rooms
+        return BucketSizes(self.bucket, self._lower, values, size_constants, *shared)
 
     def define(self, variable: str, value: Any) -> None:
         """Give a variable its run-time size, which the program has just computed.
@@ -122,31 +114,29 @@ class BucketSizes:
         """
         self.values[variable] = value
         self.defined += 1
-        stale = [
-            key for key in self._masks if any(variable in variables_of(text) for _, text in key[2])
-        ]
-        for key in stale:
-            del self._masks[key]
+        self._masks = {
+            key: mask
+            for key, mask in self._masks.items()
+            if not any(variable in variables_of(text) for _, text in key[2])
+        }
 
     def padded(self, dim: Dim) -> int:
         """The padded size of a dimension: its upper bound over the whole bucket, or its room."""
-        if isinstance(dim, int):
-            return dim
-        return self._text_and_padded(dim)[1]
+        return dim if isinstance(dim, int) else self._text_and_padded(dim)[1]
 
     def most(self, dim: Dim) -> int:
         """The upper bound of a dimension over the whole bucket."""
-        return upper_bound(dim, self._lower, self.bucket)
+        return upper_bound_text(str(dim), self._lower, self.bucket)
 
     def _text_and_padded(self, dim: Dim) -> tuple[str, int]:
-        known = self._known.get(id(dim))
-        if known is None:
+        entry = self._padded.get(id(dim))
+        if entry is None:
             text = str(dim)
             size = self.rooms.get(text) or upper_bound_text(text, self._lower, self.bucket)
             if size > MOST:
                 raise _not_int32(dim)
-            known = self._known[id(dim)] = (dim, text, size)
-        return known[1:]
+            entry = self._padded[id(dim)] = (dim, text, size)
+        return entry[1:]
 
     def padded_shape(self, shape: Iterable[Dim]) -> tuple[int, ...]:
         """The padded shape of a logical shape."""
@@ -184,30 +174,27 @@ class BucketSizes:
         )
         # With the trace, as its arrays cannot be used in another one.
         key = (current_trace(), target, parts)
-        mask = self._masks.get(key)
-        if mask is None:
-            axes = [a for a, _ in parts]
+        if key not in self._masks:
             mask = self._mask([(shape[a], text) for a, text in parts])
             if mask.shape != target:
-                mask = lax.broadcast_in_dim(mask, target, axes)
+                mask = lax.broadcast_in_dim(mask, target, [a for a, _ in parts])
             self._masks[key] = mask
-        return mask
+        return self._masks[key]
 
     def constant(self, shape: tuple[int, ...], dtype: np.dtype[Any], value: object) -> Any:
         """An array filled with a known scalar, made once per trace."""
         scalar = np.asarray(value).astype(dtype)
         key = (current_trace(), shape, str(dtype), scalar.tobytes())
-        if key not in self._made:
-            self._made[key] = lax.full(shape, scalar, dtype)
-        return self._made[key]
+        if key not in self._constants:
+            self._constants[key] = lax.full(shape, scalar, dtype)
+        return self._constants[key]
 
     def _mask(self, dims: Sequence[tuple[Dim, str]]) -> Any:
         """The mask of the real elements of an array of these open axes, which shapes share."""
         padded = self.padded_shape(dim for dim, _ in dims)
         key = (current_trace(), padded, tuple((i, text) for i, (_, text) in enumerate(dims)))
-        mask = self._masks.get(key)
-        if mask is not None:
-            return mask
+        if key in self._masks:
+            return self._masks[key]
         if len(dims) == 1:
             ((dim, _),) = dims
             mask = lax.iota(jnp.int32, *padded) < self.logical(dim)

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.errors import InconclusiveDimensionOperation
 
-from bucketjit._jax.jaxprs import open_jaxpr
-
 PRIMAL, TANGENT, PULLBACK = "primal", "tangent", "pullback"
 
 
@@ -27,6 +25,7 @@ class Combine:
             has; its value changes from step to step of the scan.
         axis: The scanned axis of each element.
         num_consts: How many arrays the function closes over.
+        num_elems: How many arrays an element has.
         floats: Positions of the floating-point arrays, among constants and among elements.
         apply: The function itself, for any number of pairs.
     """
@@ -39,7 +38,8 @@ class Combine:
         axis: int,
         length: object,
     ) -> None:
-        self.length, self.axis, self.num_consts = str(length), axis, len(consts)
+        self.length, self.axis = str(length), axis
+        self.num_consts, self.num_elems = len(consts), len(elems)
         self._dim = length
         self.apply: Callable[..., list[Any]] = lambda *args: list(fn(*args))
         self._consts = [struct_of(x) for x in consts]
@@ -65,9 +65,16 @@ class Combine:
         n = len(self.floats[0]) if floats else self.num_consts
         return list(args[:n]), list(args[n:])
 
+    def operands(self, operands: Sequence[Any]) -> list[list[Any]]:
+        """The operands of an equation in three lists: constants, elements, and those of the mode.
+
+        Operands of the mode are none for primal, tangents for tangent, and cotangents for pullback.
+        """
+        return _cut(operands, [self.num_consts, self.num_elems, len(operands)])
+
     def floats_of(self, consts: Sequence[Any], elems: Sequence[Any]) -> list[Any]:
         """The floating-point arrays among constants and elements, in order."""
-        return [x[i] for x, at in zip((consts, elems), self.floats, strict=True) for i in at]
+        return [*(consts[i] for i in self.floats[0]), *(elems[i] for i in self.floats[1])]
 
     def of_floats(self, lists: Sequence[Sequence[Any]], fn: Callable[..., Any]) -> Any:
         """A function of the floats in lists of constants and elements, and these floats.
@@ -79,9 +86,9 @@ class Combine:
         def of_floats(*floats: Any) -> Any:
             rest = iter(floats)
             pairs = zip(lists, places, strict=True)
-            return fn(*(next(rest) if i in at else x for xs, at in pairs for i, x in enumerate(xs)))
+            return fn(*(next(rest) if i in ii else x for xs, ii in pairs for i, x in enumerate(xs)))
 
-        return of_floats, [xs[i] for xs, at in zip(lists, places, strict=True) for i in at]
+        return of_floats, [xs[i] for xs, ii in zip(lists, places, strict=True) for i in ii]
 
     def float_outs(self, *args: Any) -> list[Any]:
         """The floating-point results of the function."""
@@ -122,9 +129,9 @@ class Combine:
         sizes = [self.num_consts, len(self._elems), len(self._elems), len(cotangents)]
 
         def fn(*args: object) -> list[Any]:
-            *lists, given = _cut(args, sizes)
+            *lists, dots = _cut(args, sizes)
             run, floats = self.of_floats(lists, self.float_outs)
-            return list(jax.vjp(run, *floats)[1](given))
+            return list(jax.vjp(run, *floats)[1](dots))
 
         return self._trace(fn, self._consts + 2 * self._elems + cotangents)
 
@@ -152,21 +159,9 @@ def _cut(items: Sequence[Any], sizes: Sequence[int]) -> list[list[Any]]:
     return [list(itertools.islice(rest, n)) for n in sizes]
 
 
-def num_elems(combine: Combine) -> int:
-    return len(open_jaxpr(combine.jaxpr)[0].outvars)
-
-
-def operands_of(combine: Combine, operands: Sequence[Any]) -> list[list[Any]]:
-    """The operands of an equation in three lists: constants, elements, and those of the mode.
-
-    Operands of the mode are none for primal, tangents for tangent, and cotangents for pullback.
-    """
-    return _cut(operands, [combine.num_consts, num_elems(combine), len(operands)])
-
-
 def run(*operands: Any, combine: Combine, mode: str) -> list[Any]:
     """What an equation of an associative scan computes, at any size."""
-    consts, elems, linear = operands_of(combine, operands)
+    consts, elems, linear = combine.operands(operands)
     if mode == PRIMAL:
         return _by_distances(combine, consts, elems)
     if mode == TANGENT:
@@ -194,16 +189,12 @@ def _by_distances(combine: Combine, consts: Sequence[Any], elems: Sequence[Any])
         left = [jnp.take(x, before, axis, mode="clip") for x in right]
         there = positions >= distance
         return 2 * distance, [
-            jnp.where(lax.expand_dims(there, _others(x.ndim, axis)), new, x)
+            jnp.where(lax.expand_dims(there, [i for i in range(x.ndim) if i != axis]), new, x)
             for new, x in zip(combine.apply(*consts, *left, *right), right, strict=True)
         ]
 
     start = jnp.asarray(1, jnp.int32), list(elems)
     return list(lax.while_loop(lambda state: state[0] < last, step, start)[1])
-
-
-def _others(rank: int, axis: int) -> list[int]:
-    return [i for i in range(rank) if i != axis]
 
 
 def _one_by_one(combine: Combine, consts: Sequence[Any], elems: Sequence[Any]) -> list[Any]:
@@ -212,18 +203,18 @@ def _one_by_one(combine: Combine, consts: Sequence[Any], elems: Sequence[Any]) -
     rows = [jnp.moveaxis(x, axis, 0) for x in elems]
     positions = jnp.arange(rows[0].shape[0], dtype=jnp.int32)
 
-    def step(left: list[Any], given: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-        position, row = given
+    def step(left: list[Any], turn: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
+        position, row = turn
         right = [lax.expand_dims(x, (axis,)) for x in row]
         # A `cond`: nothing may be computed of a pair that the scan does not combine, as the
         # derivative of that may not be finite.
-        made = lax.cond(
+        combined = lax.cond(
             position == 0,
             lambda left, right: right,
             lambda left, right: combine.apply(*consts, *left, *right),
             *(left, right),
         )
-        return made, [lax.squeeze(x, (axis,)) for x in made]
+        return combined, [lax.squeeze(x, (axis,)) for x in combined]
 
-    _, made = lax.scan(step, firsts, (positions, rows))
-    return [jnp.moveaxis(x, 0, axis) for x in made]
+    _, outs = lax.scan(step, firsts, (positions, rows))
+    return [jnp.moveaxis(x, 0, axis) for x in outs]

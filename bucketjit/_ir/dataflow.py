@@ -21,6 +21,7 @@ To write an analysis:
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -55,61 +56,6 @@ ELEMENTWISE = (
 )
 
 
-# --- size params --------------------------------------------------------------------------------
-
-# The parameters of JAX's primitives in which a symbolic size may be replaced by a padded size.
-#
-# User code can put a size into any parameter. In ``lax.integer_pow(x, x.shape[0])`` it is an
-# exponent, which padding must not change. So this module lists the parameters that masking rules
-# know as sizes, positions or counts along axes. A symbolic size in any other parameter is refused.
-
-SIZE_PARAMS: Mapping[str, frozenset[str]] = {
-    name: frozenset(params.split())
-    for name, params in {
-        "approx_top_k": "k",
-        "broadcast_in_dim": "shape",
-        "conv_general_dilated": "padding batch_group_count feature_group_count",
-        "dynamic_slice": "slice_sizes",
-        "empty": "shape",
-        "fft": "fft_lengths",
-        "full": "shape",
-        "gather": "slice_sizes",
-        "iota": "shape",
-        "iota_2x32_shape": "shape",
-        "lu_pivots_to_permutation": "permutation_size",
-        "pad": "padding_config",
-        "random_bits": "shape",
-        "random_gamma": "shape",
-        "random_split": "shape",
-        "reduce_window": "window_dimensions window_strides padding",
-        "reduce_window_max": "window_dimensions window_strides padding",
-        "reduce_window_min": "window_dimensions window_strides padding",
-        "reduce_window_mul": "window_dimensions window_strides padding",
-        "reduce_window_sum": "window_dimensions window_strides padding",
-        "reshape": "new_sizes",
-        "rng_bit_generator": "shape",
-        "rng_uniform": "shape",
-        "scan": "length",
-        "select_and_gather_add": "window_dimensions window_strides padding",
-        "select_and_scatter": "window_dimensions window_strides padding",
-        "select_and_scatter_add": "window_dimensions window_strides padding",
-        "slice": "start_indices limit_indices strides",
-        "split": "sizes",
-        "tile": "reps",
-        "top_k": "k",
-    }.items()
-}
-
-#: Parameters with symbolic sizes whose logical value the rule computes, or which it refuses.
-VALUE_PARAMS: Mapping[str, frozenset[str]] = {
-    "conv_general_dilated": frozenset({"window_strides", "lhs_dilation", "rhs_dilation"}),
-    **dict.fromkeys(("pure_callback", "io_callback", "debug_callback"), frozenset({"callback"})),
-    "dim_as_value": frozenset({"dim"}),
-    "gather": frozenset({"fill_value"}),
-    "size_constant": frozenset({"depends_on"}),
-}
-
-
 V = TypeVar("V")
 T = TypeVar("T")
 
@@ -141,7 +87,7 @@ class Analysis(ABC, Generic[V]):
         """The value of a literal, a number written into an equation."""
         return self.unknown(atom)
 
-    def join(self, one: V, other: V) -> V:
+    def join(self, left: V, right: V) -> V:
         """The value of an array that is one of two arrays, it is not known which."""
         raise NotImplementedError(
             f"{type(self).__name__} neither joins nor has a table of branches"
@@ -228,15 +174,56 @@ def single(transfer: Callable[[JaxprEqn, Sequence[V]], V]) -> Transfer[V]:
     return lambda eqn, ins: [transfer(eqn, ins)]
 
 
+# --- size params --------------------------------------------------------------------------------
+
+# The parameters of JAX's primitives in which a symbolic size may be replaced by a padded size.
+#
+# User code can put a size into any parameter. In ``lax.integer_pow(x, x.shape[0])`` it is an
+# exponent, which padding must not change. So this module lists the parameters that masking rules
+# know as sizes, positions or counts along axes. A symbolic size in any other parameter is refused.
+
+SIZE_PARAMS: Mapping[str, frozenset[str]] = {
+    name: frozenset(params.split())
+    for name, params in table(
+        {
+            "approx_top_k top_k": "k",
+            "broadcast_in_dim empty full iota iota_2x32_shape": "shape",
+            "conv_general_dilated": "padding batch_group_count feature_group_count",
+            "dynamic_slice gather": "slice_sizes",
+            "fft": "fft_lengths",
+            "lu_pivots_to_permutation": "permutation_size",
+            "pad": "padding_config",
+            "random_bits random_gamma random_split rng_bit_generator rng_uniform": "shape",
+            "reduce_window reduce_window_max reduce_window_min reduce_window_mul reduce_window_sum "
+            "select_and_gather_add select_and_scatter select_and_scatter_add": (
+                "window_dimensions window_strides padding"
+            ),
+            "reshape": "new_sizes",
+            "scan": "length",
+            "slice": "start_indices limit_indices strides",
+            "split": "sizes",
+            "tile": "reps",
+        }
+    ).items()
+}
+
+#: Parameters with symbolic sizes whose logical value the rule computes, or which it refuses.
+VALUE_PARAMS: Mapping[str, frozenset[str]] = {
+    "conv_general_dilated": frozenset({"window_strides", "lhs_dilation", "rhs_dilation"}),
+    **dict.fromkeys(("pure_callback", "io_callback", "debug_callback"), frozenset({"callback"})),
+    "dim_as_value": frozenset({"dim"}),
+    "gather": frozenset({"fill_value"}),
+    "size_constant": frozenset({"depends_on"}),
+}
+
+
 # --- branches and loops ---------------------------------------------------------------------
 
 
 def _cond(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V]:
     branches = [open_jaxpr(branch)[0] for branch in eqn.params["branches"]]
-    first, *others = [follow(analysis, branch, ins[1:]) for branch in branches]
-    for outs in others:
-        first = _joined(analysis, first, outs)
-    return first
+    outs = [follow(analysis, branch, ins[1:]) for branch in branches]
+    return functools.reduce(functools.partial(_joined, analysis), outs)
 
 
 def _scan(analysis: Analysis[V], eqn: JaxprEqn, ins: Sequence[V]) -> list[V] | None:
@@ -282,8 +269,8 @@ def _settled(
     return None
 
 
-def _joined(analysis: Analysis[V], ones: Sequence[V], others: Sequence[V]) -> list[V]:
-    return [analysis.join(one, other) for one, other in zip(ones, others, strict=True)]
+def _joined(analysis: Analysis[V], left: Sequence[V], right: Sequence[V]) -> list[V]:
+    return list(map(analysis.join, left, right))
 
 
 _THROUGH: Mapping[str, Callable[[Analysis[Any], JaxprEqn, Sequence[Any]], list[Any] | None]] = {
@@ -300,7 +287,7 @@ class TraceAnalysis(Analysis[V]):
     """An analysis of a trace that is not finished, which finds the fact about each value once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, V]] = {}  # by `id`; the value is kept alive
+        self._facts: dict[int, tuple[Any, V]] = {}  # by `id`; the value is kept alive
 
     @abstractmethod
     def held(self, value: Any) -> V:
@@ -310,21 +297,16 @@ class TraceAnalysis(Analysis[V]):
         """The fact about a value."""
         stack = [value]  # no recursion: programs are deeper than Python's stack
         while stack:
-            one = stack[-1]
-            if id(one) in self._known:
-                stack.pop()
-                continue
-            made = equation_of(one)
-            operands = made.operands if made else ()
-            missing = [x for x in operands if id(x) not in self._known]
-            if missing:
+            eqn = equation_of(stack[-1])
+            operands = eqn.operands if eqn else ()
+            missing = [x for x in operands if id(x) not in self._facts]
+            if missing and id(stack[-1]) not in self._facts:
                 stack += missing
                 continue
-            stack.pop()
-            if made is None:
-                found = self.held(one)
-            else:
-                ins = [self._known[id(x)][1] for x in operands]
-                found = _results(self, made, ins)[made.position]
-            self._known[id(one)] = one, found
-        return self._known[id(value)][1]
+            held = stack.pop()
+            if id(held) in self._facts:
+                continue
+            ins = [self._facts[id(x)][1] for x in operands]
+            fact = _results(self, eqn, ins)[eqn.position] if eqn else self.held(held)
+            self._facts[id(held)] = held, fact
+        return self._facts[id(value)][1]

@@ -23,7 +23,6 @@ import numpy as np
 from jax import export
 
 from bucketjit._ir.expressions import split_at_commas
-from bucketjit._ir.lists_of_numbers import cure_of_list, is_list_of_numbers
 from bucketjit._raised import is_of_machine
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -34,13 +33,7 @@ Tokens = tuple[tuple[str, ...], ...]  # for each leaf, one token for each of its
 
 
 class Place(NamedTuple):
-    """An axis of an argument leaf.
-
-    Attributes:
-        leaf: Position of the leaf.
-        axis: The axis.
-        token: Its token.
-    """
+    """An axis of an argument leaf, which goes by its position, with its token."""
 
     leaf: int
     axis: int
@@ -48,12 +41,7 @@ class Place(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The axes of the leaves of a call.
-
-    Attributes:
-        opened: The axes that are not static.
-        static: The static axes.
-    """
+    """The axes of the leaves of a call that are not static, and those that are."""
 
     opened: tuple[Place, ...]
     static: tuple[Place, ...]
@@ -62,14 +50,9 @@ class Places(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def places_of(tokens: Tokens) -> Places:
     """The open and the static axes of all leaves; cached, as calls of new sizes ask for them."""
-    every = [
-        Place(leaf, axis, token)
-        for leaf, row in enumerate(tokens)
-        for axis, token in enumerate(row)
-    ]
-    return Places(
-        tuple(p for p in every if p.token != STATIC), tuple(p for p in every if p.token == STATIC)
-    )
+    every = [Place(i, axis, t) for i, row in enumerate(tokens) for axis, t in enumerate(row)]
+    opened = tuple(place for place in every if place.token != STATIC)
+    return Places(opened, tuple(place for place in every if place.token == STATIC))
 
 
 @dataclass(frozen=True)
@@ -86,16 +69,16 @@ class Anonymous:
     is_guessed: bool = False
 
 
-LeafSpec = Any  # of one leaf: text, Anonymous, _NegativeAxes, a tuple of names by axis, or None
+LeafSpec = Any  # of one leaf: text, Anonymous, names by axis, a tuple of names, or None
 
 
 def is_leaf_entry(entry: object) -> bool:
     """True for an entry that describes arrays, False for a container of such entries."""
     if entry is None or isinstance(entry, str | Anonymous):
         return True
-    if isinstance(entry, Mapping):
-        return bool(entry) and all(isinstance(k, int) for k in entry)
-    return isinstance(entry, list) and bool(entry) and all(isinstance(a, int) for a in entry)
+    if not isinstance(entry, Mapping | list):
+        return False
+    return bool(entry) and all(isinstance(axis, int) for axis in entry)
 
 
 def opens(entry: Any) -> bool:
@@ -124,10 +107,10 @@ def entries_of_arguments(
     n_positional: int,
     names: Sequence[str],
     keywords: Sequence[str],
-    others: Sequence[str] | None = (),
+    keyword_only: Sequence[str] | None = (),
 ) -> tuple[list[Any], dict[str, Any]]:
     """Split ``dynamic_axes`` into an entry per positional argument and per keyword."""
-    if isinstance(spec, str | Anonymous) or is_leaf_entry(spec):
+    if is_leaf_entry(spec):
         if (count := n_positional + len(keywords)) != 1:
             remedy = "; for several, give a tuple with one entry per argument" if count else ""
             raise SpecError(
@@ -136,14 +119,14 @@ def entries_of_arguments(
             )
         return ([spec], {}) if n_positional else ([], {keywords[0]: spec})
     if isinstance(spec, Mapping):
-        known = [*names, *keywords, *(others or ())]
-        unknown = [k for k in spec if k not in known]
-        if unknown and names and others is not None:
+        accepted = [*names, *keywords, *(keyword_only or ())]
+        unknown = [k for k in spec if k not in accepted]
+        if unknown and names and keyword_only is not None:
             by_number = all(type(axis) is int for axis in spec.values())
             remedy = "; axes of one argument go by their number: {0: 'b'}" if by_number else ""
             raise SpecError(
                 f"dynamic_axes names arguments {unknown}; this function has "
-                f"{list(dict.fromkeys(known))}{remedy}"
+                f"{list(dict.fromkeys(accepted))}{remedy}"
             )
         return [spec.get(n) for n in names[:n_positional]], {k: spec.get(k) for k in keywords}
     if not isinstance(spec, tuple | list):
@@ -178,10 +161,10 @@ def _is_keyword_entry(
     return len(entries) > len(names) or all(k in names or k in keywords for k in last)
 
 
-def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec, str]]:
+def leaf_entries(entry: object, value: object, path: str) -> list[LeafSpec]:
     """One entry per leaf of an argument; the entry is matched as a prefix of its tree."""
     if jax.tree_util.all_leaves([value]):
-        return [(_leaf_spec(entry, path), path)]
+        return [_leaf_spec(entry, path)]
     if value is None:
         return []
     children = _children(value)
@@ -193,27 +176,25 @@ def leaf_entries(entry: object, value: object, path: str) -> list[tuple[LeafSpec
                 f"{path}: expected an array, by dynamic_axes {_shown(entry)}, "
                 f"{cure_of_list(value, path)}"
             )
-        nested = [leaf_entries(entry, child, path + key) for key, child in children]
-        return [pair for part in nested for pair in part]
-    own = dict(_children(entry)) if not jax.tree_util.all_leaves([entry]) else {}
+        return [spec for key, x in children for spec in leaf_entries(entry, x, path + key)]
+    entries = dict(_children(entry)) if not jax.tree_util.all_leaves([entry]) else {}
     keys = [key for key, _ in children]
-    if isinstance(value, dict) and isinstance(entry, Mapping) and set(own) < set(keys):
-        missing = {key: child for key, child in children if key not in own}
+    if isinstance(value, dict) and isinstance(entry, Mapping) and set(entries) < set(keys):
+        missing = {key: child for key, child in children if key not in entries}
         _refuse_missing_keys(entry, missing, keys, path)
-        own |= dict.fromkeys(missing)
-    if isinstance(value, dict) and (unknown := [key for key in own if key not in keys]):
+        entries |= dict.fromkeys(missing)
+    if isinstance(value, dict) and (unknown := [key for key in entries if key not in keys]):
         raise SpecError(
             f"dynamic_axes of {path}: {entry!r} has an entry for "
             f"{', '.join(key[1:-1] for key in unknown)}, which the argument does not have; the "
             f"argument has {', '.join(key[1:-1] for key in keys) or 'no keys'}"
         )
-    if set(own) != set(keys):
+    if set(entries) != set(keys):
         raise SpecError(
             f"dynamic_axes of {path}: {entry!r} does not match its structure; expected an entry "
             f"for each of {', '.join(keys)} (or one entry for all of it)"
         )
-    nested = [leaf_entries(own[key], child, path + key) for key, child in children]
-    return [pair for part in nested for pair in part]
+    return [spec for key, x in children for spec in leaf_entries(entries[key], x, path + key)]
 
 
 def _refuse_missing_keys(
@@ -243,7 +224,7 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
     if isinstance(entry, Mapping) and all(isinstance(k, int) for k in entry):
         if not all(isinstance(v, str) for v in entry.values()):
             raise SpecError(f"dynamic_axes of {path}: expected {{axis: 'name'}}, got {entry!r}")
-        return _NumberedAxes(tuple(entry.items()))
+        return dict(entry)
     if type(entry) is tuple and all(e is None or isinstance(e, str) for e in entry):
         return tuple(entry)
     if isinstance(entry, list) and all(isinstance(a, int) for a in entry):
@@ -254,28 +235,21 @@ def _leaf_spec(entry: Any, path: str) -> LeafSpec:
     )
 
 
-@dataclass(frozen=True)
-class _NumberedAxes:
-    """Names by axis, which may be counted from the end: the leaf's rank decides which they are."""
-
-    items: tuple[tuple[int, str], ...]
-
-
-def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tuple[str, ...]:
-    """One token per axis of a leaf of this rank."""
+def tokens_of(spec: LeafSpec, path: str, shape: Sequence[int]) -> tuple[str, ...]:
+    """One token per axis of a leaf of this shape."""
+    rank = len(shape)
     if spec is None:
         return (STATIC,) * rank
-    if isinstance(spec, _NumberedAxes):
-        named = {a % rank if -rank <= a < rank else rank: n for a, n in spec.items}
+    if isinstance(spec, dict):
+        named = {a % rank if -rank <= a < rank else rank: n for a, n in spec.items()}
         if rank in named:
             raise ArgumentError(
-                f"{path}: dynamic_axes {dict(spec.items)!r} names an axis that shape "
-                f"{tuple(shape)} does not have"
+                f"{path}: dynamic_axes {spec!r} names an axis that shape {tuple(shape)} does not "
+                "have"
             )
-        if len(named) < len(spec.items):
+        if len(named) < len(spec):
             raise SpecError(
-                f"dynamic_axes of {path}: {dict(spec.items)!r} names one axis of shape "
-                f"{tuple(shape)} twice"
+                f"dynamic_axes of {path}: {spec!r} names one axis of shape {tuple(shape)} twice"
             )
         parts = [named.get(i, STATIC) for i in range(rank)]
     elif isinstance(spec, str):
@@ -289,8 +263,8 @@ def tokens_of(spec: LeafSpec, rank: int, path: str, shape: Sequence[int]) -> tup
     if parts.count("...") > 1:
         raise SpecError(f"dynamic_axes of {path}: {spec!r} has more than one '...'")
     if "..." in parts:
-        at = parts.index("...")
-        parts[at : at + 1] = [STATIC] * (rank - len(parts) + 1)
+        place = parts.index("...")
+        parts[place : place + 1] = [STATIC] * (rank - len(parts) + 1)
     if len(parts) != rank:
         shown = spec if isinstance(spec, str) else ", ".join(parts)
         whole = ", ".join([*parts[:rank], *["_"] * (rank - len(parts))])
@@ -316,10 +290,10 @@ def _is_sign(part: str) -> bool:
 
 def _refuse_signs(parts: Sequence[str], path: str) -> None:
     """Raise if an axis is a sign that other libraries use for one without a name."""
-    if found := [part for part in parts if _is_sign(part)]:
+    if signs := [part for part in parts if _is_sign(part)]:
         written = ", ".join(STATIC if _is_sign(part) else part for part in parts)
         raise SpecError(
-            f"dynamic_axes of {path}: {found[0]!r} is not a size; write _ for an axis that is "
+            f"dynamic_axes of {path}: {signs[0]!r} is not a size; write _ for an axis that is "
             f"static, as in {written!r}, and a name for one that varies"
         )
 
@@ -327,8 +301,8 @@ def _refuse_signs(parts: Sequence[str], path: str) -> None:
 def _refuse_missing_commas(part: str, path: str) -> None:
     """Raise if an axis is two words, as in ``"b s"``, or has a sign that no size has."""
     if re.search(r"\w\s+\w", part) or set(part) & set(";|:?[]") or part.startswith("*"):
-        found = re.findall(r"\w+|\.\.\.|(?<!\S)[:*?](?!\S)", part)
-        names = [STATIC if _is_sign(name) else name for name in found]
+        words = re.findall(r"\w+|\.\.\.|(?<!\S)[:*?](?!\S)", part)
+        names = [STATIC if _is_sign(word) else word for word in words]
         cure = "write" if len(names) == 1 else "separate axes by commas:"
         raise SpecError(
             f"dynamic_axes of {path}: {part!r} is not a size; {cure} {', '.join(names)!r}"
@@ -369,3 +343,31 @@ def _checked(token: str, path: str) -> str:
             "number, or _ where the axis is static"
         )
     return str(dim)
+
+
+def is_list_of_numbers(value: object) -> bool:
+    """Whether a value is a list or tuple of Python numbers, or of such lists.
+
+    To JAX it is a tree of scalars, never an array.
+    """
+    if type(value) not in (list, tuple) or not value:
+        return False
+    assert isinstance(value, list | tuple)
+    return all(
+        is_list_of_numbers(item) or isinstance(item, bool | int | float | complex | np.generic)
+        for item in value
+    )
+
+
+def cure_of_list(value: Any, path: str) -> str:
+    """What is wrong with a list of numbers where an array is declared, and what to pass instead."""
+    kind = type(value).__name__
+    of = "lists" if isinstance(value[0], list | tuple) else "numbers"
+    try:
+        np.asarray(value)
+    except ValueError:  # NumPy has no such array
+        return (
+            f"got a {kind} of {len(value)} {of} of different length, which do not form an array; "
+            "pad them, or give a list of arrays to map"
+        )
+    return f"got a {kind} of {len(value)} {of}; pass np.asarray({path})"

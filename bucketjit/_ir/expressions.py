@@ -63,8 +63,8 @@ def compiled(text: str, kind: str) -> Callable[..., Any]:
     """A function that computes an expression from its variables; cached."""
     code = f"lambda {', '.join(variables_of(text))}: {ast.unparse(parsed(text))}"
     # By the name of the module, hooks on sizes know that this is no code of users.
-    known = {"__name__": __name__, **FUNCTIONS[kind]}
-    return eval(compile(code, f"<dimension {text}>", "eval"), known)  # noqa: S307
+    names = {"__name__": __name__, **FUNCTIONS[kind]}
+    return eval(compile(code, f"<dimension {text}>", "eval"), names)  # noqa: S307
 
 
 def split_at_commas(text: str) -> list[str]:
@@ -105,27 +105,25 @@ def shape_function(shape: Shape, variables: Sequence[str]) -> Callable[..., tupl
     return eval(compile(code, f"<shape {shape}>", "eval"), dict(FUNCTIONS["int"]))  # noqa: S307
 
 
-def solve(text: str, value: int, known: Mapping[str, int]) -> dict[str, int]:
+def solve(text: str, value: int, sizes: Mapping[str, int]) -> dict[str, int]:
     """Find the one unknown variable of an expression that is linear in it."""
-    unknown = [v for v in variables_of(text) if v not in known]
+    unknown = [v for v in variables_of(text) if v not in sizes]
     if len(unknown) != 1:
         return {}
     # Only three values are compared. The size of an expression that bends later may be wrong, so
     # the caller evaluates the expression at it.
-    at = [evaluate_text(text, {**known, unknown[0]: n}) for n in (0, 1, 2)]
-    slope = at[1] - at[0]
-    if slope == 0 or at[2] - at[1] != slope or (value - at[0]) % slope:
+    first, second, third = (evaluate_text(text, {**sizes, unknown[0]: n}) for n in (0, 1, 2))
+    slope = second - first
+    if slope == 0 or third - second != slope or (value - first) % slope:
         return {}
-    size = (value - at[0]) // slope
+    size = (value - first) // slope
     return {unknown[0]: size} if size >= 0 else {}
 
 
 def bind_unique_names(wanted: str, taken: Iterable[str]) -> str:
     """The name ``wanted``, or the first free one of ``wanted_1``, ``wanted_2``, ..."""
-    used = set(taken)
-    if wanted not in used:
-        return wanted
-    return next(n for i in itertools.count(1) if (n := f"{wanted}_{i}") not in used)
+    used, numbered = set(taken), (f"{wanted}_{i}" for i in itertools.count(1))
+    return next(name for name in itertools.chain([wanted], numbered) if name not in used)
 
 
 # --- reshape groups -----------------------------------------------------------------------------
@@ -162,24 +160,21 @@ def without_ones(shape: Shape) -> Shape:
 
 def _matching(before: Shape, after: Shape) -> list[Group]:
     """The groups with equal products, from the front up to the first axes without one."""
-    found: list[Group] = []
+    matching: list[Group] = []
     while end := _first_end(before, after):
-        found.append((before[: end[0]], after[: end[1]]))
+        matching.append((before[: end[0]], after[: end[1]]))
         before, after = before[end[0] :], after[end[1] :]
-    return found
+    return matching
 
 
 def _first_end(before: Shape, after: Shape) -> tuple[int, int] | None:
     """The fewest axes of each shape, from the front, with equal products; None if none have."""
     if before and after and before[0] == after[0]:
         return 1, 1
-    products, others = (list(itertools.accumulate(s, operator.mul)) for s in (before, after))
-    # By number of axes on both sides together; 1 and 1 is above.
-    for count in range(3, len(products) + len(others) + 1):
-        for i in range(max(1, count - len(others)), min(len(products), count - 1) + 1):
-            if products[i - 1] == others[count - i - 1]:
-                return i, count - i
-    return None
+    left, right = (list(itertools.accumulate(s, operator.mul)) for s in (before, after))
+    # By number of axes on both sides together.
+    ends = sorted(itertools.product(range(len(left)), range(len(right))), key=sum)
+    return next(((i + 1, j + 1) for i, j in ends if left[i] == right[j]), None)
 
 
 # --- fit ---
@@ -213,43 +208,41 @@ def _candidates(values: Sequence[int], samples: Samples) -> Iterator[str]:
         *(f"{a}*{b}" for a, b in itertools.combinations_with_replacement(names, 2)),
         *("*".join(three) for three in itertools.combinations(names, 3)),
     ]
-    for term in terms:
-        yield from _affine(term, values, samples)
-    for one, two in itertools.combinations(terms, 2):
-        yield from _sums(one, two, values, samples)
+    for count in (1, 2):
+        for some in itertools.combinations(terms, count):
+            yield from _through(some, values, samples)
     for name in names:
         for k in _DIVISORS:
             for shift in range(k):
                 whole = f"floordiv({name} + {shift}, {k})" if shift else f"floordiv({name}, {k})"
-                yield from _affine(whole, values, samples)
-            yield from _affine(f"mod({name}, {k})", values, samples)
+                yield from _through([whole], values, samples)
+            yield from _through([f"mod({name}, {k})"], values, samples)
 
 
-def _affine(term: str, values: Sequence[int], samples: Samples) -> Iterator[str]:
-    """``a*term + c`` through the first two samples at which the term differs, if ``a`` is whole."""
-    at = [evaluate_text(term, s) for s in samples]
-    for i, j in itertools.combinations(range(len(at)), 2):
-        if at[i] != at[j]:
-            slope, rest = divmod(values[j] - values[i], at[j] - at[i])
-            if rest == 0 and slope != 0:
-                yield _written([(slope, term)], values[i] - slope * at[i])
+def _through(terms: Sequence[str], values: Sequence[int], samples: Samples) -> Iterator[str]:
+    """``a*one + b*two + c`` through the first samples that determine it, if all are whole."""
+    columns = [[evaluate_text(term, s) for s in samples] for term in terms]
+    for first, *others in itertools.combinations(range(len(samples)), len(terms) + 1):
+        rows = [[column[i] - column[first] for column in columns] for i in others]
+        changes = [values[i] - values[first] for i in others]
+        if determinant := _determinant(rows):
+            factors = []
+            for k in range(len(terms)):  # Cramer's rule, in whole numbers
+                pairs = zip(rows, changes, strict=True)
+                replaced = [[*row[:k], change, *row[k + 1 :]] for row, change in pairs]
+                factors.append(divmod(_determinant(replaced), determinant))
+            if all(factor and not rest for factor, rest in factors):
+                whole = [(a, term) for (a, _), term in zip(factors, terms, strict=True)]
+                parts = (a * column[first] for (a, _), column in zip(factors, columns, strict=True))
+                yield _written(whole, values[first] - sum(parts))
             return
 
 
-def _sums(one: str, two: str, values: Sequence[int], samples: Samples) -> Iterator[str]:
-    """``a*one + b*two + c`` through the first three samples that determine ``a`` and ``b``."""
-    rows = [(evaluate_text(one, s), evaluate_text(two, s)) for s in samples]
-    for i, j, k in itertools.combinations(range(len(rows)), 3):
-        (p, q), (r, t) = ([rows[m][x] - rows[i][x] for x in (0, 1)] for m in (j, k))
-        u, v = values[j] - values[i], values[k] - values[i]
-        determinant = p * t - q * r  # Cramer's rule, in whole numbers
-        if determinant:
-            a, rest_a = divmod(u * t - q * v, determinant)
-            b, rest_b = divmod(p * v - u * r, determinant)
-            if rest_a == rest_b == 0 and a and b:
-                constant = values[i] - a * rows[i][0] - b * rows[i][1]
-                yield _written([(a, one), (b, two)], constant)
-            return
+def _determinant(rows: Sequence[Sequence[int]]) -> int:
+    if len(rows) == 1:
+        return rows[0][0]
+    (a, b), (c, d) = rows
+    return a * d - b * c
 
 
 def _written(terms: Sequence[tuple[int, str]], constant: int) -> str:

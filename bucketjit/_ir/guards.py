@@ -10,13 +10,18 @@ the call decide it, and the decision becomes a guard of the program.
 from __future__ import annotations
 
 import ast
+import contextlib
 import itertools
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from jax.errors import InconclusiveDimensionOperation
 
 from bucketjit._ir.expressions import evaluate_text, parsed, split_at_commas, variables_of
+from bucketjit._raised import text_of
 
 _COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 # The texts of JAX's errors (jax 0.10 to 0.12).
@@ -24,6 +29,7 @@ _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusiv
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
 _UNEVEN = re.compile(r"partitioned (\d+) times, but does not evenly divide .*? size (.+?)\. ")
 _SLICE = re.compile(r"[Ss]lice size at index \d+ in gather op .*? \[0, (.+?) \+ 1\), got (.+?)\.")
+_EXTREME = re.compile(r"\b(?:min|max)\(")
 _LOOKED_AT = 1 << 8  # sizes on each side of one, and multiples of it
 _DIVISOR = re.compile(r"Possible division by 0 in division by (.+)")
 
@@ -66,17 +72,17 @@ class Guard:
 
 def parse_constraint(text: str) -> Guard:
     """Parse a constraint ``e1 >= e2``, ``e1 <= e2`` or ``e1 == e2``."""
-    found = re.fullmatch(r"\s*(.+?)\s*(>=|<=|==)\s*(.+?)\s*", text)
-    if not found:
+    match = re.fullmatch(r"\s*(.+?)\s*(>=|<=|==)\s*(.+?)\s*", text)
+    if not match:
         raise ValueError(f"{text!r} is not of the form 'e1 >= e2', 'e1 <= e2' or 'e1 == e2'")
-    for side in (found[1], found[3]):
+    for side in (match[1], match[3]):
         variables_of(side)
         if re.search(r"\d\.|\.\d", side):
             raise ValueError(f"{text!r} compares a size with {side}; sizes are whole numbers")
-    return Guard(found[1], found[2], found[3])
+    return Guard(match[1], match[2], match[3])
 
 
-def _side(left: str, right: str, shift: int, sizes: Mapping[str, int]) -> Guard:
+def _side(left: str, right: str, sizes: Mapping[str, int], shift: int = 0) -> Guard:
     """On which side of ``right + shift`` an expression is at these sizes.
 
     A guard has no strict comparison: for whole numbers ``a > b`` is ``a >= b + 1``.
@@ -90,92 +96,86 @@ def _side(left: str, right: str, shift: int, sizes: Mapping[str, int]) -> Guard:
     return Guard(left, ">=" if is_at_least else "<=", right)
 
 
-def decide(error: Exception, sizes: Mapping[str, int]) -> Guard | None:
-    """The guard that decides, as at these sizes, the comparison that an error of JAX is about."""
-    message = str(error)
-    if found := _COMPARISON.search(message):
-        left, op, right = found.groups()
-        return _side(left, right, int(op in (">", "<=")), sizes)
-    if (found := _DIVISION.search(message)) and evaluate_text(found[1], sizes) == 0:
-        return Guard(found[1], "==", "0")
-    if (found := _DIVISOR.search(message)) and evaluate_text(found[1], sizes) >= 1:
-        return Guard(found[1], ">=", "1")
+def decide(failure: Exception, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Guard | None:
+    """The guard that decides, as at these sizes, what the error of a failed trace is about."""
+    message = text_of(failure)
+    if not isinstance(failure, InconclusiveDimensionOperation):
+        return _decide_failure(message, sizes, guards)
+    if match := _COMPARISON.search(message):
+        left, op, right = match.groups()
+        return _side(left, right, sizes, int(op in (">", "<=")))
+    if (match := _DIVISION.search(message)) and evaluate_text(match[1], sizes) == 0:
+        return Guard(match[1], "==", "0")
+    if (match := _DIVISOR.search(message)) and evaluate_text(match[1], sizes) >= 1:
+        return Guard(match[1], ">=", "1")
     return None
 
 
-def decide_min_max(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that decides a ``min`` or ``max`` in the error of a failed trace.
+def _decide_failure(
+    message: str, sizes: Mapping[str, int], guards: Sequence[Guard]
+) -> Guard | None:
+    """The first new guard that decides what the error of a failed trace is about.
 
-    ``table[: x.shape[1]]`` has ``min(64, s)`` rows. It can be added to nothing of size ``s`` until
-    a guard says which of the two is smaller.
+    - An axis has as many elements as a gather takes of it, or has fewer. An axis of a computed size
+      may have none, and JAX then refuses to take one.
+    - Which of the two in a ``min`` or ``max`` is smaller. ``table[: x.shape[1]]`` has
+      ``min(64, s)`` rows, and can be added to nothing of size ``s`` until that is known.
+    - Two shapes are equal. ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and of
+      ``floordiv(n, 2)`` elements, which are as many at even sizes.
+    - A mesh cuts evenly, see `decide_even`.
     """
-    for found in re.finditer(r"\b(?:min|max)\(", message):
-        try:
-            left, right = split_at_commas(_enclosed(message, found.end(), ")") or "")
-            a, b = evaluate_text(left, sizes), evaluate_text(right, sizes)
-        except (SyntaxError, KeyError, ValueError):
-            continue  # not an expression of sizes
-        guard = Guard(left, ">=", right) if a >= b else Guard(left, "<=", right)
-        if guard not in known:
-            return guard
-    return None
+    extremes = (_enclosed(message, m.end(), ")") for m in _EXTREME.finditer(message))
+    pairs = [p for p in itertools.combinations(shapes_in(message), 2) if len(p[0]) == len(p[1])]
+    return _first_new(
+        [
+            *((_side, *texts) for texts in _SLICE.findall(message)),
+            *((_order, *split_at_commas(inside or "")) for inside in extremes),
+            *((_equal, *texts) for pair in pairs for texts in zip(*pair, strict=True)),
+        ],
+        sizes,
+        guards,
+    ) or decide_even(message, sizes, guards)
 
 
-def decide_slice(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that an axis has as many elements as a gather takes of it, or has fewer.
-
-    An axis of a computed size may have none, and JAX then refuses to take one.
-    """
-    found = _SLICE.search(message)
-    if found is None:
-        return None
-    try:
-        guard = _side(found[1], found[2], 0, sizes)
-    except (SyntaxError, KeyError, ValueError):
-        return None  # not expressions of sizes
-    return guard if guard not in known and guard.variables else None
-
-
-def decide_even(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
+def decide_even(message: str, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Guard | None:
     """A guard that a size is a multiple of the parts of a mesh, which a failed trace asks for.
 
     Explicit axes of a mesh are part of types, so JAX must know that each cut is even. A derived
     size needs a guard of its own: ``concatenate([x, x])`` has ``2*b`` rows.
     """
-    found = _UNEVEN.search(message)
-    if found is None:
-        return None
-    guard = Guard(f"mod({found[2]}, {found[1]})", "==", "0")
-    try:
-        return guard if guard not in known and guard.holds(sizes) else None
-    except (SyntaxError, KeyError, ValueError):
-        return None  # not an expression of sizes
+    texts = _UNEVEN.findall(message)
+    return _first_new([(_divided, size, parts) for parts, size in texts], sizes, guards)
 
 
-def decide_equal(message: str, sizes: Mapping[str, int], known: Sequence[Guard]) -> Guard | None:
-    """A guard that makes two shapes in the error of a failed trace equal.
-
-    ``x[::2] + x[1::2]`` adds arrays of ``floordiv(n + 1, 2)`` and ``floordiv(n, 2)`` elements. The
-    two numbers are equal at even sizes.
-    """
-    for one, other in itertools.combinations(shapes_in(message), 2):
-        if len(one) != len(other):
-            continue
-        for left, right in zip(one, other, strict=True):
-            try:
-                equal = evaluate_text(left, sizes) == evaluate_text(right, sizes)
-                left, right = (left, right) if variables_of(left) else (right, left)
-                guard = Guard(left, "==", right)
-                if any(a in b and not a.isidentifier() for a, b in ((left, right), (right, left))):
-                    even = _even(left if variables_of(left) else right, sizes)
-                    if even is None or even in known:
-                        continue
-                    guard = even
-                if left != right and equal and variables_of(left) and guard not in known:
-                    return guard
-            except (SyntaxError, KeyError, ValueError, TypeError):
-                continue  # not expressions of sizes
+def _first_new(
+    candidates: Iterable[tuple[Any, ...]], sizes: Mapping[str, int], guards: Sequence[Guard]
+) -> Guard | None:
+    """The first new guard that a function makes of two texts and the sizes of a call."""
+    for make, *texts in candidates:
+        with contextlib.suppress(SyntaxError, KeyError, ValueError, TypeError):
+            guard = make(*texts, sizes)  # it raises if a text is no expression of sizes
+            if guard is not None and guard.variables and guard not in guards:
+                return guard
     return None
+
+
+def _order(left: str, right: str, sizes: Mapping[str, int]) -> Guard:
+    is_at_least = evaluate_text(left, sizes) >= evaluate_text(right, sizes)
+    return Guard(left, ">=" if is_at_least else "<=", right)
+
+
+def _divided(size: str, parts: str, sizes: Mapping[str, int]) -> Guard | None:
+    guard = Guard(f"mod({size}, {parts})", "==", "0")
+    return guard if guard.holds(sizes) else None
+
+
+def _equal(left: str, right: str, sizes: Mapping[str, int]) -> Guard | None:
+    left, right = (left, right) if variables_of(left) else (right, left)
+    if left == right or evaluate_text(left, sizes) != evaluate_text(right, sizes):
+        return None
+    if any(a in b and not a.isidentifier() for a, b in ((left, right), (right, left))):
+        return _even(left, sizes)
+    return Guard(left, "==", right)
 
 
 def _even(text: str, sizes: Mapping[str, int]) -> Guard | None:
@@ -197,12 +197,9 @@ def shapes_in(message: str) -> list[list[str]]:
 
     So is ``float32[n,mod(n, 2)]``.
     """
-    found = []
-    for start in re.finditer(r"(?<!\w)\(|\b(?:[a-z]+\d+|bool)\[", message):
-        inside = _enclosed(message, start.end(), ")" if start[0] == "(" else "]")
-        if inside is not None:
-            found.append([item for item in split_at_commas(inside) if item])
-    return found
+    starts = re.finditer(r"(?<!\w)\(|\b(?:[a-z]+\d+|bool)\[", message)
+    texts = (_enclosed(message, m.end(), ")" if m[0] == "(" else "]") for m in starts)
+    return [list(filter(None, split_at_commas(text))) for text in texts if text is not None]
 
 
 def _enclosed(message: str, start: int, closing: str) -> str | None:
@@ -215,12 +212,20 @@ def _enclosed(message: str, start: int, closing: str) -> str | None:
     return None
 
 
-def pinned(guard: Guard, sizes: Mapping[str, int]) -> list[Guard]:
-    """Guards that fix each variable of ``guard``, in place of a guard that JAX cannot assume.
-
-    ``jax.export`` refuses constraints such as ``b - 1 == 0``.
-    """
-    return [Guard(v, "==", str(sizes[v])) for v in sorted(guard.variables)]
+def guards_instead(
+    error: Exception, guards: Sequence[Guard], sizes: Mapping[str, int]
+) -> list[Guard] | None:
+    """Guards to try in place of those that ``jax.export`` refuses; None if there are none."""
+    if even := decide_even(str(error), sizes, guards):
+        return [*guards, even]
+    # JAX cannot assume constraints such as ``b - 1 == 0``: each variable is fixed instead.
+    sole = [Guard(v, "==", str(sizes[v])) for g in guards[-1:] for v in sorted(g.variables)]
+    if sole and sole != [guards[-1]]:
+        return [*guards[:-1], *sole]
+    # Some follow from others, which fix all their variables.
+    fixed = {guard.left for guard in guards if guard.pins}
+    fewer = [guard for guard in guards if guard.pins or not guard.variables <= fixed]
+    return fewer if fewer != guards else None
 
 
 def fixed_by(guards: Iterable[Guard], sizes: Mapping[str, int]) -> set[str]:
@@ -235,18 +240,11 @@ def fixed_by(guards: Iterable[Guard], sizes: Mapping[str, int]) -> set[str]:
     return fixed
 
 
-def without_implied(guards: Sequence[Guard]) -> list[Guard]:
-    """The guards without those that follow from others, which fix all their variables."""
-    fixed = {guard.left for guard in guards if guard.pins}
-    return [guard for guard in guards if guard.pins or not guard.variables <= fixed]
-
-
-def lower_bounds(variables: Sequence[str], constraints: Sequence[str]) -> dict[str, int]:
-    """The smallest size of each variable, read from constraints such as ``b >= 4``."""
+def lower_bounds(variables: Sequence[str], guards: Iterable[Guard]) -> dict[str, int]:
+    """The smallest size of each variable, by guards such as ``b >= 4``."""
     lower = dict.fromkeys(variables, 1)
-    for text in constraints:
-        if found := re.fullmatch(r"\s*(\w+)\s*(>=|==)\s*(.+)", text):
-            name, _, bound = found.groups()
-            if name in lower and not variables_of(bound):
-                lower[name] = max(lower[name], evaluate_text(bound, {}))
+    for guard in guards:
+        is_bound = guard.left in lower and guard.op in (">=", "==")
+        if is_bound and not variables_of(guard.right):
+            lower[guard.left] = max(lower[guard.left], evaluate_text(guard.right, {}))
     return lower

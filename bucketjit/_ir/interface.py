@@ -7,6 +7,7 @@ compiled modules instead, see `bucketjit._artifact.saved_program`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,14 +16,9 @@ import numpy as np
 
 from bucketjit._ir.bounds import upper_bound_text
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.expressions import (
-    Shape,
-    evaluate,
-    is_symbolic,
-    variables_in,
-    variables_of,
-)
+from bucketjit._ir.expressions import Shape, evaluate, symbolic_axes, variables_in, variables_of
 from bucketjit._ir.guards import Guard
+from bucketjit._jax.user_code import in_brackets
 from bucketjit.errors import MaskingError, ShapeCheckError
 
 if TYPE_CHECKING:
@@ -68,16 +64,16 @@ class ConcreteTraces(Protocol):
         """The sizes that the traces were made at."""
 
     @property
-    def num_size_constants(self) -> int:
-        """How many constants depend on the logical sizes."""
-
-    @property
     def nests_by_size(self) -> bool:
         """Whether auxiliary data in the tree of the outputs depends on the logical sizes."""
 
     @property
     def why(self) -> str:
         """Why the function is not traced with symbolic sizes."""
+
+    @property
+    def num_size_constants(self) -> int:
+        """How many constants depend on the logical sizes."""
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
         """The size constants at these logical sizes; None if the program does not serve them."""
@@ -134,18 +130,17 @@ class Interface:
         """Why the program cannot be exported, or None: no module has results of such sizes."""
         if not self.computed:
             return None
-        made = next(iter(self.computed.values()))
-        where = f" [{made.line}]" if made.line else ""
+        line = next(iter(self.computed.values())).line
         return MaskingError(
-            f"the program computes sizes{where}, and a module has no such results",
+            f"the program computes sizes{in_brackets(line)}, and a module has no such results",
             "save it with BucketedExec.save, or give jnp.nonzero and the like a size",
         )
 
     @property
     def is_checked_after_runs(self) -> bool:
         """Whether the sizes that a run computes must be checked before its results are used."""
-        is_given = any(made.is_checked for made in self.computed.values())
-        return bool(self.presumed or is_given or self.computed_reshapes)
+        is_checked = any(size.is_checked for size in self.computed.values())
+        return bool(self.presumed or is_checked or self.computed_reshapes)
 
     @functools.cached_property
     def computed_reshapes(self) -> tuple[tuple[Shape, Shape], ...]:
@@ -159,8 +154,8 @@ class Interface:
     def computed_in_words(self) -> tuple[str, ...]:
         """The sizes that it computes, each with its bound and its line, and what it presumes."""
         sizes = [
-            f"{variable} - 1 <= {made.bound}" + (f"  [{made.line}]" if made.line else "")
-            for variable, made in self.computed.items()
+            f"{variable} - 1 <= {size.bound}" + (f"  [{size.line}]" if size.line else "")
+            for variable, size in self.computed.items()
         ]
         presumed = ", ".join(map(str, self.presumed))
         return (*sizes, f"assumed: {presumed}") if presumed else tuple(sizes)
@@ -168,7 +163,7 @@ class Interface:
     @property
     def open_outs(self) -> tuple[int, ...]:
         """Positions of the outputs with open axes."""
-        return tuple(i for i, shape in enumerate(self.out_shapes) if any(map(is_symbolic, shape)))
+        return tuple(i for i, shape in enumerate(self.out_shapes) if symbolic_axes(shape))
 
     @functools.cached_property
     def grown(self) -> Mapping[str, Mapping[str, str]]:
@@ -179,26 +174,28 @@ class Interface:
         """
         if self.pairing is not None or self.computed or any(g.op == "==" for g in self.guards):
             return {}
-        found: dict[str, dict[str, str]] = {}
+        grown: dict[str, dict[str, str]] = {}
         for result in self.out_shapes:
-            for axis in filter(lambda i: is_symbolic(result[i]), range(len(result))):
+            for axis in symbolic_axes(result):
                 size = result[axis]
                 takers = {
-                    str(given[axis]): given[axis]
-                    for given in self.in_shapes
-                    if len(given) == len(result)
-                    and _beside(given, axis) == _beside(result, axis)
-                    and str(given[axis]) in variables_of(str(size))
-                    and str(given[axis]) in self.roomy
+                    str(shape[axis]): shape[axis]
+                    for shape in self.in_shapes
+                    if len(shape) == len(result)
+                    and _beside(shape, axis) == _beside(result, axis)
+                    and str(shape[axis]) in variables_of(str(size))
+                    and str(shape[axis]) in self.roomy
                 }
                 if len(takers) == 1 and str(size) not in takers:
                     ((name, taker),) = takers.items()
-                    found.setdefault(name, {})[str(size)] = str(size - taker)
-        for longer in found.values():
-            for size, more in list(longer.items()):
-                if found.keys() & variables_of(more):
-                    del longer[size]
-        return {v: longer for v, longer in found.items() if longer}
+                    grown.setdefault(name, {})[str(size)] = str(size - taker)
+        kept = {
+            v: {
+                size: more for size, more in longer.items() if not grown.keys() & variables_of(more)
+            }
+            for v, longer in grown.items()
+        }
+        return {v: longer for v, longer in kept.items() if longer}
 
     def growth(self, bucket: Mapping[str, int]) -> dict[str, int]:
         """By how much the results that calls take again are longer in a bucket, by variable."""
@@ -217,8 +214,8 @@ class Interface:
         fit. Who asks for the executable of that size means this one, too.
         """
         fewer = {v: n - self.growth(bucket).get(v, 0) for v, n in sizes.items()}
-        is_other = fewer != sizes and min(fewer.values()) > 0
-        return fewer if is_other and self.admits(fewer) else None
+        is_smaller = fewer != sizes and min(fewer.values()) > 0
+        return fewer if is_smaller and self.admits(fewer) else None
 
     def rooms(self, bucket: Mapping[str, int]) -> dict[str, int]:
         """The padded sizes of arguments and results that calls take again, by text."""
@@ -247,8 +244,8 @@ class Interface:
             return bucket
         lower = {**dict.fromkeys((*bucket, *self.computed), 1), **self.lower}
         padded = dict(bucket)
-        for variable, made in self.computed.items():
-            padded[variable] = upper_bound_text(made.bound, lower, padded) + 1
+        for variable, size in self.computed.items():
+            padded[variable] = upper_bound_text(size.bound, lower, padded) + 1
         for guard in self.presumed:
             if upper_bound_text(guard.left, lower, padded) < 1:
                 raise MaskingError(
@@ -290,22 +287,12 @@ class Interface:
             if not sizes.keys() >= variables_in((*before, *after)):
                 continue
             a, b = ([evaluate(d, sizes) for d in shape] for shape in (before, after))
-            if product(a) != product(b):
+            if math.prod(a) != math.prod(b):
                 raise ShapeCheckError(
-                    f"cannot reshape array of shape {tuple(a)} (size {product(a)}) into shape "
-                    f"{tuple(b)} (size {product(b)}), with sizes {dict(sizes)}"
-                    + (f" [{line}]" if line else "")
+                    f"cannot reshape array of shape {tuple(a)} (size {math.prod(a)}) into shape "
+                    f"{tuple(b)} (size {math.prod(b)}), with sizes {dict(sizes)}{in_brackets(line)}"
                 )
 
 
 def _beside(shape: Shape, axis: int) -> list[str]:
-    """The sizes of the other axes, as text."""
     return [str(d) for i, d in enumerate(shape) if i != axis]
-
-
-def product(sizes: Sequence[Any]) -> Any:
-    """The product of sizes, ints or symbolic ones."""
-    total: Any = 1
-    for d in sizes:
-        total = total * d
-    return total

@@ -58,12 +58,12 @@ class KernelCall:
             return replace(self, before=self)(arrays, sizes, types), arrays
 
         def backward(arrays: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            given = [c for c, t in zip(cotangents, types, strict=True) if _is_float(t)]
+            dots = [c for c, t in zip(cotangents, types, strict=True) if _is_float(t)]
             of_floats = tuple(jax.typeof(x).to_tangent_aval() for x in arrays if _is_float(x))
-            kinds = *self.kinds, *((0, ()) for _ in given)
+            kinds = *self.kinds, *((0, ()) for _ in dots)
             pullback = KernelCall(self.name, self._pull, kinds, self.multiples, self)
-            found = iter(pullback([*arrays, *given], sizes, of_floats))
-            return tuple(next(found) if _is_float(x) else None for x in arrays)
+            pulled = iter(pullback([*arrays, *dots], sizes, of_floats))
+            return tuple(next(pulled) if _is_float(x) else None for x in arrays)
 
         more = {"call": self, "sizes": sizes, "types": types}
         call = jax.custom_vjp(lambda *arrays: kernel_p.bind(*arrays, **more))
@@ -134,7 +134,6 @@ def _batch(values: Any, places: Any, *, call: KernelCall, sizes: Any, types: Any
 
 
 def _registered(prim: Any) -> Any:
-    """The primitive, with its rules."""
     prim.multiple_results = True
     prim.def_impl(_run)
     prim.def_abstract_eval(_types)

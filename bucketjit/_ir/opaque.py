@@ -29,10 +29,10 @@ from bucketjit.errors import MaskingError
 def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
     """The program that computes what an equation computes, from the code of its primitive."""
     prim = eqn.primitive
-    found = implementation(prim)
-    if found is None:
+    code = implementation(prim)
+    if code is None:
         raise _without_rule(prim.name)
-    function, several = found
+    function, several = code
     decided: list[tuple[object, ...]] = []  # uses of sizes that may decide
 
     def note(*what: object) -> None:
@@ -80,8 +80,8 @@ def _never_equal(left: Any, right: Any) -> bool:
 def decisions_inside(jaxpr: Jaxpr, seen: tuple[Any, ...] = ()) -> Iterator[Exception]:
     """Why sizes keep primitives of other libraries from being replaced; a guard may change that."""
     for eqn in all_equations(jaxpr):
-        found = None if eqn.primitive in seen else implementation(eqn.primitive)
-        if found is None or _is_own(found[0]):
+        code = None if eqn.primitive in seen else implementation(eqn.primitive)
+        if code is None or _is_of_jax(code[0]):
             continue
         try:
             inner, _ = looked_inside(eqn)
@@ -92,7 +92,7 @@ def decisions_inside(jaxpr: Jaxpr, seen: tuple[Any, ...] = ()) -> Iterator[Excep
             yield from decisions_inside(inner, (*seen, eqn.primitive))
 
 
-def _is_own(function: Any) -> bool:
+def _is_of_jax(function: Any) -> bool:
     """Whether JAX or bucketjit has written the implementation of a primitive."""
     module = str(getattr(getattr(function, "func", function), "__module__", ""))
     return module.startswith(("jax._src.", "jaxlib.", "bucketjit."))

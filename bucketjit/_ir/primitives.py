@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -47,104 +47,74 @@ def _abstract_eval(*, index: int, aval: object, depends_on: Dim) -> Any:
 # transpose is `unsized_p`, which adds rows of zeros up to the bound. Other arrays that are cut to
 # the same size are cut by equations that do not define the variable again.
 
-sized_p = jex_core.Primitive("sized")
-unsized_p = jex_core.Primitive("unsized")
-sized_p.multiple_results = unsized_p.multiple_results = True
-
-
-def makes_size(eqn: JaxprEqn) -> bool:
-    """Whether an equation gives a dimension variable its value."""
-    return eqn.primitive is sized_p and bool(eqn.params["defines"])
-
 
 def _with_rows(array: Any, rows: Dim) -> Any:
     weak = bool(getattr(array, "weak_type", False))
     return jax.core.ShapedArray((rows, *array.shape[1:]), array.dtype, weak_type=weak)
 
 
-@sized_p.def_abstract_eval  # type: ignore[untyped-decorator]
-def _sized_types(n: Any, *arrays: Any, dim: Dim, **_: Any) -> list[Any]:
-    return [_with_rows(array, dim) for array in arrays]
+def _cut_jvp(
+    primitive: Any, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[Any]]:
+    outs = primitive.bind(*primals, **params)
+    changes = [
+        ad.Zero(jax.typeof(out).to_tangent_aval())
+        if type(tangent) is ad.Zero
+        else primitive.bind(primals[0], tangent, **{**params, "defines": False})[0]
+        for out, tangent in zip(outs, tangents[1:], strict=True)
+    ]
+    return outs, changes
 
 
-@unsized_p.def_abstract_eval  # type: ignore[untyped-decorator]
-def _unsized_types(n: Any, *arrays: Any, bound: Dim, **_: Any) -> list[Any]:
-    return [_with_rows(array, bound) for array in arrays]
+def _cut_transpose(
+    inverse: Any, cotangents: Sequence[Any], n: Any, *arrays: Any, **params: Any
+) -> list[Any]:
+    linear = {**params, "defines": False}
+    is_dropped = [
+        type(ct) is ad.Zero or not ad.is_undefined_primal(x)
+        for ct, x in zip(cotangents, arrays, strict=True)
+    ]
+    pairs = zip(cotangents, is_dropped, strict=True)
+    return [None, *(ct if drop else inverse.bind(n, ct, **linear)[0] for ct, drop in pairs)]
 
 
-def cut_to_size(n: Any, arrays: Sequence[Any], *, dim: Dim, **params: Any) -> list[Any]:
-    """Cut arrays to a size, which is new or is defined already."""
-    return list(sized_p.bind(n, *arrays, dim=dim, bound=arrays[0].shape[0], **params))
+def _cut_batch(
+    primitive: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[Any]]:
+    (n, *arrays), (of_n, *of_arrays) = operands, axes
+    if of_n is not None:
+        raise MaskingError(
+            "vmap over a selection whose size differs from row to row",
+            "use jnp.where with masks, or loop over the rows with jax.lax.map",
+        )
+    # The rows stay the first axis.
+    pairs = zip(arrays, of_arrays, strict=True)
+    moved = [x if axis is None else jnp.moveaxis(x, axis, 1) for x, axis in pairs]
+    outs = primitive.bind(n, *moved, **params)
+    return outs, [None if axis is None else 1 for axis in of_arrays]
 
 
-def extended(n: Any, array: Any, *, dim: Dim, bound: Dim) -> Any:
-    """Add rows of zeros to an array of a computed size."""
-    (out,) = unsized_p.bind(
-        n, array, dim=dim, bound=bound, variable="", is_checked=False, defines=False
+def _cutting(name: str, rows: str) -> Any:
+    """A primitive with its rules; the parameter ``rows`` is how many rows its results have."""
+    primitive = jex_core.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(
+        lambda n, *arrays, **params: [_with_rows(array, params[rows]) for array in arrays]
     )
-    return out
+    ad.primitive_jvps[primitive] = functools.partial(_cut_jvp, primitive)
+    batching.primitive_batchers[primitive] = functools.partial(_cut_batch, primitive)
+    return primitive
 
 
-def _cut_jvp(primitive: Any) -> Any:
-    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        n, *_ = primals
-        outs = primitive.bind(*primals, **params)
-        linear = {**params, "defines": False}
-        changes = [
-            ad.Zero(jax.typeof(out).to_tangent_aval())
-            if type(tangent) is ad.Zero
-            else primitive.bind(n, tangent, **linear)[0]
-            for out, tangent in zip(outs, tangents[1:], strict=True)
-        ]
-        return outs, changes
-
-    return jvp
+sized_p, unsized_p = _cutting("sized", "dim"), _cutting("unsized", "bound")
+ad.primitive_transposes[sized_p] = functools.partial(_cut_transpose, unsized_p)
+ad.primitive_transposes[unsized_p] = functools.partial(_cut_transpose, sized_p)
 
 
-def _cut_transpose(inverse: Any) -> Any:
-    def transpose(cotangents: Sequence[Any], n: Any, *arrays: Any, **params: Any) -> list[Any]:
-        return [
-            None,
-            *(
-                ct
-                if type(ct) is ad.Zero or not ad.is_undefined_primal(array)
-                else inverse.bind(n, ct, **{**params, "defines": False})[0]
-                for ct, array in zip(cotangents, arrays, strict=True)
-            ),
-        ]
+def makes_size(eqn: JaxprEqn) -> bool:
+    """Whether an equation gives a dimension variable its value."""
+    return eqn.primitive is sized_p and bool(eqn.params["defines"])
 
-    return transpose
-
-
-def _cut_batch(primitive: Any) -> Any:
-    def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-        (n, *arrays), (of_n, *of_arrays) = operands, axes
-        if of_n is not None:
-            _refuse_rows()
-        # The rows stay the first axis.
-        moved = [
-            x if axis is None else jax.numpy.moveaxis(x, axis, 1)
-            for x, axis in zip(arrays, of_arrays, strict=True)
-        ]
-        outs = primitive.bind(n, *moved, **params)
-        return outs, [None if axis is None else 1 for axis in of_arrays]
-
-    return batch
-
-
-def _refuse_rows() -> NoReturn:
-    raise MaskingError(
-        "vmap over a selection whose size differs from row to row",
-        "use jnp.where with masks, or loop over the rows with jax.lax.map",
-    )
-
-
-ad.primitive_jvps[sized_p] = _cut_jvp(sized_p)
-ad.primitive_jvps[unsized_p] = _cut_jvp(unsized_p)
-ad.primitive_transposes[sized_p] = _cut_transpose(unsized_p)
-ad.primitive_transposes[unsized_p] = _cut_transpose(sized_p)
-batching.primitive_batchers[sized_p] = _cut_batch(sized_p)
-batching.primitive_batchers[unsized_p] = _cut_batch(unsized_p)
 
 # --- shards -------------------------------------------------------------------------------------
 
@@ -162,18 +132,6 @@ batching.primitive_batchers[unsized_p] = _cut_batch(unsized_p)
 # The sum is its own transpose in the plain inner product, which a sum of gradients takes. The two
 # do not mix on uneven shards. So a transposed equation says that it is one, and
 # `bucketjit._processes.on_shards` refuses programs that mix them.
-
-shard_mean_p = jex_core.Primitive("shard_mean")
-shard_psum_p = jex_core.Primitive("shard_psum")
-
-COMBINED = frozenset((shard_mean_p, shard_psum_p))
-"""The primitives whose result is the same on all shards."""
-
-
-@shard_mean_p.def_abstract_eval  # type: ignore[untyped-decorator]
-@shard_psum_p.def_abstract_eval  # type: ignore[untyped-decorator]
-def _type(x: Any, **_: Any) -> Any:
-    return jax.core.ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
 
 
 @dataclass(frozen=True)
@@ -193,35 +151,30 @@ class Shards:
     size: Any = 1
 
 
-_of_thread = threading.local()
-
-
-def _shards() -> Shards | None:
-    return getattr(_of_thread, "shards", None)
+_traced_for: ContextVar[Shards | None] = ContextVar("shards", default=None)
 
 
 @contextmanager
 def tracing_for(shards: Shards) -> Iterator[None]:
     """A context in which this thread traces a function of one shard."""
-    before = _shards()
-    _of_thread.shards = shards
+    token = _traced_for.set(shards)
     try:
         # Traces that JAX keeps of inner functions belong to the shards that they were made for.
         with shard_keys(str(shards)):
             yield
     finally:
-        _of_thread.shards = before
+        _traced_for.reset(token)
 
 
 def axis_of_shards() -> Any:
     """The axis of the shards for which this thread traces a function; None if it does not."""
-    shards = _shards()
+    shards = _traced_for.get()
     return None if shards is None else shards.axis
 
 
 def mean_over_shards(x: Any) -> Any:
     """The mean of an array over the shards, by their rows."""
-    shards = _shards()
+    shards = _traced_for.get()
     assert shards is not None
     if shards.rows is None:
         raise MaskingError(
@@ -236,10 +189,10 @@ def mean_over_shards(x: Any) -> Any:
 
 def sum_over_shards(x: Any) -> Any:
     """The sum of a float array over the shards."""
-    shards = _shards()
+    shards = _traced_for.get()
     assert shards is not None
-    given = {"axis": shards.axis, "size": shards.size, "is_transposed": False}
-    return shard_psum_p.bind(jnp.asarray(x), **given)
+    params = {"axis": shards.axis, "size": shards.size, "is_transposed": False}
+    return shard_psum_p.bind(jnp.asarray(x), **params)
 
 
 def refuse_groups() -> NoReturn:
@@ -283,9 +236,22 @@ def _batch(
     return whole(x, place), None
 
 
-ad.primitive_jvps[shard_mean_p] = functools.partial(_jvp, shard_mean_p)
-ad.primitive_jvps[shard_psum_p] = functools.partial(_jvp, shard_psum_p)
-ad.primitive_transposes[shard_mean_p] = functools.partial(_transpose, shard_mean_p)
-ad.primitive_transposes[shard_psum_p] = functools.partial(_transpose, shard_psum_p)
-batching.fancy_primitive_batchers[shard_mean_p] = functools.partial(_batch, shard_mean_p, jnp.mean)
-batching.fancy_primitive_batchers[shard_psum_p] = functools.partial(_batch, shard_psum_p, jnp.sum)
+def _combination(name: str, whole: Callable[[Any, int], Any]) -> Any:
+    """A primitive with its rules; ``whole`` combines along an axis of one array."""
+    primitive = jex_core.Primitive(name)
+    primitive.def_abstract_eval(
+        lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype, weak_type=bool(x.weak_type))
+    )
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, primitive)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, primitive)
+    batching.fancy_primitive_batchers[primitive] = functools.partial(_batch, primitive, whole)
+    return primitive
+
+
+shard_mean_p, shard_psum_p = (
+    _combination("shard_mean", jnp.mean),
+    _combination("shard_psum", jnp.sum),
+)
+
+COMBINED = frozenset((shard_mean_p, shard_psum_p))
+"""The primitives whose result is the same on all shards."""

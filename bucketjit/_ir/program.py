@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -12,11 +13,11 @@ from typing import Any, Self
 import jax
 from jax.extend.core import Jaxpr
 
-from bucketjit._ir.expressions import Dim, Shape, evaluate_text
+from bucketjit._ir.expressions import Shape, evaluate_text
 from bucketjit._ir.guards import Guard
-from bucketjit._ir.interface import Interface, product
+from bucketjit._ir.interface import Interface
 from bucketjit._jax.jaxprs import all_equations, name_of, shape_of
-from bucketjit._jax.user_code import defining_line, source_line
+from bucketjit._jax.user_code import defining_line, in_brackets, source_line
 from bucketjit.errors import MaskingError
 
 
@@ -49,8 +50,8 @@ class Leaf:
 
     def struct(self, shape: Sequence[Any]) -> jax.ShapeDtypeStruct:
         """An abstract array of the leaf's type."""
-        given = {"weak_type": self.weak_type, "sharding": self.sharding}
-        return jax.ShapeDtypeStruct(shape, self.dtype, **given)
+        more = {"weak_type": self.weak_type, "sharding": self.sharding}
+        return jax.ShapeDtypeStruct(shape, self.dtype, **more)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -85,18 +86,21 @@ class TraceRefused(MaskingError):
         computes_sizes: Whether the function computes sizes, so that ``jit`` cannot trace it either.
     """
 
-    def __init__(self, reason: str, remedy: str, cause: BaseException | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        remedy: str,
+        cause: BaseException | None = None,
+        computes_sizes: bool = False,
+    ) -> None:
         super().__init__(reason, remedy)
-        self.cause = cause
-        self.computes_sizes = False
+        self.cause, self.computes_sizes = cause, computes_sizes
 
     def placed(self, fn: Callable[..., Any]) -> TraceRefused:
         """A refusal whose reason names a line: if it names none, the function's first line."""
         line = "" if self.names_a_line else defining_line(fn)
-        reason = f"{self.reason} [{line}]" if line else self.reason
-        placed = TraceRefused(reason, self.remedy, self.cause)
-        placed.computes_sizes = self.computes_sizes
-        return placed
+        reason = f"{self.reason}{in_brackets(line)}"
+        return TraceRefused(reason, self.remedy, self.cause, self.computes_sizes)
 
     def without_frames(self) -> Self:
         """A copy without its traceback and its cause, which would keep frames alive."""
@@ -124,11 +128,10 @@ def refuse_tracers(consts: Sequence[Any]) -> None:
 
 def unchecked_reshapes(jaxpr: Jaxpr) -> dict[tuple[Shape, Shape], str]:
     """The reshapes that fail at some sizes, each with the first line of code that does it."""
-    found: dict[tuple[Shape, Shape], str] = {}
+    lines: dict[tuple[Shape, Shape], str] = {}
     for eqn in all_equations(jaxpr):
         if name_of(eqn) == "reshape":
-            before: tuple[Dim, ...] = tuple(shape_of(eqn.invars[0]))
-            after: tuple[Dim, ...] = tuple(shape_of(eqn.outvars[0]))
-            if product(before) != product(after):
-                found.setdefault((before, after), source_line(eqn))
-    return found
+            before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+            if math.prod(before) != math.prod(after):
+                lines.setdefault((before, after), source_line(eqn))
+    return lines

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +24,7 @@ _MOST_ELEMENTS = 1 << 16  # of a constant whose values are looked at
 
 @dataclass(frozen=True, eq=False)
 class Range:
-    """The smallest and the largest value of an array; None where no bound is known.
-
-    Attributes:
-        low: The lower bound.
-        high: The upper bound.
-    """
+    """The smallest and the largest value of an array; None where no bound is known."""
 
     low: Dim | None = None
     high: Dim | None = None
@@ -38,51 +35,69 @@ class Range:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def is_natural(self) -> bool:
+        """Whether no value is negative."""
+        return is_at_most(0, self.low)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether there is one value, which is known."""
+        return isinstance(self.low, int) and self.low == self.high
+
+    def __neg__(self) -> Range:
+        return Range(*(None if end is None else -end for end in (self.high, self.low)))
+
+    def __add__(self, other: Range) -> Range:
+        return Range(sum_of(self.low, other.low), sum_of(self.high, other.high))
+
+    def __or__(self, other: Range) -> Range:
+        return Range(smallest(self.low, other.low), largest(self.high, other.high))
+
+    def __mul__(self, other: Range) -> Range:
+        x, y = (other, self) if self.is_number else (self, other)
+        if x.is_natural and y.is_natural:
+            return Range(_times(x.low, y.low), _times(x.high, y.high))
+        ends: list[Any] = [x.low, x.high, y.low, y.high]
+        if y.is_number:
+            first, last = ends[:2] if ends[2] >= 0 else ends[1::-1]
+            return Range(_times(first, y.low), _times(last, y.low))
+        if not all(isinstance(end, int) for end in ends):
+            return Range()
+        corners = [a * b for a in ends[:2] for b in ends[2:]]
+        return Range(min(corners), max(corners))
+
 
 def _texts(bounds: Range) -> tuple[str, str]:
     return str(bounds.low), str(bounds.high)
 
 
-def is_at_most(one: Dim | None, other: Dim | None) -> bool:
-    """Whether ``one <= other`` at all sizes; False if that is not known."""
-    if one is None or other is None:
+def is_at_most(a: Dim | None, b: Dim | None) -> bool:
+    """Whether ``a <= b`` at all sizes; False if that is not known."""
+    if a is None or b is None:
         return False
-    difference = other - one
+    difference = b - a
     if not is_symbolic(difference):
         return bool(difference >= 0)
     return is_never_negative(str(difference))
 
 
-def _extreme(name: str, one: Dim | None, other: Dim | None) -> Dim | None:
-    """The ``max`` or the ``min`` of two bounds, one of the two if that is known."""
-    if one is None or other is None:
+def _extreme(name: str, a: Dim | None, b: Dim | None) -> Dim | None:
+    if a is None or b is None:
         return None
-    is_smaller = is_at_most(one, other)
-    if is_smaller or is_at_most(other, one):
-        return other if is_smaller == (name == "max") else one
-    return fresh_dimension(one if is_symbolic(one) else other, f"{name}({one}, {other})")
+    is_smaller = is_at_most(a, b)
+    if is_smaller or is_at_most(b, a):
+        return b if is_smaller == (name == "max") else a
+    return fresh_dimension(a if is_symbolic(a) else b, f"{name}({a}, {b})")
 
 
-def largest(one: Dim | None, other: Dim | None) -> Dim | None:
-    """The larger one of two bounds."""
-    return _extreme("max", one, other)
+#: The larger and the smaller one of two bounds; None if one of them is not known.
+largest, smallest = functools.partial(_extreme, "max"), functools.partial(_extreme, "min")
 
 
-def smallest(one: Dim | None, other: Dim | None) -> Dim | None:
-    """The smaller one of two bounds."""
-    return _extreme("min", one, other)
-
-
-def tighter(pick: Callable[[Any, Any], Any], one: Dim | None, other: Dim | None) -> Dim | None:
+def tighter(pick: Callable[[Any, Any], Any], a: Dim | None, b: Dim | None) -> Dim | None:
     """What is picked of two bounds that both hold."""
-    if one is None or other is None:
-        return other if one is None else one
-    return pick(one, other)
-
-
-def is_natural(x: Range) -> bool:
-    """Whether no value is negative."""
-    return is_at_most(0, x.low)
+    return pick(a, b) if a is not None and b is not None else b if a is None else a
 
 
 def range_of_array(value: Any) -> Range:
@@ -113,60 +128,56 @@ def range_of_type(aval: Any) -> Range:
     return Range(0 if limits.min == 0 else None, None)
 
 
-def fitted(found: Range, aval: Any) -> Range:
+def fitted(x: Range, aval: Any) -> Range:
     """The bounds of a result that is a value of its type, without those that say nothing."""
-    low, high = (None if len(str(x)) > _LONGEST else x for x in (found.low, found.high))
+    low, high = (None if len(str(end)) > _LONGEST else end for end in (x.low, x.high))
     dtype = aval.dtype
     if jnp.issubdtype(dtype, np.bool_):
         return Range(0, 1)
     if not jnp.issubdtype(dtype, np.integer):
         return Range(low, high)
     limits = jnp.iinfo(dtype)
-    if (limits.min == 0 and not is_at_most(0, low)) or (
+    is_outside = (limits.min == 0 and not is_at_most(0, low)) or (
         limits.bits <= _NARROW
         and not (is_at_most(limits.min, low) and is_at_most(high, limits.max))
-    ):
-        return range_of_type(aval)
-    beyond = (isinstance(low, int) and low < limits.min) or (
+    )
+    is_beyond = (isinstance(low, int) and low < limits.min) or (
         isinstance(high, int) and high > limits.max
     )
-    return range_of_type(aval) if beyond else Range(low, high)
+    return range_of_type(aval) if is_outside or is_beyond else Range(low, high)
 
 
-def is_within_type(found: Range, dtype: Any) -> bool:
+def is_within_type(x: Range, dtype: Any) -> bool:
     """Whether an integer type has all integers of a range, so that none wraps around.
 
     For types of 32 bits and more, sizes are taken to be at most 2**24, as are products of sizes:
     ``100*n`` is within int32, and ``1103515245*n`` is not.
     """
-    if found.low is None or found.high is None:
+    if x.low is None or x.high is None:
         return False
     limits = jnp.iinfo(dtype)
-    return (
-        is_at_most(limits.min, found.low)
-        or (limits.min < 0 and _is_at_most_in_size(found.low, -int(limits.min), limits.bits))
-    ) and (
-        is_at_most(found.high, limits.max)
-        or _is_at_most_in_size(found.high, int(limits.max), limits.bits)
-    )
+    least, most = int(limits.min), int(limits.max)
+
+    def fits(bound: Dim, limit: int) -> bool:
+        is_size = is_symbolic(bound) and limits.bits > _NARROW
+        return is_size and magnitude(str(bound)) <= limit
+
+    is_above = is_at_most(least, x.low) or (least < 0 and fits(x.low, -least))
+    return is_above and (is_at_most(x.high, most) or fits(x.high, most))
 
 
-def _is_at_most_in_size(bound: Dim, most: int, bits: int) -> bool:
-    return is_symbolic(bound) and bits > _NARROW and magnitude(str(bound)) <= most
-
-
-def within_type(found: Range, aval: Any) -> Range:
+def within_type(x: Range, aval: Any) -> Range:
     """A range with the ends of its integer type where it has none."""
     if not jnp.issubdtype(aval.dtype, np.integer):
-        return found
+        return x
     limits = jnp.iinfo(aval.dtype)
-    low = int(limits.min) if found.low is None else found.low
-    return Range(low, int(limits.max) if found.high is None else found.high)
+    low = int(limits.min) if x.low is None else x.low
+    return Range(low, int(limits.max) if x.high is None else x.high)
 
 
-def rounded(found: Range, dtype: Any) -> Range:
+def rounded(x: Range, dtype: Any) -> Range:
     """The bounds of numbers that are rounded to a floating type; a size is no bound of these."""
-    return Range(_rounded(found.low, dtype, math.floor), _rounded(found.high, dtype, math.ceil))
+    return Range(_rounded(x.low, dtype, math.floor), _rounded(x.high, dtype, math.ceil))
 
 
 def _rounded(bound: Dim | None, dtype: Any, away: Callable[[float], int]) -> int | None:
@@ -176,62 +187,28 @@ def _rounded(bound: Dim | None, dtype: Any, away: Callable[[float], int]) -> int
     return away(nearest) if math.isfinite(nearest) else None
 
 
-def joined(*ranges: Range) -> Range:
-    """The range around all of these."""
-    first, *others = ranges
-    for x in others:
-        first = Range(smallest(first.low, x.low), largest(first.high, x.high))
-    return first
+def _of_both(operation: Callable[[Any, Any], Any], a: Dim | None, b: Dim | None) -> Dim | None:
+    return None if a is None or b is None else operation(a, b)
 
 
-def sum_of(one: Dim | None, other: Dim | None) -> Dim | None:
-    """The sum of two bounds."""
-    return None if one is None or other is None else one + other
+#: The sum and the product of two bounds; None if one of them is not known.
+sum_of = functools.partial(_of_both, operator.add)
+_times = functools.partial(_of_both, operator.mul)
 
 
-def negated(x: Range) -> Range:
-    """The range of the negative values."""
-    return Range(*(None if b is None else -b for b in (x.high, x.low)))
-
-
-def _times(one: Dim | None, other: Dim | None) -> Dim | None:
-    return None if one is None or other is None else one * other
-
-
-def product(one: Range, other: Range) -> Range:
-    """The range of products."""
-    first: tuple[Any, Any] = (one.low, one.high)
-    second: tuple[Any, Any] = (other.low, other.high)
-    if is_natural(one) and is_natural(other):
-        return Range(_times(one.low, other.low), _times(one.high, other.high))
-    if not all(isinstance(x, int) for x in second):
-        return Range()
-    if second[0] == second[1]:
-        low, high = first if second[0] >= 0 else first[::-1]
-        return Range(_times(low, second[0]), _times(high, second[0]))
-    if not all(isinstance(x, int) for x in first):
-        return Range()
-    corners = [a * b for a in first for b in second]
-    return Range(min(corners), max(corners))
-
-
-def quotient(one: Range, by: Range) -> Range:
+def quotient(x: Range, by: Range) -> Range:
     """The range of quotients of integers, rounded down or towards 0."""
     if not is_at_most(1, by.low):
         return Range()
-    ends = (by.low, by.high)
-    is_number = all(isinstance(x, int) for x in ends) and by.low == by.high
-    parts = [b // by.low if is_number and b is not None else b for b in (one.low, one.high)]
-    low, high = parts
-    if is_natural(one):
-        return Range(low if is_number else 0, high)
-    low = None if low is None else smallest(low, 0)
-    return Range(low, None if high is None else largest(high, 0))
+    low, high = x.low, x.high
+    if by.is_number:
+        low, high = (None if b is None else b // by.low for b in (low, high))
+    if x.is_natural:
+        return Range(low if by.is_number else 0, high)
+    return Range(smallest(low, 0), largest(high, 0))
 
 
 def times(x: Range, count: Dim, *, also_one: bool) -> Range:
-    """The range of sums of ``count`` values."""
-    low, high = _times(x.low, count), _times(x.high, count)
-    if not also_one:
-        return Range(low, high)
-    return Range(smallest(low, x.low), largest(high, x.high))
+    """The range of sums of ``count`` values, and of one value if ``also_one``."""
+    total = Range(_times(x.low, count), _times(x.high, count))
+    return total | x if also_one else total

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,29 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn, Literal
 
-from bucketjit._ir import dataflow
+from bucketjit._ir import dataflow, ranges
 from bucketjit._ir.expressions import Dim
-from bucketjit._ir.primitives import sized_p, unsized_p
-from bucketjit._ir.ranges import (
-    Range,
-    fitted,
-    is_at_most,
-    is_natural,
-    is_within_type,
-    joined,
-    largest,
-    negated,
-    product,
-    quotient,
-    range_of_array,
-    range_of_type,
-    rounded,
-    smallest,
-    sum_of,
-    tighter,
-    times,
-    within_type,
-)
+from bucketjit._ir.ranges import Range, is_at_most, largest, smallest, tighter
 from bucketjit._jax.jaxprs import called_jaxpr, dtype_of, open_jaxpr, shape_of
 from bucketjit._jax.tracers import constant_of, equation_of, literal_of
 from bucketjit._jax.user_code import is_code_of_jax
@@ -62,38 +43,32 @@ class Bounds(dataflow.TraceAnalysis[Range]):
         """The range of a number or an array; of an argument, that of its type."""
         literal = literal_of(value)
         held = value if literal is None else literal.val
-        if isinstance(held, jax.core.Tracer):
-            held = constant_of(held)
-            if held is None or isinstance(held, jax.core.Tracer):
-                return range_of_type(jax.typeof(value))
-        return range_of_array(held)
+        held = constant_of(held) if isinstance(held, jax.core.Tracer) else held
+        is_unknown = held is None or isinstance(held, jax.core.Tracer)
+        return (
+            ranges.range_of_type(jax.typeof(value)) if is_unknown else ranges.range_of_array(held)
+        )
 
     def unknown(self, atom: Any) -> Range:
         """Only the type is known."""
-        return range_of_type(atom.aval)
+        return ranges.range_of_type(atom.aval)
 
     def literal(self, atom: Literal) -> Range:
         """A number."""
-        return range_of_array(atom.val)
+        return ranges.range_of_array(atom.val)
 
-    def join(self, one: Range, other: Range) -> Range:
+    def join(self, left: Range, right: Range) -> Range:
         """The range around both."""
-        return joined(one, other)
+        return left | right
 
     def row(self, value: Range, var: Any) -> Range:
-        """A row has values of its array."""
+        """A row has values of its array, and an array those of its rows."""
         return value
 
-    def stacked(self, value: Range, var: Any) -> Range:
-        """An array has values of its rows."""
-        return value
+    stacked = row
 
     def default(self, eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
-        """Primitives of bucketjit, and unknown ones."""
-        if eqn.primitive is sized_p:
-            return list(ins[1:])
-        if eqn.primitive is unsized_p:
-            return [joined(x, Range(0, 0)) for x in ins[1:]]
+        """Only the types are known."""
         return [self.unknown(var) for var in eqn.outvars]
 
 
@@ -110,36 +85,20 @@ def _is_float(eqn: JaxprEqn) -> bool:
 Rule = Callable[[JaxprEqn, Sequence[Range]], Range]
 
 
-def _add(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    one, other = ins
-    return Range(sum_of(one.low, other.low), sum_of(one.high, other.high))
-
-
-def _mul(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    one, other = ins
-    is_number = isinstance(one.low, int) and one.low == one.high
-    return product(other, one) if is_number else product(one, other)
-
-
 def _max(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    one, other = ins
-    return Range(tighter(largest, one.low, other.low), largest(one.high, other.high))
+    a, b = ins
+    return Range(tighter(largest, a.low, b.low), largest(a.high, b.high))
 
 
 def _min(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    one, other = ins
-    return Range(smallest(one.low, other.low), tighter(smallest, one.high, other.high))
-
-
-def _clamp(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    least, x, most = ins
-    return _min(eqn, [_max(eqn, [x, least]), most])
+    a, b = ins
+    return Range(smallest(a.low, b.low), tighter(smallest, a.high, b.high))
 
 
 def _div(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    if is_natural(ins[0]) and _is_share(*getattr(eqn, "operands", (None, None))):
+    if ins[0].is_natural and _is_share(*getattr(eqn, "operands", (None, None))):
         return Range(0, 1)
-    return Range() if _is_float(eqn) else quotient(*ins)
+    return Range() if _is_float(eqn) else ranges.quotient(*ins)
 
 
 def _is_share(part: Any, whole: Any) -> bool:
@@ -154,23 +113,21 @@ def _is_share(part: Any, whole: Any) -> bool:
 
 def _rest(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     """``%`` of Python: of the sign of the divisor."""
-    one, by = ins
+    x, by = ins
     if not is_at_most(1, by.low):
         return Range()
-    most = by.high if _is_float(eqn) else sum_of(by.high, -1)
-    return Range(0, tighter(smallest, most, one.high) if is_natural(one) else most)
+    most = by.high if _is_float(eqn) else ranges.sum_of(by.high, -1)
+    return Range(0, tighter(smallest, most, x.high) if x.is_natural else most)
 
 
 def _rem(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    found = _rest(eqn, ins)
-    if is_natural(ins[0]):
-        return found
-    return Range(None if found.high is None else -found.high, found.high)
+    rest = _rest(eqn, ins)
+    return rest if ins[0].is_natural else Range((-rest).low, rest.high)
 
 
 def _abs(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
-    found = _max(eqn, [ins[0], negated(ins[0])])
-    return ins[0] if is_natural(ins[0]) else Range(tighter(largest, 0, found.low), found.high)
+    far = _max(eqn, [ins[0], -ins[0]])
+    return ins[0] if ins[0].is_natural else Range(tighter(largest, 0, far.low), far.high)
 
 
 def _has_some(eqn: JaxprEqn) -> bool:
@@ -181,16 +138,16 @@ def _has_some(eqn: JaxprEqn) -> bool:
 def _convert(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     (operand,), (result,) = eqn.invars, eqn.outvars
     before, after = dtype_of(operand), dtype_of(result)
-    (found,) = ins
+    (x,) = ins
     if jnp.issubdtype(after, np.floating):
-        return rounded(found, after)
+        return ranges.rounded(x, after)
     if jnp.issubdtype(before, np.floating):
         nan = _integer_of_nan(before, after)
-        return joined(found, Range(nan, nan))
-    if jnp.issubdtype(after, np.integer):
-        wide = within_type(found, operand.aval)
-        return found if is_within_type(wide, after) else range_of_type(result.aval)
-    return found
+        return x | Range(nan, nan)
+    wraps = jnp.issubdtype(after, np.integer) and not ranges.is_within_type(
+        ranges.within_type(x, operand.aval), after
+    )
+    return ranges.range_of_type(result.aval) if wraps else x
 
 
 @functools.cache
@@ -208,13 +165,13 @@ def _gather(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     if eqn.params["mode"] is not jax.lax.GatherScatterMode.FILL_OR_DROP:
         return ins[0]
     filled = eqn.params.get("fill_value")
-    return Range() if filled is None else joined(ins[0], range_of_array(filled))
+    return Range() if filled is None else ins[0] | ranges.range_of_array(filled)
 
 
 def _scatter_add(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
     operand, _, updates = ins
-    added = times(updates, math.prod(shape_of(eqn.invars[2])), also_one=True)
-    return _add(eqn, [operand, joined(added, Range(0, 0))])
+    added = ranges.times(updates, math.prod(shape_of(eqn.invars[2])), also_one=True)
+    return operand + (added | Range(0, 0))
 
 
 def _search(eqn: JaxprEqn, ins: Sequence[Range]) -> Range:
@@ -241,7 +198,7 @@ def _call(eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
 
 def _fit(rule: Rule) -> dataflow.Transfer[Range]:
     """The rule of a primitive whose results are never larger than its type."""
-    return lambda eqn, ins: [fitted(rule(eqn, ins), eqn.outvars[0].aval)]
+    return lambda eqn, ins: [ranges.fitted(rule(eqn, ins), eqn.outvars[0].aval)]
 
 
 def _arithmetic(rule: Rule) -> dataflow.Transfer[Range]:
@@ -250,14 +207,14 @@ def _arithmetic(rule: Rule) -> dataflow.Transfer[Range]:
     def transfer(eqn: JaxprEqn, ins: Sequence[Range]) -> list[Range]:
         aval = eqn.outvars[0].aval
         dtype = dtype_of(eqn.outvars[0])
-        found = rule(eqn, ins)
+        result = rule(eqn, ins)
         if jnp.issubdtype(dtype, np.floating):
-            found = rounded(found, dtype)
+            result = ranges.rounded(result, dtype)
         elif jnp.issubdtype(dtype, np.integer):
             operands = zip(ins, eqn.invars, strict=True)
-            wide = rule(eqn, [within_type(x, atom.aval) for x, atom in operands])
-            found = found if is_within_type(wide, dtype) else range_of_type(aval)
-        return [fitted(found, aval)]
+            wide = rule(eqn, [ranges.within_type(x, atom.aval) for x, atom in operands])
+            result = result if ranges.is_within_type(wide, dtype) else ranges.range_of_type(aval)
+        return [ranges.fitted(result, aval)]
 
     return transfer
 
@@ -276,16 +233,16 @@ _TABLE = dataflow.table(
         "reduce_max": _fit(lambda eqn, ins: ins[0] if _has_some(eqn) else Range(None, ins[0].high)),
         "reduce_min": _fit(lambda eqn, ins: ins[0] if _has_some(eqn) else Range(ins[0].low, None)),
         "convert_element_type": _fit(_convert),
-        "concatenate pad": _fit(lambda eqn, ins: joined(*ins)),
-        "select_n": _fit(lambda eqn, ins: joined(*ins[1:])),
-        "dynamic_update_slice": _fit(lambda eqn, ins: joined(*ins[:2])),
-        "add": _arithmetic(_add),
-        "sub": _arithmetic(lambda eqn, ins: _add(eqn, [ins[0], negated(ins[1])])),
-        "neg": _arithmetic(lambda eqn, ins: negated(ins[0])),
-        "mul": _arithmetic(_mul),
+        "concatenate pad": _fit(lambda eqn, ins: functools.reduce(operator.or_, ins)),
+        "select_n": _fit(lambda eqn, ins: functools.reduce(operator.or_, ins[1:])),
+        "dynamic_update_slice": _fit(lambda eqn, ins: ins[0] | ins[1]),
+        "add": _arithmetic(lambda eqn, ins: ins[0] + ins[1]),
+        "sub": _arithmetic(lambda eqn, ins: ins[0] + -ins[1]),
+        "neg": _arithmetic(lambda eqn, ins: -ins[0]),
+        "mul": _arithmetic(lambda eqn, ins: ins[0] * ins[1]),
         "max": _fit(_max),
         "min": _fit(_min),
-        "clamp": _fit(_clamp),
+        "clamp": _fit(lambda eqn, ins: _min(eqn, [_max(eqn, ins[:2]), ins[2]])),
         "logistic": _fit(lambda eqn, ins: Range(0, 1)),
         "tanh sin cos": _fit(lambda eqn, ins: Range(-1, 1)),
         "exp exp2": _fit(lambda eqn, ins: Range(0, 1 if is_at_most(ins[0].high, 0) else None)),
@@ -293,10 +250,10 @@ _TABLE = dataflow.table(
         "rem": _fit(_rem),
         "abs": _arithmetic(_abs),
         "reduce_sum": _accumulated(
-            lambda eqn, ins: times(ins[0], _count(eqn, eqn.params["axes"]), also_one=False)
+            lambda eqn, ins: ranges.times(ins[0], _count(eqn, eqn.params["axes"]), also_one=False)
         ),
         "cumsum": _accumulated(
-            lambda eqn, ins: times(ins[0], _count(eqn, [eqn.params["axis"]]), also_one=True)
+            lambda eqn, ins: ranges.times(ins[0], _count(eqn, [eqn.params["axis"]]), also_one=True)
         ),
         "argmax argmin": _fit(lambda eqn, ins: Range(0, _count(eqn, eqn.params["axes"]) - 1)),
         "iota": _fit(
@@ -304,9 +261,11 @@ _TABLE = dataflow.table(
         ),
         "dim_as_value": _fit(lambda eqn, ins: Range(eqn.params["dim"], eqn.params["dim"])),
         "gather": _fit(_gather),
-        "scatter": _fit(lambda eqn, ins: joined(ins[0], ins[2])),
+        "scatter": _fit(lambda eqn, ins: ins[0] | ins[2]),
         "scatter-add": _accumulated(_scatter_add),
         "sort optimization_barrier device_put": lambda eqn, ins: list(ins),
+        "sized": lambda eqn, ins: list(ins[1:]),
+        "unsized": lambda eqn, ins: [x | Range(0, 0) for x in ins[1:]],
         "jit pjit": _call,
     }
 )

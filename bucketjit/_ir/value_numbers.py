@@ -18,7 +18,7 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax.jaxprs import CALLS, called_jaxpr, is_jaxpr, open_jaxpr
 from bucketjit._jax.tracers import Made, equation_of, literal_of
 
-_BITS_OF_SIZES = 32
+BITS_OF_SIZES = 32
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), np.dtype, np.generic, enum.Enum, type)
 
@@ -48,8 +48,7 @@ class ValueNumbers(dataflow.TraceAnalysis[int]):
 
     def held(self, value: Any) -> int:
         """Numbers are equal by value; anything else only to itself."""
-        literal = literal_of(value)
-        if literal is not None:
+        if (literal := literal_of(value)) is not None:
             return self.literal(literal)
         if not isinstance(value, jax.core.Tracer) and np.ndim(value) == 0:
             return self._number(("number", str(jax.typeof(value)), _shown(value)))
@@ -101,14 +100,12 @@ def _shown(value: Any) -> str:
 
 def unconverted(value: Any) -> Any:
     """An integer before its conversions to integer types that hold every size."""
-    while _bits(value) >= _BITS_OF_SIZES:
-        made = equation_of(value)
-        if made is None or made.primitive.name != "convert_element_type":
+    while _bits(value) >= BITS_OF_SIZES:
+        eqn = equation_of(value)
+        is_convert = eqn is not None and eqn.primitive.name == "convert_element_type"
+        if eqn is None or not is_convert or not _bits(eqn.operands[0]):
             break
-        (operand,) = made.operands
-        if not _bits(operand):
-            break
-        value = operand
+        (value,) = eqn.operands
     return value
 
 
@@ -118,14 +115,13 @@ def _bits(value: Any) -> int:
     return 8 * dtype.itemsize if np.issubdtype(dtype, np.integer) else 0
 
 
-def negated_mask(made: Made) -> Any | None:
+def negated_mask(total: Made) -> Any | None:
     """The mask ``m`` of ``jnp.sum(~m)``, which is the size of `m` less ``jnp.sum(m)``."""
-    found: Made | None = made
+    (mask,) = total.operands
     for name in ("convert_element_type", "not"):
-        found = None if found is None else equation_of(found.operands[0])
-        if found is None or found.primitive.name != name:
+        eqn = equation_of(mask)
+        if eqn is None or eqn.primitive.name != name:
             return None
-    assert found is not None
-    (mask,) = found.operands
-    is_whole = len(made.params["axes"]) == mask.ndim
+        (mask,) = eqn.operands
+    is_whole = len(total.params["axes"]) == mask.ndim
     return mask if is_whole and mask.dtype == bool else None

@@ -19,7 +19,7 @@ from bucketjit._jax.tracebacks import shortened
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.bucket_handler import Evicted
 from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
-from bucketjit._tracing.cures import note_arguments
+from bucketjit._tracing.leaf_types import note_arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -29,10 +29,9 @@ from bucketjit._runtime.rows.map import map_examples, options_of
 from bucketjit._stages.stage import Stage, StageTypes, Subject
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.made_for import MadeFor, fixed_signature
-from bucketjit._tracing.mismatches import in_words, open_shapes
+from bucketjit._tracing.made_for import MadeFor, fixed_signature, in_words
 from bucketjit._tracing.parameters import Key
-from bucketjit._tracing.resolution import Resolution, bind_sizes
+from bucketjit._tracing.resolution import Resolution, bind_sizes, open_shapes
 from bucketjit._tracing.signature import Signature
 from bucketjit._tracing.signer import Signer
 from bucketjit.errors import ArgumentError

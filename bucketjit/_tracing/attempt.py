@@ -16,7 +16,7 @@ from jax import export
 from jax.errors import InconclusiveDimensionOperation
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.expressions import evaluate, is_symbolic
+from bucketjit._ir.expressions import evaluate, is_symbolic, variables_of
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._ir.program import Leaf, TraceRefused
@@ -25,7 +25,7 @@ from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
-from bucketjit._tracing.computed_sizes import TraceSizes, counts_of
+from bucketjit._tracing.computed_sizes import counts_of
 from bucketjit._tracing.held_output import begin_trace
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
     dims: Sequence[Any] = leaf.shape
     if any(isinstance(d, str) for d in dims):
         dims = export.symbolic_shape(", ".join(map(str, dims)), scope=scope)
-    if leaf.is_size:
-        return dims[0]
-    return leaf.struct(dims)
+    return dims[0] if leaf.is_size else leaf.struct(dims)
 
 
 def traced(
@@ -57,10 +55,11 @@ def traced(
 
     def flat(*values: object) -> Any:
         rest = iter(values)
-        given = [next(rest) if of else x for x, of in zip(inputs, is_traced, strict=True)]
-        args, kwargs = jax.tree_util.tree_unflatten(in_tree, given)
+        leaves = [next(rest) if of else x for x, of in zip(inputs, is_traced, strict=True)]
+        args, kwargs = jax.tree_util.tree_unflatten(in_tree, leaves)
         return finish(fn(*args, **kwargs))
 
+    begin_trace()
     args, kwargs = jax.tree_util.tree_unflatten(in_tree, inputs)
     as_user_code(flat, fn, args, kwargs, is_traced)
     with contextlib.ExitStack() as stack:
@@ -88,7 +87,8 @@ class Attempt:
     """One attempt to trace.
 
     Attributes:
-        sizes: The sizes of the call.
+        sizes: The sizes of the call, and those that decide by computed sizes.
+        variables: The dimension variables of the leaves.
         scope: The symbolic scope with the constraints so far.
         inputs: The abstract arrays, and expressions for leaves that are sizes.
         assumed: Guards ``!=`` for comparisons that JAX answered with False, by both sides.
@@ -102,9 +102,16 @@ class Attempt:
     """
 
     def __init__(
-        self, leaves: Sequence[Leaf], constraints: Sequence[str], sizes: TraceSizes
+        self,
+        leaves: Sequence[Leaf],
+        constraints: Sequence[str],
+        sizes: dict[str, int],
+        noticing: Noticing,
     ) -> None:
-        self.sizes = sizes.known
+        self.sizes = sizes
+        self.variables = sorted(
+            {v for leaf in leaves for d in leaf.shape for v in variables_of(str(d))}
+        )
         with lenient_jax():  # SymbolicScope compares the constraints, which are symbolic
             self.scope = export.SymbolicScope(tuple(constraints))
             self.inputs = [leaf_struct(leaf, self.scope) for leaf in leaves]
@@ -114,33 +121,22 @@ class Attempt:
         self.raised: list[Exception] = []
         self.texts: list[str] = []
         self.out_tree: Any = None
-        self.sizing: Noticing | Sizing = Noticing()
-        if sizes.are_computed:
+        self.sizing: Noticing | Sizing = noticing
+        if noticing.noticed:
             from bucketjit._ir.computed_sizes import Sizing
 
-            self.sizing = Sizing(self.scope, sizes.known, sizes.of_call.keys())
+            self.sizing = Sizing(self.scope, sizes, set(self.variables))
         self.counts: tuple[str, ...] = ()
-
-    @property
-    def lacks_sizes(self) -> bool:
-        """Whether the function computes sizes, which this attempt could not do."""
-        return isinstance(self.sizing, Noticing) and self.sizing.noticed
 
     def unequal(self, left: Any, right: Any) -> None:
         """Note that JAX took a size to be different from another value, which may be wrong."""
         if not is_symbolic(right):
-            if isinstance(right, float) and right.is_integer():
-                right = int(right)
-            try:
-                right = operator.index(right)
+            right = whole_number(right)
+            if right is None:
+                return  # a size is equal to whole numbers only
+            with contextlib.suppress(InconclusiveDimensionOperation):
                 if left > right or left < right:
                     return  # never equal, so JAX is right
-            except TypeError:
-                right = whole_number(right)
-                if right is None:
-                    return  # a size is equal to whole numbers only
-            except InconclusiveDimensionOperation:
-                pass
         guard = Guard(str(left), "!=", str(right))
         self.assumed.setdefault((guard.left, guard.right), guard)
         if not guard.holds(self.sizes):
@@ -170,7 +166,6 @@ class Attempt:
             self.counts = tuple(counts)
             return [*outs, *counts.values()]
 
-        begin_trace()
         watched = watch_equalities(
             self.unequal, self.used_as_key, self.texts.append, self.raised.append
         )
@@ -182,7 +177,9 @@ class Attempt:
 
 
 def whole_number(value: object) -> int | None:
-    """The int that a complex number, a fraction or a decimal is equal to; None if there is none."""
+    """The int that a number is equal to; None if there is none."""
+    with contextlib.suppress(TypeError):
+        return operator.index(value)  # type: ignore[arg-type]
     if not isinstance(value, numbers.Number | decimal.Decimal):
         return None
     try:

@@ -20,13 +20,13 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from bucketjit._arrays.padded import Padded
-from bucketjit._ir.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, tokens_of
+from bucketjit._ir.dynamic_axes import STATIC, Anonymous, LeafSpec, Tokens, places_of, tokens_of
 from bucketjit._ir.expressions import bind_unique_names
 from bucketjit._tracing.resolution import check_declared
 from bucketjit.errors import ArgumentError
@@ -37,16 +37,8 @@ Place = tuple[int, int]  # a leaf, and one of its axes
 _MAX_GUESSES = 64  # each is a trace, in the first call of a function that refuses all of them
 
 
-class Renamed(NamedTuple):
-    """Axes, some of which have a new variable.
-
-    Attributes:
-        tokens: A token per axis of each leaf.
-        reasons: Why each variable is new, in words, one line each.
-    """
-
-    tokens: Tokens
-    reasons: list[str]
+# A token per axis of each leaf, and why each variable is new, in words.
+Renamed = tuple[Tokens, list[str]]
 
 
 class AxisGuesses:
@@ -75,11 +67,10 @@ class AxisGuesses:
             if isinstance(spec, Anonymous):
                 rows.append(tuple(names.get((leaf, i), STATIC) for i in range(len(shape))))
             else:
-                rows.append(tokens_of(spec, len(shape), self.paths[leaf], shape))
-        for row, shape, path in zip(rows, shapes, self.paths, strict=True):
-            for axis, (token, size) in enumerate(zip(row, shape, strict=True)):
-                if token.isdigit():
-                    check_declared(token, size, f"axis {axis} of {path}")
+                rows.append(tokens_of(spec, self.paths[leaf], shape))
+        for leaf, axis, token in places_of(tuple(rows)).opened:
+            if token.isdigit():
+                check_declared(token, shapes[leaf][axis], f"axis {axis} of {self.paths[leaf]}")
         return tuple(rows)
 
     def anonymous(self, shapes: Shapes) -> list[Place]:
@@ -109,19 +100,19 @@ class AxisGuesses:
         if not shared:
             return
         yield shared
-        known = [(leaf, axis) for leaf, axis in wanted if not self.specs[leaf].is_guessed]
-        if len(known) < len(wanted):
-            if known and all(tuple(shapes[leaf]) == (2,) for leaf, _ in known):  # a random key
-                yield self._shared([place for place in wanted if place not in known], shapes)
-            wanted, shared = known, self._shared(known, shapes)
+        listed = [(leaf, axis) for leaf, axis in wanted if not self.specs[leaf].is_guessed]
+        if len(listed) < len(wanted):
+            if listed and all(tuple(shapes[leaf]) == (2,) for leaf, _ in listed):  # a random key
+                yield self._shared([place for place in wanted if place not in listed], shapes)
+            wanted, shared = listed, self._shared(listed, shapes)
             if not shared:
                 return
             yield shared
-        own: dict[Place, str] = {}
+        apart: dict[Place, str] = {}
         for place in wanted:
-            own[place] = self._new_name(place[1], own)
-        if own != shared:
-            yield own
+            apart[place] = self._new_name(place[1], apart)
+        if apart != shared:
+            yield apart
         groups = list(dict.fromkeys(shared.values()))
         seen = [set(wanted)]
         trials = itertools.chain(
@@ -164,12 +155,10 @@ class AxisGuesses:
                 continue
             name = renamed.setdefault((token, size), _unused_name(axis, rows))
             seen[name] = size
-            reasons[token, size] = reasons.get((token, size)) or (
-                f"traced anew: axis {axis} of {self.paths[leaf]} is {size} where {token} is "
-                f"{seen[token]}: opened as {name}"
-            )
+            reason = f"axis {axis} of {self.paths[leaf]} is {size} where {token} is {seen[token]}"
+            reasons.setdefault((token, size), f"traced anew: {reason}: opened as {name}")
             rows[leaf][axis] = name
-        return Renamed(_as_tokens(rows), list(reasons.values())) if renamed else None
+        return (tuple(map(tuple, rows)), list(reasons.values())) if renamed else None
 
     def opened(
         self, tokens: Tokens, before: Shapes, now: Shapes, places: Sequence[Place]
@@ -180,33 +169,24 @@ class AxisGuesses:
         with these two sizes, if there is one.
         """
         rows = [list(row) for row in tokens]
-        names: dict[Place, str] = {}
+        moved: dict[tuple[int, int], str] = {}  # the first variable of an axis that had both sizes
+        for leaf, axis, token in places_of(tokens).opened:
+            if token.isidentifier():
+                moved.setdefault((before[leaf][axis], now[leaf][axis]), token)
+        names: dict[tuple[int, int], str] = {}
         varied = []
         for leaf, axis in places:
             old, new = before[leaf][axis], now[leaf][axis]
-            name = names.get((old, new)) or _variable_that_moved(tokens, before, now, (old, new))
+            name = names.get((old, new)) or moved.get((old, new))
             names[old, new] = rows[leaf][axis] = name or _unused_name(axis, rows)
             varied.append(
                 f"traced anew: axis {axis} of {self.paths[leaf]} varies ({old}, then {new})"
             )
-        return Renamed(_as_tokens(rows), varied)
-
-
-def _variable_that_moved(tokens: Tokens, before: Shapes, now: Shapes, moved: Place) -> str | None:
-    """The variable of an open axis that had these two sizes, old and new; None if there is none."""
-    for row, old, new in zip(tokens, before, now, strict=True):
-        for token, a, b in zip(row, old, new, strict=True):
-            if token.isidentifier() and token != STATIC and (a, b) == moved:
-                return token
-    return None
+        return tuple(map(tuple, rows)), varied
 
 
 def _unused_name(axis: int, rows: Sequence[Sequence[str]]) -> str:
     return bind_unique_names(_base_name(axis), {token for row in rows for token in row})
-
-
-def _as_tokens(rows: Sequence[Sequence[str]]) -> Tokens:
-    return tuple(map(tuple, rows))
 
 
 def _smaller_subsets(items: Sequence[Any]) -> Iterator[list[Any]]:
@@ -239,21 +219,16 @@ def default_entries(values: Sequence[Any]) -> list[LeafSpec]:
         # A key of `jax.random.PRNGKey` is none.
         if value.shape != (2,) or value.dtype != np.uint32
     ]
-    data = [
-        i
-        for i, (value, sizes) in enumerate(zip(values, rows, strict=True))
-        if sizes and not _is_array(value) and _holds_data(value) and len(set(sizes)) == 1
-    ]
+    containers = [i for i, sizes in enumerate(rows) if sizes and not _is_array(values[i])]
+    data = [i for i in containers if _holds_data(values[i]) and len(set(rows[i])) == 1]
     opened: set[int] = set()
     if bare:
         for i in data:
             many = len(rows[i]) > 1
             if any(n == rows[i][0] and (many or before < i) for before, n in bare):
                 opened.add(i)
-    elif data:
-        containers = [i for i, sizes in enumerate(rows) if sizes and not _is_array(values[i])]
-        if data[-1] == containers[-1]:
-            opened = {i for i in data if rows[i][0] == rows[data[-1]][0]}
+    elif data and data[-1] == containers[-1]:
+        opened = {i for i in data if rows[i][0] == rows[data[-1]][0]}
     specs: list[LeafSpec] = []
     for i, value in enumerate(values):
         entry = _GUESSED if i in opened else _OPEN if _is_array(value) else None
@@ -262,7 +237,6 @@ def default_entries(values: Sequence[Any]) -> list[LeafSpec]:
 
 
 def _sizes(value: Any) -> list[int]:
-    """The size along axis 0 of each array of an argument."""
     return [
         leaf.shape[0]
         for leaf in jax.tree_util.tree_leaves(value)

@@ -53,7 +53,7 @@ class Call(Resolution):
         """The same call with other leaves of the same shapes."""
         return dataclasses.replace(self, leaves=leaves)
 
-    def resolved(self, found: Resolution) -> Call:
+    def resolved(self, resolution: Resolution) -> Call:
         """The same call with its sizes and its program."""
-        known = {f.name: getattr(found, f.name) for f in dataclasses.fields(Resolution)}
-        return dataclasses.replace(self, **known)
+        names = [field.name for field in dataclasses.fields(Resolution)]
+        return dataclasses.replace(self, **{name: getattr(resolution, name) for name in names})

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.core import Jaxpr
@@ -25,18 +24,7 @@ from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
 from bucketjit._ir.primitives import makes_size
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
-from bucketjit._jax.jaxprs import (
-    CALLS,
-    all_equations,
-    bodies,
-    equations_around,
-    first_effect,
-    name_of,
-    open_jaxpr,
-    rebuilt_jaxpr,
-    shape_of,
-    without_dead_code,
-)
+from bucketjit._jax import jaxprs
 from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, source_line
 from bucketjit._raised import text_of
@@ -64,7 +52,11 @@ def meeting_of_sizes(error: Exception, sizing: Noticing | Sizing | None) -> Trac
     met = [v for v in sizing.computed if re.search(rf"\b{v}\b", " ".join(shapes))]
     if not met or len(shapes) < 2 or not _MISMATCH.search(text):
         return None
-    sides = ", and ".join(_told(sizing.computed[v]) for v in met)
+    sizes = (sizing.computed[v] for v in met)
+    sides = ", and ".join(
+        f"some rows of {size.bound}{f', computed at {size.line}' if size.line else ''}"
+        for size in sizes
+    )
     whole = "compute on whole arrays, by jnp.where(mask, x, 0)"
     if len(met) == 1:
         what, remedy = f"an array of a computed size meets one of another size: {sides}", whole
@@ -75,18 +67,14 @@ def meeting_of_sizes(error: Exception, sizing: Noticing | Sizing | None) -> Trac
     return TraceRefused(f"{f'{code}: ' if code else ''}{what}{in_brackets(line)}", remedy, error)
 
 
-def _told(made: Computed) -> str:
-    return f"some rows of {made.bound}{f', computed at {made.line}' if made.line else ''}"
-
-
 def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
     """The counts that a trace can return after its results, int32 scalars by variable."""
     counts: dict[str, Any] = {}
     of_outs = variables_in(d for x in outs for d in getattr(x, "shape", ()))
-    made = sizing.numbers_in(trace)
+    numbers = sizing.numbers_in(trace)
     for variable, dim in sizing.dims.items():
-        if variable in made:
-            counts[variable] = made[variable]
+        if variable in numbers:
+            counts[variable] = numbers[variable]
         elif variable in of_outs and is_symbolic(dim):
             counts[variable] = dim.dimension_as_value()
     return counts
@@ -94,18 +82,12 @@ def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, A
 
 def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
     """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
-    most_of = tuple((v, f"({made.bound}) + 1") for v, made in computed.items())
+    most_of = tuple((v, f"({size.bound}) + 1") for v, size in computed.items())
     above, below = (
         f"({a}) - ({b})" for a, b in ((guard.left, guard.right), (guard.right, guard.left))
     )
-    match guard.op:
-        case ">=":
-            return is_never_negative(above, most_of)
-        case "<=":
-            return is_never_negative(below, most_of)
-        case "!=":
-            return any(is_never_negative(f"{x} - 1", most_of) for x in (above, below))
-    return False
+    texts = {">=": [above], "<=": [below], "!=": [f"{above} - 1", f"{below} - 1"]}
+    return any(is_never_negative(text, most_of) for text in texts.get(guard.op, ()))
 
 
 def admitted(guard: Guard | None, sizing: Noticing | Sizing) -> Guard | None:
@@ -132,29 +114,18 @@ def refused_decision(guard: Guard, error: BaseException | None, where: str) -> T
 
 def refuse_sizes_that_escape(jaxpr: Jaxpr) -> None:
     """Refuse a program where a loop or branch returns an array of a size that is computed in it."""
-    for eqn in all_equations(jaxpr):
-        if name_of(eqn) in CALLS - _STAGED:
+    for eqn in jaxprs.all_equations(jaxpr):
+        if jaxprs.name_of(eqn) in jaxprs.CALLS - _STAGED:
             continue
-        for body in bodies(eqn):
-            if _made_in(all_equations(body)) & variables_in(
-                d for v in body.outvars for d in shape_of(v)
-            ):
-                line = source_line(eqn, equations_around(jaxpr, eqn))
+        for body in jaxprs.bodies(eqn):
+            returned = variables_in(d for v in body.outvars for d in jaxprs.shape_of(v))
+            if returned & _defined_by(jaxprs.all_equations(body)):
+                line = source_line(eqn, jaxprs.equations_around(jaxpr, eqn))
                 raise TraceRefused(
                     f"{eqn.primitive.name}: it returns an array, or needs one for a derivative, "
                     f"whose size is computed inside of it{in_brackets(line)}",
                     _REMEDY,
                 )
-
-
-def refuse_effects(jaxpr: Jaxpr, presumed: Sequence[Guard]) -> None:
-    """Refuse a program that may have to run twice, and has effects."""
-    if presumed and jaxpr.effects:
-        raise TraceRefused(
-            f"a decision depends on a computed size ({presumed[0]}), so the function may run "
-            f"twice, and it has an effect: {first_effect(jaxpr)}",
-            "leave out the effect, or the decision",
-        )
 
 
 def with_sizes_alive(jaxpr: Jaxpr) -> Jaxpr:
@@ -164,40 +135,33 @@ def with_sizes_alive(jaxpr: Jaxpr) -> Jaxpr:
     """
     kept: list[Any] = []
     while True:
-        more = without_dead_code(_returning(jaxpr, [*jaxpr.outvars, *kept]))
+        more = jaxprs.without_dead_code(_returning(jaxpr, [*jaxpr.outvars, *kept]))
         living = _returning(more, more.outvars[: len(jaxpr.outvars)])
-        lacking = (_mentioned(living) & _made_in(all_equations(jaxpr))) - _made_in(
-            all_equations(living)
-        )
+        every, alive = (_defined_by(jaxprs.all_equations(of)) for of in (jaxpr, living))
+        lacking = (_mentioned(living) & every) - alive
         if not lacking:
             return living
-        kept += [e.outvars[0] for e in jaxpr.eqns if _made_in([e]) & lacking]
-        if not lacking <= _made_in(jaxpr.eqns):
+        kept += [e.outvars[0] for e in jaxpr.eqns if _defined_by([e]) & lacking]
+        if not lacking <= _defined_by(jaxpr.eqns):
             return jaxpr  # one of a program inside: nothing is removed
 
 
 def _returning(jaxpr: Jaxpr, outvars: Sequence[Any]) -> Jaxpr:
-    consts = open_jaxpr(jaxpr)[1]
-    return rebuilt_jaxpr(jaxpr, jaxpr.constvars, consts, jaxpr.invars, outvars, jaxpr.eqns)
+    consts = jaxprs.open_jaxpr(jaxpr)[1]
+    return jaxprs.rebuilt_jaxpr(jaxpr, jaxpr.constvars, consts, jaxpr.invars, outvars, jaxpr.eqns)
 
 
-def _made_in(eqns: Iterable[Any]) -> set[str]:
-    """The computed sizes that equations make."""
+def _defined_by(eqns: Iterable[Any]) -> set[str]:
     return {eqn.params["variable"] for eqn in eqns if makes_size(eqn)}
 
 
 def _mentioned(jaxpr: Jaxpr) -> set[str]:
     """The variables in the shapes and parameters of an open jaxpr, at any depth."""
-    found: set[str] = set()
-    for eqn in all_equations(jaxpr):
-        found |= variables_in(d for v in (*eqn.invars, *eqn.outvars) for d in shape_of(v))
-        params = jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_symbolic)
-        found |= variables_in(params)
-    return found
-
-
-def _refuse(guard: Guard) -> NoReturn:
-    raise refused_decision(guard, None, "")
+    sizes: list[Any] = []
+    for eqn in jaxprs.all_equations(jaxpr):
+        sizes += [d for v in (*eqn.invars, *eqn.outvars) for d in jaxprs.shape_of(v)]
+        sizes += jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_symbolic)
+    return variables_in(sizes)
 
 
 def with_counts(
@@ -206,47 +170,36 @@ def with_counts(
     """A program that returns the counts which are needed, its guards, and what else it knows."""
     computed = sizing.computed.keys()
     asked = [g for g in guards if g.variables & computed and not always_holds(g, sizing.computed)]
-    presumed = tuple(dict.fromkeys(admitted(g, sizing) or _refuse(g) for g in asked))
-    checked = {v: made for v, made in sizing.computed.items() if made.is_checked}
+    presumptions = [admitted(g, sizing) for g in asked]
+    if None in presumptions:
+        raise refused_decision(asked[presumptions.index(None)], None, "")
+    presumed = tuple(dict.fromkeys(filter(None, presumptions)))
+    checked = {v: size for v, size in sizing.computed.items() if size.is_checked}
     reshapes = unchecked_reshapes(jaxpr)
     decided = {v for g in presumed for v in g.variables}
     reshaped = variables_in(d for pair in reshapes for shape in pair for d in shape)
     inside = "computed in a loop, a branch or a function under jit"
     # A number of rows is compared with those that there are, which may be computed too.
-    rows = {v for made in checked.values() for v in variables_of(made.bound)}
+    rows = {v for size in checked.values() for v in variables_of(size.bound)}
     wanted = (
         (decided, f"a decision depends on a size that is {inside}", _REMEDY),
         (reshaped, f"a reshape of a size that is {inside} cannot be checked", _REMEDY),
         ({*checked, *rows}, f"sized: a size that is {inside} cannot be checked", _SIZED_OUTSIDE),
     )
-    needed = variables_in(d for v in jaxpr.outvars[:results] for d in shape_of(v)) & computed
+    needed = variables_in(d for v in jaxpr.outvars[:results] for d in jaxprs.shape_of(v)) & computed
     for names, why, remedy in wanted:
-        own = names & computed
-        if missing := own - set(counts):
+        if missing := (names & computed) - set(counts):
             raise TraceRefused(f"{why}{in_brackets(sizing.computed[min(missing)].line)}", remedy)
-        needed |= own
+        needed |= names & computed
     kept = [v for v, name in zip(jaxpr.outvars[results:], counts, strict=True) if name in needed]
     jaxpr = _returning(jaxpr, [*jaxpr.outvars[:results], *kept])
     refuse_sizes_that_escape(jaxpr)
-    refuse_effects(jaxpr, presumed)
+    if presumed and jaxpr.effects:
+        raise TraceRefused(
+            f"a decision depends on a computed size ({presumed[0]}), so the function may run "
+            f"twice, and it has an effect: {jaxprs.first_effect(jaxpr)}",
+            "leave out the effect, or the decision",
+        )
     returned = tuple(v for v in counts if v in needed)
     more = {"computed": sizing.computed, "counts": returned, "presumed": presumed}
     return jaxpr, tuple(g for g in guards if not g.variables & computed), more
-
-
-@dataclass
-class TraceSizes:
-    """The sizes that decide comparisons in a trace.
-
-    Attributes:
-        of_call: The sizes of the call.
-        known: These, and half of the rows for each computed size.
-        are_computed: Whether the function is known to compute sizes.
-    """
-
-    of_call: Mapping[str, int]
-    known: dict[str, int] = field(default_factory=dict)
-    are_computed: bool = False
-
-    def __post_init__(self) -> None:
-        self.known |= self.of_call

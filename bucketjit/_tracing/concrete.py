@@ -20,7 +20,7 @@ from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_prim
 from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.attempt import traced
-from bucketjit._tracing.held_output import begin_trace, holding_output
+from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.skeleton import Skeleton, decompose
 
@@ -33,14 +33,7 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Concrete:
-    """A trace at concrete sizes.
-
-    Attributes:
-        jaxpr: The open jaxpr.
-        consts: Values of its constants.
-        out_tree: Tree of its outputs.
-        skeleton: The jaxpr, decomposed.
-    """
+    """A trace at concrete sizes."""
 
     jaxpr: Any
     consts: Sequence[Any]
@@ -57,12 +50,9 @@ class Tracer:
     """
 
     def __init__(self, fn: Callable[..., Any], in_tree: PyTreeDef, leaves: Sequence[Leaf]) -> None:
-        self._fn = fn
-        self._in_tree = in_tree
-        self._leaves = tuple(leaves)
-        texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
-        self.tokens = sorted(texts)
-        self.variables = sorted({v for t in texts for v in variables_of(t)})
+        self._fn, self._in_tree, self._leaves = fn, in_tree, tuple(leaves)
+        self.tokens = sorted({d for leaf in leaves for d in leaf.shape if isinstance(d, str)})
+        self.variables = sorted({v for token in self.tokens for v in variables_of(token)})
         self._recent: Any = cachetools.LRUCache(_RECENT)
         self._lock = threading.RLock()
 
@@ -79,8 +69,9 @@ class Tracer:
             return self._recent[key]
 
     def _trace(self, sizes: Sizes) -> Concrete:
-        begin_trace()
-        inputs = [self._input(leaf, sizes) for leaf in self._leaves]
+        shapes = [leaf.at(sizes) for leaf in self._leaves]
+        pairs = zip(self._leaves, shapes, strict=True)
+        inputs = [shape[0] if leaf.is_size else leaf.struct(shape) for leaf, shape in pairs]
         out_tree: Any = None
 
         def finish(outs: Any) -> Any:
@@ -91,22 +82,15 @@ class Tracer:
         try:
             closed = traced(self._fn, self._in_tree, inputs, finish, [Noticing().active()])
         except SizeIsComputed as error:
-            refusal = TraceRefused(
+            raise TraceRefused(
                 "a function that computes sizes is traced with symbolic sizes only",
                 "avoid what symbolic sizes refuse",
-            )
-            refusal.computes_sizes = True
-            raise refusal from error
-        closed = without_hi_primitives(closed)
-        jaxpr, consts = open_jaxpr(closed)
+                computes_sizes=True,
+            ) from error
+        jaxpr, consts = open_jaxpr(without_hi_primitives(closed))
         refuse_tracers(consts)
         jaxpr, consts = own_constants(without_dead_code(jaxpr), consts)
         return Concrete(jaxpr, consts, out_tree, decompose(jaxpr, consts))
-
-    @staticmethod
-    def _input(leaf: Leaf, sizes: Sizes) -> Any:
-        shape = leaf.at(sizes)
-        return shape[0] if leaf.is_size else leaf.struct(shape)
 
 
 def at_other_sizes(
@@ -120,13 +104,11 @@ def at_other_sizes(
     """
     with holding_output() as held:
         held.is_dropped = True
-        try:
+        for is_last in (False, True):
             try:
                 return ask()
             except Exception as error:
-                if not is_of_machine(error):
-                    raise
-            return ask()
-        except Exception as error:
-            failed(error)
-            return None
+                if is_last or not is_of_machine(error):
+                    failed(error)
+                    break
+        return None

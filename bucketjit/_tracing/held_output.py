@@ -14,18 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.closures import holds_a_size
 from bucketjit._raised import is_of_machine
 
 _STRUCTURAL = (type(None), list, tuple)  # containers without auxiliary data
-
-
-def flat(count: int) -> Any:
-    """The tree of a tuple with ``count`` leaves."""
-    return jax.tree_util.tree_structure((0,) * count)
 
 
 def same_tree(a: object, b: object) -> bool:
@@ -38,18 +32,16 @@ def same_tree(a: object, b: object) -> bool:
         return False
 
 
-def tree_holds_a_size(tree: PyTreeDef, given: object) -> bool | None:
+def tree_holds_a_size(tree: PyTreeDef, in_tree: Any) -> bool | None:
     """Whether the auxiliary data of a tree holds a symbolic size."""
-    answers: set[bool | None] = {False}
-    came: list[Any] | None = None
-    for data in _data(tree):
-        answer = holds_a_size(data)
-        if answer is None:  # opaque data that came with the arguments was made before the trace
-            came = list(_data(given)) if came is None else came
-            is_given = any(data is other or same_tree(data, other) for other in came)
-            answer = False if is_given else None
-        answers.add(answer)
-    return True if True in answers else None if None in answers else False
+    answers = [(data, holds_a_size(data)) for data in _data(tree)]
+    if any(answer for _, answer in answers):
+        return True
+    opaque = [data for data, answer in answers if answer is None]
+    # Opaque data that came with the arguments was made before the trace.
+    arguments = list(_data(in_tree)) if opaque else []
+    is_old = all(any(x is y or same_tree(x, y) for y in arguments) for x in opaque)
+    return False if is_old else None
 
 
 def _data(tree: PyTreeDef) -> Iterator[Any]:
@@ -115,8 +107,6 @@ def begin_trace() -> None:
 
 
 class _Stream:
-    """A stream whose text is held where its thread holds output."""
-
     def __init__(self, name: str, plain: Any) -> None:
         self._name = name
         # A thread may have put back the stream of an earlier hook, after this was removed.

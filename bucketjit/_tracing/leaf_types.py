@@ -1,22 +1,29 @@
-"""The type and the shape of each argument leaf; values that are no arrays are refused."""
+"""The type and the shape of each argument leaf; values that are no arrays are refused.
+
+Errors say what to pass in the place of such a value. Libraries are recognized by the methods of the
+value, so none of them is imported.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.tree_util import keystr, tree_leaves, tree_leaves_with_path
 
 from bucketjit._arrays.padded import Padded
+from bucketjit._ir.dynamic_axes import cure_of_list, is_list_of_numbers
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._jax import arrays
 from bucketjit._jax.arrays import explicit_sharding, on_one_device
-from bucketjit._raised import first_line
-from bucketjit._tracing.cures import cure, cure_of_dtype, described
-from bucketjit.errors import ArgumentError
+from bucketjit._raised import first_line, text_of
+from bucketjit.errors import ArgumentError, BucketJitError
 
 
 class LeafType(NamedTuple):
@@ -42,12 +49,7 @@ class LeafType(NamedTuple):
     target: Any = None
 
 
-_SCALARS = {
-    bool: np.dtype(bool),
-    int: np.dtype(int),
-    float: np.dtype(float),
-    complex: np.dtype(complex),
-}
+_SCALARS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float, complex)}
 
 # Signing a call then costs one dict look-up a leaf, in place of a new tuple.
 _leaf_type = functools.lru_cache(maxsize=1024)(LeafType)
@@ -78,12 +80,13 @@ def leaf_type(
         sharding = explicit_sharding(value.array)
         if counts and any(n % count for n, count in zip(value.sizes, counts, strict=True)):
             counts = sharding = None  # JAX cannot cut the logical sizes, so the type is not cut
-        known = value.weak_type, value.ndim, sharding, counts
-        return LeafType(_canonical(value.dtype, path), *known), value.sizes
+        more = value.weak_type, value.ndim, sharding, counts
+        return LeafType(_canonical(value.dtype, path), *more), value.sizes
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype == jax.dtypes.float0:  # JAX's dtype for tangents of integers
             return LeafType(value.dtype, False, value.ndim), value.shape
-        if value.dtype.kind in "OSUMmV" and not _is_extension(value.dtype):
+        # The kind of bfloat16 and of others of `ml_dtypes` is that of void.
+        if value.dtype.kind in "OSUMm" or issubclass(value.dtype.type, np.void):
             raise ArgumentError(
                 f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}; "
                 f"{cure_of_dtype(value, path)}"
@@ -117,12 +120,11 @@ def _type_of_struct(value: jax.ShapeDtypeStruct, path: str) -> tuple[LeafType, t
         raise ArgumentError(f"{value}: {first_line(error)}") from error
     devices = arrays.devices_of(value.sharding)
     target = value.sharding if arrays.is_of_topology(devices) else None
-    known = bool(value.weak_type), len(value.shape), *placed, target
-    return LeafType(_canonical(value.dtype, path), *known), tuple(value.shape)
+    more = bool(value.weak_type), len(value.shape), *placed, target
+    return LeafType(_canonical(value.dtype, path), *more), tuple(value.shape)
 
 
 def _canonical(dtype: np.dtype[Any], path: str) -> Any:
-    """The dtype that JAX gives to an array of this dtype."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return dtype
     if not dtype.isnative:
@@ -138,14 +140,6 @@ def _canonical(dtype: np.dtype[Any], path: str) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-def _is_extension(dtype: np.dtype) -> bool:
-    """Whether a dtype is one of ``ml_dtypes``, such as bfloat16: its kind is that of void."""
-    try:
-        return bool(jax.dtypes.issubdtype(dtype, np.number)) and dtype.kind == "V"
-    except TypeError:
-        return False
-
-
 def with_paths(
     names: Sequence[str], values: Sequence[Any], is_leaf: Any = None
 ) -> list[tuple[str, Any]]:
@@ -155,3 +149,130 @@ def with_paths(
         for name, value in zip(names, values, strict=True)
         for keys, leaf in jax.tree_util.tree_flatten_with_path(value, is_leaf)[0]
     ]
+
+
+# --- what to pass instead ---
+
+_OTHERWISE = "pass other values as static arguments (static_argnums, static_argnames)"
+
+# A library, the class of its modules, and the function that takes them.
+_WRAPPERS = (
+    ("equinox", "Module", "bucketjit.integrations.equinox.filter_jit"),
+    ("flax.nnx", "Module", "bucketjit.integrations.nnx.jit"),
+)
+
+# The methods of a value, and what to pass in its place; the first row that fits counts.
+_BY_METHODS = (
+    ("columns to_numpy", "pass {0}.to_numpy(), or a dict of its columns as arrays"),
+    ("detach numpy", "pass {0}.detach().cpu().numpy(), or jnp.from_dlpack({0})"),
+    ("to_numpy", "pass {0}.to_numpy()"),
+    ("numpy", "pass {0}.numpy()"),
+    ("toarray", "pass {0}.toarray()"),
+    ("__dlpack__", "pass jnp.from_dlpack({0})"),
+    ("__array__", "pass np.asarray({0})"),
+    ("typecode", "pass np.asarray({0})"),
+    ("isdisjoint", "pass np.array(sorted({0}))"),
+    ("__next__", "pass np.array(list({0}))"),
+)
+
+# The kinds of a NumPy dtype that JAX does not have, and what to pass in the place of the array.
+_BY_DTYPE = {
+    "O": "rows of different length do not form an array: pad them, or give the list of rows to "
+    "map; numbers in an array of objects are np.asarray({0}.tolist())",
+    **dict.fromkeys("mM", "pass numbers, such as {0}.astype('int64')"),
+    **dict.fromkeys("SU", "encode text as numbers (tokens, say), or pass it as a static argument"),
+}
+
+
+def described(value: object) -> str:
+    """The type of a value, with the package of a class that is not built in."""
+    kind = type(value)
+    package = kind.__module__.split(".")[0]
+    return kind.__name__ if package in ("builtins", "__main__") else f"{kind.__name__} ({package})"
+
+
+def cure(value: Any, path: str) -> str:
+    """What to pass in the place of a value that is neither an array nor a Python scalar."""
+    if isinstance(value, str | bytes):
+        return (
+            "encode text as an array of numbers (of tokens, say), or pass it as a static argument "
+            "(static_argnums, static_argnames)"
+        )
+    if isinstance(value, type) or (callable(value) and not hasattr(value, "__array__")):
+        return _OTHERWISE
+    for methods, text in _BY_METHODS:
+        if all(hasattr(value, method) for method in methods.split()):
+            return text.format(path)
+    if isinstance(value, range | bytearray | memoryview):
+        return f"pass np.array(list({path}))"
+    return _OTHERWISE
+
+
+def cure_of_dtype(array: np.ndarray[Any, Any] | np.generic, path: str) -> str:
+    """What to pass in the place of a NumPy array whose dtype JAX does not have."""
+    fields = "pass the fields as arrays of their own, such as a dict of {0}[name]"
+    return _BY_DTYPE.get(array.dtype.kind, fields).format(path)
+
+
+def remedy_for(values: object) -> str | None:
+    """What an error advises for a module of a library, inside of some arguments."""
+    for library, kind, wrapper in _WRAPPERS:
+        module = getattr(sys.modules.get(library), kind, None)
+        if module is not None and _holds(values, module):
+            return f"use {wrapper}, which takes such modules"
+    return None
+
+
+def _holds(tree: object, kind: type) -> bool:
+    """Whether an object of a class is in a pytree, which may be a pytree itself."""
+
+    def is_module(value: object) -> bool:
+        return isinstance(value, kind)
+
+    return any(map(is_module, tree_leaves(tree, is_leaf=is_module)))
+
+
+_TRACED_AS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.TracerArrayConversionError,
+)
+
+
+def note_arguments(error: Exception, args: Mapping[str, object]) -> None:
+    """Add a note to an error of a function, if one of its arguments explains it."""
+    if isinstance(error, BucketJitError) or any(
+        note.startswith("bucketjit: ") for note in getattr(error, "__notes__", ())
+    ):
+        return
+    note = None
+    if isinstance(error, _TRACED_AS_VALUE):
+        note = _of_scalars(text_of(error), args)
+    elif isinstance(error, TypeError | AttributeError):
+        # A list of numbers is a tree of scalars, of which a function may ask what only arrays have.
+        notes = (
+            f"{name}: as under jax.jit, a list is a tree of scalars; where an array is meant: "
+            f"{cure_of_list(value, name)}"
+            for name, value in args.items()
+            if is_list_of_numbers(value)
+        )
+        note = next(notes, None)
+    if note is not None:
+        error.add_note(f"bucketjit: {note}")
+
+
+def _of_scalars(message: str, args: Mapping[str, object]) -> str | None:
+    """A Python scalar is traced, and the function may need its value."""
+    for name, value in args.items():
+        for keys, leaf in tree_leaves_with_path(value):
+            path = name + keystr(keys)
+            # JAX's message names the arguments that the value depends on.
+            named = re.search(rf"argument.*[ ,]{re.escape(path)}(?!\w|\[|\.\w)", message)
+            if not isinstance(leaf, bool | int | float | str) or not named:
+                continue
+            what = f"{path} is a Python {type(leaf).__name__}, which is traced like an array"
+            if not keys:
+                return f"{what}; if the function needs its value: static_argnames={path!r}"
+            cure = remedy_for(list(args.values())) or "pass it as a static argument of its own"
+            return f"{what}, and the function needs its value; {cure}"
+    return None

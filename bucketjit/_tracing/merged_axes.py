@@ -30,18 +30,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from bucketjit._ir.dataflow import ELEMENTWISE
 from bucketjit._ir.expressions import Shape, groups, is_symbolic, without_ones
-from bucketjit._jax.jaxprs import (
-    Atom,
-    EquationScopes,
-    bind_equation,
-    called_jaxpr,
-    is_literal,
-    name_of,
-    open_jaxpr,
-    shape_of,
-    struct_of,
-    without_dead_code,
-)
+from bucketjit._jax import jaxprs
 
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
@@ -50,7 +39,7 @@ def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]
     """Rewrite a program so that axes which it merges and splits again stay apart."""
     if not _merges_and_splits(jaxpr):  # most programs do not, and are spared a trace
         return jaxpr, consts
-    structs = [struct_of(v.aval) for v in jaxpr.invars]
+    structs = [jaxprs.struct_of(v.aval) for v in jaxpr.invars]
     left_alone: set[int] = set()
     for _ in range(2):
         work = _Keeping(left_alone)
@@ -61,8 +50,8 @@ def keep_apart(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]
         left_alone |= worthless
     if sum(work.saved.values()) <= 0:
         return jaxpr, consts
-    inner, own = open_jaxpr(closed)
-    return without_dead_code(inner), tuple(own)
+    inner, constants = jaxprs.open_jaxpr(closed)
+    return jaxprs.without_dead_code(inner), tuple(constants)
 
 
 def _merges_and_splits(jaxpr: Jaxpr) -> bool:
@@ -70,22 +59,18 @@ def _merges_and_splits(jaxpr: Jaxpr) -> bool:
 
     Programs that it calls are searched too.
     """
-    found = {"merge": False, "split": False}
-
-    def visit(inner: Any) -> None:
+    merges = splits = False
+    programs = [jaxpr]
+    for inner in programs:
         for eqn in inner.eqns:
-            if name_of(eqn) == "reshape":
-                pairs = groups(
-                    *map(without_ones, (shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])))
-                )
-                for old, new in pairs:
-                    found["merge"] |= len(new) == 1 and any(map(is_symbolic, old[1:]))
-                    found["split"] |= len(old) == 1 and any(map(is_symbolic, new[1:]))
-            elif name_of(eqn) in _CALLS:
-                visit(open_jaxpr(called_jaxpr(eqn.params))[0])
-
-    visit(jaxpr)
-    return all(found.values())
+            if jaxprs.name_of(eqn) == "reshape":
+                shapes = jaxprs.shape_of(eqn.invars[0]), jaxprs.shape_of(eqn.outvars[0])
+                for old, new in groups(*map(without_ones, shapes)):
+                    merges |= len(new) == 1 and any(map(is_symbolic, old[1:]))
+                    splits |= len(old) == 1 and any(map(is_symbolic, new[1:]))
+            elif jaxprs.name_of(eqn) in _CALLS:
+                programs.append(jaxprs.open_jaxpr(jaxprs.called_jaxpr(eqn.params))[0])
+    return merges and splits
 
 
 class SplitAxis(NamedTuple):
@@ -103,27 +88,14 @@ class SplitAxis(NamedTuple):
         """The shape of the split value, from the shape of the merged one."""
         return (*shape[: self.axis], *self.sizes, *shape[self.axis + 1 :])
 
-    def axes(self, given: Sequence[int]) -> tuple[int, ...]:
+    def axes(self, merged: Sequence[int]) -> tuple[int, ...]:
         """Axes of the split value, from axes of the merged one."""
         extra = len(self.sizes) - 1
-        found: list[int] = []
-        for a in given:
-            if a == self.axis:
-                found += range(a, a + extra + 1)
-            else:
-                found.append(a + extra * (a > self.axis))
-        return tuple(found)
-
-    def same(self, other: SplitAxis | None) -> bool:
-        """Whether two forms are equal.
-
-        Sizes are compared as text: ``==`` of symbolic sizes may be inconclusive, or raise.
-        """
-        return (
-            other is not None
-            and self.axis == other.axis
-            and list(map(str, self.sizes)) == list(map(str, other.sizes))
-        )
+        split: list[int] = []
+        for a in merged:
+            first = a + extra * (a > self.axis)
+            split += range(first, first + 1 + extra * (a == self.axis))
+        return tuple(split)
 
 
 Form = SplitAxis | None
@@ -145,10 +117,10 @@ class SplitEquation(NamedTuple):
 
 def _elementwise(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
     form = next(f for f in forms if f is not None)
-    rank = len(shape_of(eqn.outvars[0]))
-    if not all(f is None or form.same(f) for f in forms):
+    rank = len(jaxprs.shape_of(eqn.outvars[0]))
+    if not all(f is None or _key(f) == _key(form) for f in forms):
         return None
-    ins = tuple(form if len(shape_of(v)) == rank else None for v in eqn.invars)
+    ins = tuple(form if len(jaxprs.shape_of(v)) == rank else None for v in eqn.invars)
     return SplitEquation(ins, form, eqn.params)
 
 
@@ -156,25 +128,25 @@ def _merge_or_split(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | Non
     params = eqn.params
     if params.get("dimensions") is not None or params.get("sharding") is not None:
         return None
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    before, after = jaxprs.shape_of(eqn.invars[0]), jaxprs.shape_of(eqn.outvars[0])
     places = [i for i, d in enumerate(after) if is_symbolic(d) or d != 1]
-    form, axis, at = forms[0], 0, 0
-    # Each group of old axes becomes a group of new ones; `axis` and `at` are where they begin,
+    form, axis, place = forms[0], 0, 0
+    # Each group of old axes becomes a group of new ones; `axis` and `place` are where they begin,
     # counted without axes of size 1.
     for old, new in groups(without_ones(before), without_ones(after)):
         if form is None:
             # Merging static axes behind an open one keeps padding at the end: nothing to gain.
             if len(new) == 1 and any(map(is_symbolic, old[1:])):
-                merged = SplitAxis(places[at], old)
+                merged = SplitAxis(places[place], old)
                 return SplitEquation((None,), merged, {**params, "new_sizes": merged.of(after)})
         elif axis == len(without_ones(before[: form.axis])):
             if list(map(str, new)) == list(map(str, form.sizes)) and len(old) == 1:
                 return SplitEquation((form,), None, params)
             if len(new) == len(old) == 1:
-                moved = SplitAxis(places[at], form.sizes)
+                moved = SplitAxis(places[place], form.sizes)
                 return SplitEquation((form,), moved, {**params, "new_sizes": moved.of(after)})
             return None
-        axis, at = axis + len(old), at + len(new)
+        axis, place = axis + len(old), place + len(new)
     return None
 
 
@@ -193,8 +165,8 @@ def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
             elif right is not None and right.axis == b:
                 left = left or SplitAxis(a, right.sizes)
         assert left is not None and right is not None
-        matched = (left.axis, right.axis) in pairs and left.same(SplitAxis(left.axis, right.sizes))
-        if not matched:
+        is_alike = _key(left) == _key(SplitAxis(left.axis, right.sizes))
+        if not is_alike or (left.axis, right.axis) not in pairs:
             return None
     numbers = tuple(
         (
@@ -220,13 +192,11 @@ def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
     return None
 
 
-def _others(atom: Atom, *used: Sequence[int]) -> list[int]:
-    return [i for i in range(len(shape_of(atom))) if not any(i in u for u in used)]
+def _others(atom: jaxprs.Atom, *used: Sequence[int]) -> list[int]:
+    return [i for i in range(len(jaxprs.shape_of(atom))) if not any(i in u for u in used)]
 
 
-def _reduction(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
-    (form,) = forms
-    assert form is not None
+def _reduction(eqn: JaxprEqn, form: SplitAxis) -> SplitEquation | None:
     axes = eqn.params["axes"]
     params = {**eqn.params, "axes": form.axes(axes)}
     if form.axis in axes:
@@ -235,13 +205,13 @@ def _reduction(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
     return SplitEquation((form,), SplitAxis(form.axis - below, form.sizes), params)
 
 
-def _broadcast(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
-    form, params = forms[0], eqn.params
-    if form is None or len(forms) > 1 or params.get("sharding") is not None:
+def _broadcast(eqn: JaxprEqn, form: SplitAxis) -> SplitEquation | None:
+    params = eqn.params
+    if params.get("sharding") is not None:
         return None
     places = params["broadcast_dimensions"]
     out = SplitAxis(places[form.axis], form.sizes)
-    if str(shape_of(eqn.invars[0])[form.axis]) != str(params["shape"][out.axis]):
+    if str(jaxprs.shape_of(eqn.invars[0])[form.axis]) != str(params["shape"][out.axis]):
         return None
     spread = (
         *out.axes(places[: form.axis]),
@@ -252,17 +222,13 @@ def _broadcast(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
     return SplitEquation((form,), out, {**params, **new})
 
 
-def _transpose(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
-    (form,) = forms
-    assert form is not None
+def _transpose(eqn: JaxprEqn, form: SplitAxis) -> SplitEquation | None:
     order = eqn.params["permutation"]
     out = SplitAxis(order.index(form.axis), form.sizes)
     return SplitEquation((form,), out, {**eqn.params, "permutation": form.axes(order)})
 
 
-def _squeeze(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
-    (form,) = forms
-    assert form is not None
+def _squeeze(eqn: JaxprEqn, form: SplitAxis) -> SplitEquation | None:
     dropped = eqn.params["dimensions"]
     if form.axis in dropped:
         return None
@@ -270,27 +236,35 @@ def _squeeze(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
     return SplitEquation((form,), out, {**eqn.params, "dimensions": form.axes(dropped)})
 
 
-def _along_one_axis(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
-    (form,) = forms
-    assert form is not None
+def _along_one_axis(eqn: JaxprEqn, form: SplitAxis) -> SplitEquation | None:
     if eqn.params["axis"] == form.axis:
         return None
     return SplitEquation((form,), form, {**eqn.params, "axis": form.axes([eqn.params["axis"]])[0]})
 
 
-_REDUCTIONS = ("sum", "prod", "max", "min", "and", "or", "xor")
+def _of_one(
+    follow: Callable[[JaxprEqn, SplitAxis], SplitEquation | None],
+) -> Callable[[JaxprEqn, Sequence[Form]], SplitEquation | None]:
+    """How an equation of one operand runs, whose axis is split."""
 
+    def follow_one(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
+        return None if forms[0] is None or len(forms) > 1 else follow(eqn, forms[0])
+
+    return follow_one
+
+
+_REDUCTIONS = ("sum", "prod", "max", "min", "and", "or", "xor")
 _CUMULATIVE = ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
 
 _FOLLOW: dict[str, Callable[[Any, Sequence[Form]], SplitEquation | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **{f"reduce_{name}": _reduction for name in _REDUCTIONS},
-    **dict.fromkeys(_CUMULATIVE, _along_one_axis),
+    **{f"reduce_{name}": _of_one(_reduction) for name in _REDUCTIONS},
+    **dict.fromkeys(_CUMULATIVE, _of_one(_along_one_axis)),
     "reshape": _merge_or_split,
     "dot_general": _dot_general,
-    "broadcast_in_dim": _broadcast,
-    "transpose": _transpose,
-    "squeeze": _squeeze,
+    "broadcast_in_dim": _of_one(_broadcast),
+    "transpose": _of_one(_transpose),
+    "squeeze": _of_one(_squeeze),
 }
 
 
@@ -336,12 +310,12 @@ class _Keeping:
     def _run(self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[_InForms]) -> list[_InForms]:
         env: dict[Any, _InForms] = dict(zip(jaxpr.invars, args, strict=True))
         for var, constant in zip(jaxpr.constvars, consts, strict=True):
-            env[var] = _InForms(shape_of(var), {None: constant})
+            env[var] = _InForms(jaxprs.shape_of(var), {None: constant})
 
         def value_of(v: Any) -> _InForms:
-            return _InForms(shape_of(v), {None: v.val}) if is_literal(v) else env[v]
+            return _InForms(jaxprs.shape_of(v), {None: v.val}) if jaxprs.is_literal(v) else env[v]
 
-        scope_of = EquationScopes()
+        scope_of = jaxprs.EquationScopes()
         for eqn in jaxpr.eqns:
             ins = list(map(value_of, eqn.invars))
             with scope_of(eqn):
@@ -349,19 +323,19 @@ class _Keeping:
         return list(map(value_of, jaxpr.outvars))
 
     def _equation(self, eqn: JaxprEqn, ins: list[_InForms]) -> list[_InForms]:
-        name = name_of(eqn)
+        name = jaxprs.name_of(eqn)
         if name in _CALLS:
-            inner, consts = open_jaxpr(called_jaxpr(eqn.params))
+            inner, consts = jaxprs.open_jaxpr(jaxprs.called_jaxpr(eqn.params))
             return self._run(inner, consts, ins)
         forms = [value.form for value in ins]
         merge = next((value.merge for value in ins if value.form), id(eqn))
         plan = None
         if any(forms) or (name == "reshape" and merge not in self._left_alone):
             plan = _FOLLOW[name](eqn, forms) if name in _FOLLOW else None
-        shapes = [shape_of(v) for v in eqn.outvars]
+        shapes = [jaxprs.shape_of(v) for v in eqn.outvars]
         if plan is None:  # the equation needs its operands merged
             operands = [self._array(value, None, value.merge) for value in ins]
-            outs = bind_equation(eqn, operands)
+            outs = jaxprs.bind_equation(eqn, operands)
             places: Any = eqn.params.get("broadcast_dimensions")
             spread = (ins[0], places) if name == "broadcast_in_dim" and len(ins) == 1 else None
             return [
@@ -391,5 +365,5 @@ class _Keeping:
 
 
 def _key(form: Form) -> Any:
-    """A hashable key of a form, with sizes as text; see `SplitAxis.same`."""
+    """A key by which forms are compared: ``==`` of symbolic sizes may be inconclusive, or raise."""
     return None if form is None else (form.axis, tuple(map(str, form.sizes)))

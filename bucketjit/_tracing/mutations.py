@@ -19,9 +19,10 @@ are taken apart are not judged.
 from __future__ import annotations
 
 import functools
-import threading
+import itertools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 from jax.tree_util import keystr, tree_flatten_with_path
@@ -34,12 +35,13 @@ _PLAIN = (dict, list, tuple, OrderedDict, defaultdict, type(None))
 _MOST_NAMED = 6  # leaves that an error names
 
 
-_thread = threading.local()  # how many bucketed functions this thread traces, one in another
+# How many bucketed functions this thread traces, one in another.
+_depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def is_traced_here() -> bool:
     """Whether this thread runs the function of a bucketed function, to trace it."""
-    return getattr(_thread, "depth", 0) > 0
+    return _depth.get() > 0
 
 
 def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -48,12 +50,11 @@ def refusing_mutations(fn: Callable[..., Any], names: Sequence[str]) -> Callable
     @functools.wraps(fn, updated=())
     def traced(*args: Any, **kwargs: Any) -> Any:
         before = _unless_odd(_objects, (args, kwargs))
-        depth = getattr(_thread, "depth", 0)
-        _thread.depth = depth + 1
+        token = _depth.set(_depth.get() + 1)
         try:
             results = fn(*args, **kwargs)
         finally:
-            _thread.depth = depth
+            _depth.reset(token)
         if lost := _unless_odd(_lost, before, results):
             raise _error(lost, before, names)
         return results
@@ -72,48 +73,42 @@ def _unless_odd(look: Callable[..., Any], *args: Any) -> Any:
 
 
 _Path = tuple[Any, ...]
-_Node = tuple[_Path, Any, dict[_Path, Any], Any]  # what, its parts, its class and static data
+_Object = tuple[_Path, Any, Mapping[_Path, Any], Any]  # with its parts, its class and static data
 
 
-def _nodes(value: Any, path: _Path = ()) -> Iterator[_Node]:
-    """The nodes of a tree, from the root to the leaves."""
+def _parts(value: Any) -> tuple[dict[_Path, Any], Any]:
+    """The parts of a value by path, and its class and static data; None for that of a leaf."""
     pairs, tree = tree_flatten_with_path(value, is_leaf=lambda x: x is not value)
-    parts, kind = {path + keys: part for keys, part in pairs}, cast(Any, tree).node_data()
-    if kind is not None:  # no leaf
-        yield path, value, parts, kind
-        for at, part in parts.items():
-            yield from _nodes(part, at)
+    return dict(pairs), cast(Any, tree).node_data()
 
 
-def _objects(tree: Any) -> list[_Node]:
-    """The nodes that are no plain containers, and of the same parts when taken apart again."""
-    return [
-        node
-        for node in _nodes(tree)
-        if not (type(node[1]) in _PLAIN or hasattr(node[1], "_fields") or _changes(node))
-    ]
+def _objects(value: Any, path: _Path = ()) -> list[_Object]:
+    """The objects in a tree: no plain containers, and of the same parts when taken apart again."""
+    parts, data = _parts(value)
+    if data is None:
+        return []
+    node = path, value, parts, data
+    is_plain = type(value) in _PLAIN or hasattr(value, "_fields")
+    below = (_objects(part, path + keys) for keys, part in parts.items())
+    return [*([] if is_plain or _changes(node) else [node]), *itertools.chain(*below)]
 
 
-def _changes(node: _Node) -> dict[_Path, Any]:
+def _changes(node: _Object) -> dict[_Path, Any]:
     """The leaves of an object that differ now, by path; the object, if its static data does."""
-    path, value, old, kind = node
-    _, _, new, now = next(_nodes(value, path))
-    was, is_now = _leaves(old, new), _leaves(new, old)
-    changes = {p: is_now.get(p) for p in {**was, **is_now} if was.get(p) is not is_now.get(p)}
-    return changes if same_tree(kind, now) else {**changes, path: value}
+    path, value, old, data = node
+    new, data_now = _parts(value)
+    changes = {} if same_tree(data, data_now) else {path: value}
+    for keys in (keys for keys in {**old, **new} if old.get(keys) is not new.get(keys)):
+        was, is_now = (dict(tree_flatten_with_path(parts.get(keys))[0]) for parts in (old, new))
+        changed = (p for p in {**was, **is_now} if was.get(p) is not is_now.get(p))
+        changes |= {path + keys + p: is_now.get(p) for p in changed}
+    return changes
 
 
-def _leaves(parts: Mapping[_Path, Any], before: Mapping[_Path, Any]) -> dict[_Path, Any]:
-    """The leaves of the parts that are other objects than before, by path."""
-    others = ((at, part) for at, part in parts.items() if part is not before.get(at))
-    return {at + p: leaf for at, part in others for p, leaf in tree_flatten_with_path(part)[0]}
-
-
-def _lost(before: Sequence[_Node], results: Any) -> dict[_Path, Any]:
+def _lost(before: Sequence[_Object], results: Any) -> dict[_Path, Any]:
     """The changes of objects that the results do not hold, by path."""
     changed = [(node[1], changes) for node in before if (changes := _changes(node))]
-    returned = [part for node in _nodes(results) for part in node[2].values()] if changed else []
-    kept = {id(results), *map(id, returned)} - {id(None)}
+    kept = set(map(id, _held(results))) - {id(None)} if changed else set()
     return {
         path: new
         for value, changes in changed
@@ -122,13 +117,19 @@ def _lost(before: Sequence[_Node], results: Any) -> dict[_Path, Any]:
     }
 
 
-def _error(lost: Mapping[_Path, Any], before: Sequence[_Node], names: Sequence[str]) -> Exception:
-    """The error that names what is lost, and says what to do about it."""
-    own = {id(node[1]) for node in before}
-    marks = {_named(path, names): " (static data)" * (id(x) in own) for path, x in lost.items()}
-    told = [leaf + mark for leaf, mark in marks.items()][:_MOST_NAMED]
+def _held(value: Any) -> Iterator[Any]:
+    yield value
+    for part in _parts(value)[0].values():
+        if part is not value:
+            yield from _held(part)
+
+
+def _error(lost: Mapping[_Path, Any], before: Sequence[_Object], names: Sequence[str]) -> Exception:
+    ids = {id(node[1]) for node in before}
+    marks = {_named(path, names): " (static data)" * (id(x) in ids) for path, x in lost.items()}
+    leaves = [leaf + mark for leaf, mark in marks.items()][:_MOST_NAMED]
     more = f" and {len(marks) - _MOST_NAMED} more" if len(marks) > _MOST_NAMED else ""
-    around = [value for at, value, *_ in before if any(path[: len(at)] == at for path in lost)]
+    around = [x for path, x, *_ in before if any(p[: len(path)] == path for p in lost)]
     classes = {kind for value in around for kind in type(value).__mro__}
     of_nnx = {kind.__name__ for kind in classes if kind.__module__.startswith("flax.nnx")}
     cure = (
@@ -143,7 +144,7 @@ def _error(lost: Mapping[_Path, Any], before: Sequence[_Node], names: Sequence[s
         "(state = step(state, batch))"
     )
     return MutationError(
-        f"the function changes {', '.join(told)}{more} in place, and that would be "
+        f"the function changes {', '.join(leaves)}{more} in place, and that would be "
         "lost: it is traced with copies of its arguments, so the caller's objects stay as they "
         f"are; {cure}",
         tuple(marks),
@@ -151,7 +152,6 @@ def _error(lost: Mapping[_Path, Any], before: Sequence[_Node], names: Sequence[s
 
 
 def _named(path: tuple[Any, ...], names: Sequence[str]) -> str:
-    """A path in ``(args, kwargs)``, in words."""
     if len(path) < 2:
         return "an argument"
     (which, first), rest = path[:2], keystr(path[2:])

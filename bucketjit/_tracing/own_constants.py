@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr
 
 from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
 
@@ -30,11 +29,6 @@ _SHARED = 4096
 # Copies, by the address and layout of the original. Programs that close over one array, and traces
 # of it at several sizes, share one copy, as long as the original still has the same contents.
 _COPIES: weakref.WeakValueDictionary[Hashable, np.ndarray] = weakref.WeakValueDictionary()
-
-
-def own_constants(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """A program whose constants nobody else can write to, in its inner programs too."""
-    return _owned(jaxpr, consts, {})
 
 
 def _may_change(value: Any) -> bool:
@@ -59,12 +53,12 @@ def _own(value: Any) -> Any:
     if value.nbytes >= _SHARED:
         place = value.__array_interface__
         key = type(value), place["data"], value.strides, value.shape, value.dtype
-        known = _COPIES.get(key)
-        if known is not None:
+        shared = _COPIES.get(key)
+        if shared is not None:
             from bucketjit._tracing.skeleton import same_constant
 
-            if same_constant(known, value):
-                return known
+            if same_constant(shared, value):
+                return shared
     copy = value.copy()
     copy.setflags(write=False)
     if key is not None:
@@ -72,23 +66,26 @@ def _own(value: Any) -> Any:
     return copy
 
 
-def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple[Any, Any]:
-    """The program itself, or one with copies of constants.
+def own_constants(
+    original: Any, consts: Sequence[Any], inner: dict[int, Any] | None = None
+) -> tuple[Any, Sequence[Any]]:
+    """A program whose constants nobody else can write to, in its inner programs too.
 
-    An inner program that is called twice stays one object, so that JAX lowers it once: `known` has
+    An inner program that is called twice stays one object, so that JAX lowers it once: `inner` has
     each by its id, with the program, whose id no other object gets then.
     """
+    programs = {} if inner is None else inner
     jaxpr, _ = open_jaxpr(original)
 
     def of(value: Any) -> Any:
         if is_literal(value):
-            own = _own(value.val)
-            return value if own is value.val else type(value)(own, value.aval)
+            constant = _own(value.val)
+            return value if constant is value.val else type(value)(constant, value.aval)
         if not is_jaxpr(value):
             return _own(value)
-        if id(value) not in known:
-            known[id(value)] = value, _owned(value, open_jaxpr(value)[1], known)[0]
-        return known[id(value)][1]
+        if id(value) not in programs:
+            programs[id(value)] = value, own_constants(value, open_jaxpr(value)[1], programs)[0]
+        return programs[id(value)][1]
 
     def within(values: Any) -> Any:
         leaves, tree = jax.tree.flatten(values, lambda x: not isinstance(x, tuple | list | dict))
@@ -101,8 +98,8 @@ def _owned(original: Any, consts: Sequence[Any], known: dict[int, Any]) -> tuple
         invars, params = within(eqn.invars), within(eqn.params)
         same = invars is eqn.invars and params is eqn.params
         eqns.append(eqn if same else eqn.replace(invars=invars, params=params))
-    own, outvars = [of(x) for x in consts], within(jaxpr.outvars)
-    pairs = [*zip(own, consts, strict=True), *zip(eqns, jaxpr.eqns, strict=True)]
+    owned, outvars = [of(x) for x in consts], within(jaxpr.outvars)
+    pairs = [*zip(owned, consts, strict=True), *zip(eqns, jaxpr.eqns, strict=True)]
     if outvars is jaxpr.outvars and all(x is y for x, y in pairs):
         return original, consts
-    return rebuilt_jaxpr(original, jaxpr.constvars, own, jaxpr.invars, outvars, eqns), own
+    return rebuilt_jaxpr(original, jaxpr.constvars, owned, jaxpr.invars, outvars, eqns), owned

@@ -34,6 +34,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cachetools
+import jax
 import numpy as np
 from jax import export
 from jax.extend.core import Jaxpr
@@ -42,10 +43,10 @@ from bucketjit._ir.expressions import bind_unique_names, evaluate_text, fit
 from bucketjit._ir.guards import Guard, decide_even, parse_constraint
 from bucketjit._ir.interface import SizeConstants
 from bucketjit._ir.program import Program, TraceRefused
-from bucketjit._jax.user_code import raising_line
+from bucketjit._jax.user_code import in_brackets, raising_line
 from bucketjit._raised import in_one_line, is_of_machine, text_of
 from bucketjit._tracing.concrete import Concrete, Sizes, Tracer, at_other_sizes
-from bucketjit._tracing.held_output import flat, same_tree
+from bucketjit._tracing.held_output import same_tree
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.skeleton import Skeleton, is_key, recompose, same_constant
 from bucketjit._tracing.symbolic import COMPUTE, program_of
@@ -57,82 +58,77 @@ _REMEMBERED = 1 << 26  # bytes of size constants that each program keeps
 _TRIALS = 14  # sizes that are tried to get them: traces may fail, or have another skeleton
 
 
-def _failure_at_others(failures: Sequence[Exception]) -> str:
-    """The first error that the function raised at other sizes, and its line, in words."""
-    if not failures:
-        return "none was tried"
-    line = raising_line(failures[0])
-    told = f"at others it raises {type(failures[0]).__name__}"
-    return f"{told} [{line}]" if line else told
-
-
 def pair(
     tracer: Tracer,
     sizes: Sizes,
     constraints: Sequence[str] = (),
-    others: Sequence[Sizes] = (),
+    tried: Sequence[Sizes] = (),
     why: str = "",
 ) -> Program:
     """Make one program from traces at the sizes of a call and at sizes near them."""
     first = tracer.at(sizes)
     traces, samples = [first], [dict(sizes)]
-    difference, failures = None, list[Exception]()
+    differences, failures = list[str](), list[Exception]()
     guards = [parse_constraint(c) for c in constraints]
-    trials = (c for c in _candidates(sizes, others) if all(g.holds(c) for g in guards))
+    trials = (c for c in _candidates(sizes, tried) if all(g.holds(c) for g in guards))
     for candidate in itertools.islice(trials, _TRIALS):
-        if len(samples) == _SAMPLES:
-            break
-        if candidate in samples:
+        if len(samples) == _SAMPLES or candidate in samples:
             continue
         trace = at_other_sizes(functools.partial(tracer.at, candidate), failures.append)
         if trace is None:
             continue
-        if trace.out_tree.num_leaves != first.out_tree.num_leaves:
-            difference = difference or "it returns more arrays at one size than at another"
-        elif differs := first.skeleton.difference(trace.skeleton):
-            difference = difference or differs
-        elif (other := _of_another_type(first.skeleton, trace.skeleton)) is not None:
-            line = first.skeleton.line_of_constant(other)
-            difference = difference or f"a constant of another type at another size{line}"
+        if difference := _difference(first, trace):
+            differences.append(difference)
         else:
             traces.append(trace)
             samples.append(candidate)
     if not _tells_apart(samples, tracer.variables):
+        raised = [
+            f"at others it raises {type(error).__name__}{in_brackets(raising_line(error))}"
+            for error in failures
+        ]
+        why_not = [*differences, *raised, "none was tried"][0]
         raise TraceRefused(
             "traced at concrete sizes, the function does different things at different sizes "
-            f"({difference or _failure_at_others(failures)})",
+            f"({why_not})",
             COMPUTE,
         )
     # JAX may refuse an axis that a mesh need not cut evenly. Each turn adds a constraint for one.
-    held = list(constraints)
+    texts = list(constraints)
     while True:
         try:
-            return _merged(tracer, traces, samples, held, why)
+            return _merged(tracer, traces, samples, texts, why)
         except TraceRefused:
             raise
         except Exception as error:  # JAX refuses some symbolic size
             if is_of_machine(error):
                 raise
-            known = [parse_constraint(c) for c in held]
-            evens = [decide_even(text_of(error), s, known) for s in samples]
+            guards = list(map(parse_constraint, texts))
+            evens = [decide_even(text_of(error), s, guards) for s in samples]
             if None in evens:
                 raise TraceRefused(
                     f"traces at several sizes do not make one program: {in_one_line(error)}",
                     COMPUTE,
                 ) from error
-            held.append(str(evens[0]))
+            texts.append(str(evens[0]))
 
 
-def _of_another_type(one: Skeleton, other: Skeleton) -> int | None:
-    """The position of the first constant whose type differs between two traces; None if none."""
-    pairs = enumerate(zip(one.values, other.values, strict=True))
-    return next((i for i, (v, w) in pairs if type(v) is not type(w) and not np.isscalar(v)), None)
+def _difference(first: Concrete, trace: Concrete) -> str | None:
+    if trace.out_tree.num_leaves != first.out_tree.num_leaves:
+        return "it returns more arrays at one size than at another"
+    if difference := first.skeleton.difference(trace.skeleton):
+        return difference
+    pairs = zip(first.skeleton.values, trace.skeleton.values, strict=True)
+    for i, (a, b) in enumerate(pairs):
+        if type(a) is not type(b) and not np.isscalar(a):
+            line = first.skeleton.line_of_constant(i)
+            return f"a constant of another type at another size{line}"
+    return None
 
 
-def _candidates(sizes: Sizes, others: Sequence[Sizes]) -> Iterator[dict[str, int]]:
+def _candidates(sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[dict[str, int]]:
     """Sizes to trace at: each variable changed alone, and all changed in different proportions."""
-    for other in others:
-        yield dict(other)
+    yield from map(dict, samples)
     # At size 1 JAX broadcasts with other equations, so the second round keeps sizes of 1.
     larger = sorted(v for v, n in sizes.items() if n > 1)
     for names in dict.fromkeys((tuple(sorted(sizes)), tuple(larger))):
@@ -175,7 +171,7 @@ class Pairing:
         samples: The sizes that the program was made from.
         labels: A size or an expression for each set of equal sizes of the skeleton.
         label_of_size: The position of its label, for each size of the skeleton.
-        found: For each unfitted size the position of its label, and what to take from that size.
+        unfitted: For each unfitted size the position of its label, and what to take from it.
         numbers: For each constant, its number if it is a size constant.
         nests_by_size: Whether the tree of the outputs is taken from the trace of a call, too.
         why: Why the function is not traced with symbolic sizes.
@@ -187,37 +183,37 @@ class Pairing:
     samples: Sequence[Sizes]
     labels: Sequence[int | str]
     label_of_size: np.ndarray
-    found: dict[str, tuple[int, int]]
+    unfitted: dict[str, tuple[int, int]]
     numbers: Sequence[int | None]
     nests_by_size: bool
     why: str
 
     def __post_init__(self) -> None:
         self.num_size_constants = sum(number is not None for number in self.numbers)
-        self._known: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
+        self._remembered: Any = cachetools.LRUCache(_REMEMBERED, getsizeof=_bytes_of)
         self._lock = threading.Lock()
 
     def size_constants(self, sizes: Sizes) -> SizeConstants | None:
         """What the program needs from the trace at these logical sizes."""
         key = tuple(sizes[v] for v in self.tracer.variables)
         with self._lock:
-            if key in self._known:
-                return self._known[key]
+            if key in self._remembered:
+                return self._remembered[key]
         # Outside the lock: this traces, which takes long and runs user code.
-        found = self._look(sizes)
-        if _bytes_of(found) <= _REMEMBERED:
+        constants = self._traced_at(sizes)
+        if _bytes_of(constants) <= _REMEMBERED:
             with self._lock:
-                self._known[key] = found
-        return found
+                self._remembered[key] = constants
+        return constants
 
     def unfitted_sizes(self, sizes: Sizes) -> dict[str, int] | None:
         """The unfitted sizes at the padded sizes of a bucket."""
-        if not self.found:
+        if not self.unfitted:
             return {}
-        there = at_other_sizes(lambda: self.size_constants(sizes))
-        return None if there is None else dict(zip(self.found, there.sizes, strict=True))
+        constants = at_other_sizes(lambda: self.size_constants(sizes))
+        return None if constants is None else dict(zip(self.unfitted, constants.sizes, strict=True))
 
-    def _look(self, sizes: Sizes) -> SizeConstants | None:
+    def _traced_at(self, sizes: Sizes) -> SizeConstants | None:
         try:
             trace = self.tracer.at(sizes)
         except Exception as error:  # the exact run raises it again, to the user
@@ -229,24 +225,27 @@ class Pairing:
             return None
         if trace.skeleton.difference(self.skeleton):
             return None
-        there = np.asarray(trace.skeleton.sizes, np.int64)
-        found = {
-            name: int(there[np.argmax(self.label_of_size == at)]) - offset
-            for name, (at, offset) in self.found.items()
+        traced = np.asarray(trace.skeleton.sizes, np.int64)
+        unfitted = {
+            name: int(traced[np.argmax(self.label_of_size == label)]) - offset
+            for name, (label, offset) in self.unfitted.items()
         }
-        if any(n < 1 for n in found.values()):  # jax.export takes every variable to be 1 or more
+        if any(n < 1 for n in unfitted.values()):  # jax.export takes every variable to be 1 or more
             return None
         # Every size of the trace must be what the expression of its label gives.
-        known = {**sizes, **found}
-        expected = [x if isinstance(x, int) else evaluate_text(x, known) for x in self.labels]
-        if expected and (np.asarray(expected, np.int64)[self.label_of_size] != there).any():
+        values = {**sizes, **unfitted}
+        expected = [x if isinstance(x, int) else evaluate_text(x, values) for x in self.labels]
+        if expected and (np.asarray(expected, np.int64)[self.label_of_size] != traced).any():
             return None
         constants = [*zip(self.skeleton.values, self.numbers, trace.skeleton.values, strict=True)]
-        if not all(same_constant(mine, x) for mine, number, x in constants if number is None):
+        if not all(same_constant(kept, x) for kept, number, x in constants if number is None):
             return None
-        values = tuple(np.asarray(x) for _, number, x in constants if number is not None)
-        tree = tree if self.nests_by_size else None
-        return SizeConstants(tuple(found.values()), values, tree, tuple(trace.skeleton.hosts))
+        return SizeConstants(
+            tuple(unfitted.values()),
+            tuple(np.asarray(x) for _, number, x in constants if number is not None),
+            tree if self.nests_by_size else None,
+            tuple(trace.skeleton.hosts),
+        )
 
     def host_at(self, index: int, sizes: Sizes) -> Any:
         """A host function of the trace at the logical sizes of a call that is being served."""
@@ -265,14 +264,13 @@ def _merged(
     constraints: Sequence[str],
     why: str,
 ) -> Program:
-    """One program from concrete traces with equal skeletons."""
     first = traces[0]
     # A column is one size of the skeleton in every trace; equal columns share a label.
     number: dict[tuple[int, ...], int] = {}
     columns = zip(*(t.skeleton.sizes for t in traces), strict=True)
     label_of_size = np.asarray([number.setdefault(c, len(number)) for c in columns], np.intp)
     fixed = [v for v in tracer.variables if len({s[v] for s in samples}) == 1]
-    labels, found = _labels(list(number), tracer, samples, fixed)
+    labels, unfitted = _labels(list(number), tracer, samples, fixed)
     nests_by_size = not all(same_tree(t.out_tree, first.out_tree) for t in traces)
     numbers = _numbers_of_size_constants(traces)
     kept = zip(first.skeleton.values, numbers, strict=True)
@@ -280,7 +278,7 @@ def _merged(
         first.skeleton.parts, values=[v if number is None else None for v, number in kept]
     )
     pairing = Pairing(
-        *(tracer, skeleton, first.out_tree, samples, labels, label_of_size, found, numbers),
+        *(tracer, skeleton, first.out_tree, samples, labels, label_of_size, unfitted, numbers),
         *(nests_by_size, why),
     )
     scope = export.SymbolicScope(tuple(constraints))
@@ -292,13 +290,13 @@ def _merged(
     )
     return program_of(
         *(jaxpr, _with_axes_apart(jaxpr, consts)),
-        flat(len(jaxpr.outvars)) if nests_by_size else first.out_tree,
+        jax.tree.structure((0,) * len(jaxpr.outvars)) if nests_by_size else first.out_tree,
         guards=(
             *map(parse_constraint, constraints),
             *(Guard(v, "==", str(samples[0][v])) for v in fixed),
         ),
         lower={v: 1 for v in tracer.variables},
-        unfitted=tuple(found),
+        unfitted=tuple(unfitted),
         size_constant_shapes=size_constant_shapes,
         pairing=pairing,
     )
@@ -323,22 +321,22 @@ def _labels(
     samples: Sequence[Sizes],
     fixed: Sequence[str],
 ) -> tuple[list[int | str], dict[str, tuple[int, int]]]:
-    """An expression of the dimension variables for each column of sizes; see `Pairing.found`."""
+    """An expression of the dimension variables for each column of sizes; see `Pairing.unfitted`."""
     declared = {tuple(evaluate_text(t, s) for s in samples): t for t in tracer.tokens}
     varying = [{v: n for v, n in s.items() if v not in fixed} for s in samples]
     labels: list[int | str] = []
-    found: dict[str, tuple[int, int]] = {}
+    unfitted: dict[str, tuple[int, int]] = {}
     for column in columns:
         label = declared.get(column) if len(set(column)) > 1 else column[0]
         if label is None:
             label = fit(column, varying)
         if label is None:
-            name = bind_unique_names("found", {*tracer.variables, *found})
+            name = bind_unique_names("found", {*tracer.variables, *unfitted})
             offset = min(0, min(column) - 1)  # jax.export takes a variable to be 1 or more
-            found[name] = len(labels), offset
+            unfitted[name] = len(labels), offset
             label = f"{name} - {-offset}" if offset else name
         labels.append(label)
-    return labels, found
+    return labels, unfitted
 
 
 def _numbers_of_size_constants(traces: Sequence[Concrete]) -> list[int | None]:

@@ -53,9 +53,9 @@ class Parameters:
         # As in `jax.jit`, a static argument may be passed by position or by name.
         nums = self._numbers(static_argnums, "static_argnums")
         if self.keyword_only is not None:
-            known = {p.name for p in parameters}
-            if unknown := [n for n in names if n not in known]:
-                raise SpecError(f"static_argnames {unknown} are not parameters of {sorted(known)}")
+            every = {p.name for p in parameters}
+            if unknown := [n for n in names if n not in every]:
+                raise SpecError(f"static_argnames {unknown} are not parameters of {sorted(every)}")
         self.static_nums = nums | {i for i, n in enumerate(self.positional) if n in names}
         self.static_names = set(names) | {
             self.positional[i] for i in nums if i < len(self.positional)
@@ -64,13 +64,12 @@ class Parameters:
         if both := self.donated & self.static_nums:
             raise SpecError(f"arguments {sorted(both)} are both static and donated")
 
-    def _numbers(self, given: int | Sequence[int] | None, option: str) -> set[int]:
-        count, found = len(self.positional), set()
-        for n in _several(given):
+    def _numbers(self, option: int | Sequence[int] | None, name: str) -> set[int]:
+        numbers, count = _several(option), len(self.positional)
+        for n in numbers:
             if not isinstance(n, int) or not (self.variadic or -count <= n < count):
-                raise SpecError(f"{option}: {n!r} is not one of the {count} positional arguments")
-            found.add(n % count if n < 0 and count else n)
-        return found
+                raise SpecError(f"{name}: {n!r} is not one of the {count} positional arguments")
+        return {n % count if n < 0 and count else n for n in numbers}
 
     def name(self, position: int) -> str:
         """How errors name a positional argument."""
@@ -155,11 +154,10 @@ def _hashable_form(value: Any) -> str:
     return ""
 
 
-def _several(given: object) -> tuple[Any, ...]:
-    """One value, several, or None, as a tuple."""
-    if given is None:
-        return ()
-    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+def _several(option: object) -> tuple[Any, ...]:
+    if isinstance(option, Iterable) and not isinstance(option, str):
+        return tuple(option)
+    return () if option is None else (option,)
 
 
 def positions_of(
@@ -169,10 +167,10 @@ def positions_of(
     wanted = _several(names)
     if not wanted:
         return ()
-    known = Parameters(fn, None, None, None).positional
-    if unknown := [n for n in wanted if n not in known]:
-        raise SpecError(f"{option} {unknown} are not positional parameters of {known}")
-    return tuple(known.index(n) for n in wanted)
+    positional = Parameters(fn, None, None, None).positional
+    if unknown := [n for n in wanted if n not in positional]:
+        raise SpecError(f"{option} {unknown} are not positional parameters of {positional}")
+    return tuple(map(positional.index, wanted))
 
 
 PLAIN_STATICS = (bool, int, float, str, type(None))  # types whose ``repr`` determines the value
@@ -182,10 +180,6 @@ class Statics:
     """Static arguments by position and by name. Hashable.
 
     Two are equal if all values are equal and of equal types: ``1``, ``1.0`` and ``True`` differ.
-
-    Attributes:
-        positional: Those with a position.
-        keyword: Those that are passed by name.
     """
 
     def __init__(self, positional: Mapping[int, Any], keyword: Mapping[str, Any]) -> None:
@@ -244,9 +238,6 @@ class Static:
     """A pytree without leaves, which holds a static value.
 
     As in `jax.jit`, values of different types differ: ``1``, ``1.0``, ``True``.
-
-    Attributes:
-        value: The value.
     """
 
     value: Any

@@ -18,7 +18,6 @@ from bucketjit._ir.expressions import evaluate_text, solve, variables_of
 from bucketjit._ir.guards import fixed_by, parse_constraint
 from bucketjit._ir.interface import NO_SIZE_CONSTANTS, Interface, SizeConstants
 from bucketjit._ir.program import Program, TraceRefused
-from bucketjit._tracing.held_output import holding_output
 from bucketjit.errors import ArgumentError, SizeMismatchError
 
 
@@ -44,24 +43,21 @@ class Resolution:
     @functools.cached_property
     def variables(self) -> tuple[str, ...]:
         """The dimension variables, with the unfitted sizes of the program at the end."""
-        own = () if self.program is None else self.program.unfitted
-        return (*variables_in(self.tokens), *own)
+        unfitted = () if self.program is None else self.program.unfitted
+        return (*variables_in(self.tokens), *unfitted)
 
     @property
     def out_tree(self) -> Any:
         """The tree of the outputs. The call must have a program."""
         assert self.program is not None
-        return (
-            self.program.out_tree
-            if self.size_constants.out_tree is None
-            else self.size_constants.out_tree
-        )
+        tree = self.size_constants.out_tree
+        return self.program.out_tree if tree is None else tree
 
     @functools.cached_property
     def ordered(self) -> tuple[int, ...]:
         """The logical size of each of `variables`."""
-        own = map(self.sizes.__getitem__, variables_in(self.tokens))
-        return (*own, *self.size_constants.sizes)
+        sizes = map(self.sizes.__getitem__, variables_in(self.tokens))
+        return (*sizes, *self.size_constants.sizes)
 
 
 UNRESOLVED = Resolution((), {}, None)
@@ -70,11 +66,19 @@ UNRESOLVED = Resolution((), {}, None)
 @functools.lru_cache(maxsize=1024)
 def variables_in(tokens: Tokens) -> tuple[str, ...]:
     """The dimension variables of axes, in order of first appearance."""
-    found: dict[str, None] = {}
-    for place in places_of(tokens).opened:
-        if not place.token.isdigit():
-            found.update(dict.fromkeys(variables_of(place.token)))
-    return tuple(found)
+    opened = places_of(tokens).opened
+    return tuple(dict.fromkeys(v for place in opened for v in variables_of(place.token)))
+
+
+def open_shapes(
+    tokens: Sequence[Sequence[str]], shapes: Sequence[Sequence[int]]
+) -> tuple[tuple[int | str, ...], ...]:
+    """Shapes with variables and expressions in the place of the sizes of open axes."""
+
+    def axis(token: str, size: int) -> int | str:
+        return size if token == STATIC or token.isdigit() else token
+
+    return tuple(tuple(map(axis, *pair)) for pair in zip(tokens, shapes, strict=True))
 
 
 def check_declared(token: str, size: int, where: str) -> None:
@@ -90,10 +94,10 @@ def without_empty(tokens: Tokens, empty: frozenset[str]) -> Tokens:
 
 
 def _at_zero(token: str, empty: frozenset[str]) -> str:
-    if token == STATIC or token.isdigit() or empty.isdisjoint(own := variables_of(token)):
+    if token == STATIC or empty.isdisjoint(variables := variables_of(token)):
         return token
-    if empty.issuperset(own):
-        return str(evaluate_text(token, dict.fromkeys(own, 0)))
+    if empty.issuperset(variables):
+        return str(evaluate_text(token, dict.fromkeys(variables, 0)))
     rest = re.sub(r"[^\W\d]\w*", lambda name: "0" if name[0] in empty else name[0], token)
     return str(export.symbolic_shape(rest)[0])
 
@@ -140,10 +144,10 @@ def _bind_expressions(
                 f"{', '.join(missing)} gives that"
             )
         if evaluate_text(token, sizes) != size:
-            known = ", ".join(f"{v} = {sizes[v]} at {origin[v]}" for v in variables_of(token))
+            origins = ", ".join(f"{v} = {sizes[v]} at {origin[v]}" for v in variables_of(token))
             value = evaluate_text(token, sizes)
             raise SizeMismatchError(
-                f"{where} has size {size}, but {token!r} is {value} with {known}"
+                f"{where} has size {size}, but {token!r} is {value} with {origins}"
             )
 
 
@@ -194,10 +198,9 @@ def refusing_one_size(
     for factor, more in () if any(p.refusal for p in programs) else _OTHERS:
         ordered = enumerate(sorted(sizes.items()), more)  # no two that are equal stay so
         larger = {v: n if v in users else factor * n + i for i, (v, n) in ordered}
-        with holding_output() as output:
-            output.is_dropped = True
-            other = at_other_sizes(functools.partial(again, larger))
-        if other and other.program and fixed_by(other.program.guards, larger) < sizes.keys():
+        at_larger = at_other_sizes(functools.partial(again, larger))
+        program_there = at_larger and at_larger.program
+        if program_there and fixed_by(program_there.guards, larger) < sizes.keys():
             return call
     line = next(filter(None, map(program.places.get, reversed(program.guards))), "")
     names = ", ".join(sorted(sizes))

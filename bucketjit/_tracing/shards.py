@@ -78,10 +78,9 @@ class Shardings:
         placed = []
         for kind, sharding in itertools.zip_longest(types, self.leaves):
             if sharding is not None:
-                cut, known = (any(getattr(s, "spec", ())) for s in (sharding, kind.sharding))
-                kind = kind._replace(
-                    partitions=None, sharding=None if cut and not known else kind.sharding
-                )
+                cut, is_cut = (any(getattr(s, "spec", ())) for s in (sharding, kind.sharding))
+                kept = None if cut and not is_cut else kind.sharding
+                kind = kind._replace(partitions=None, sharding=kept)
             placed.append(kind)
         return tuple(placed)
 
@@ -126,7 +125,6 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _spread(option: str, prefix: Any, tree: Any, of: str) -> list[Any]:
-    """For each leaf of a tree, the leaf of its prefix."""
     try:
         spread = jax.tree.broadcast(prefix, tree, is_leaf=_is_leaf)
     except ValueError as error:
@@ -137,7 +135,6 @@ def _spread(option: str, prefix: Any, tree: Any, of: str) -> list[Any]:
 
 
 def _spread_out(prefix: Any, program: Interface) -> list[Any]:
-    """For each result of a program, the leaf of the prefix."""
     results = program.out_tree.unflatten(range(program.out_tree.num_leaves))
     return _spread("out_shardings", prefix, results, "the results")
 

@@ -84,20 +84,18 @@ class Signature(TracedPrograms):
         self._axes = AxisGuesses(specs, paths, learns)
         self._learnt = _Learnt(None, (), MappingProxyType({}), None, (why,))
         self._news: list[str] = []
-        self._told: weakref.WeakSet[Interface] = (
-            weakref.WeakSet()
-        )  # programs that there was news of
+        self._reported: weakref.WeakSet[Interface] = weakref.WeakSet()  # programs with news
         self._open_leaves: tuple[Tokens, list[int]] = ((), [])  # of the last tokens asked for
         self.remembered: dict[Any, Any] = {}
 
     @contextmanager
     def restoring_axes(self) -> Iterator[None]:
         """A context that undoes, at its end, the opening of axes within it."""
-        before = self._learnt, list(self._news), weakref.WeakSet(self._told)
+        before = self._learnt, list(self._news), weakref.WeakSet(self._reported)
         try:
             yield
         finally:
-            self._learnt, self._news, self._told = before
+            self._learnt, self._news, self._reported = before
 
     def _learn(self, **facts: Any) -> None:
         self._learnt = self._learnt._replace(**facts)
@@ -140,32 +138,28 @@ class Signature(TracedPrograms):
 
     def open_leaves(self, tokens: Tokens) -> list[int]:
         """The leaves that have open axes, or are sizes themselves."""
-        known, found = self._open_leaves
-        if known is not tokens:
+        if self._open_leaves[0] is not tokens:
             opened = {place.leaf for place in places_of(tokens).opened}
-            found = [i for i, kind in enumerate(self.types) if kind.dtype is None or i in opened]
-            self._open_leaves = tokens, found
-        return found
+            leaves = [i for i, kind in enumerate(self.types) if kind.dtype is None or i in opened]
+            self._open_leaves = tokens, leaves
+        return self._open_leaves[1]
 
     def resolve(self, shapes: Shapes) -> Resolution:
         """Find or trace the program for a call of these shapes."""
         learnt = self._learnt
         try:
-            if learnt.tokens is None:
-                call = self._first(shapes)
-            else:
-                call = self._opened_again(learnt.tokens, shapes)
+            tokens = learnt.tokens
+            call = self._first(shapes) if tokens is None else self._opened_again(tokens, shapes)
         except BaseException:  # a call that fails opens no axes
             self._learnt = learnt
             raise
         program, reasons = call.program, self._learnt.reasons
-        if reasons or (program is not None and program not in self._told):
+        if reasons or (program is not None and program not in self._reported):
             reasons = reasons or (self.why_again(call, shapes),)
-            told = [*reasons[:_SHOWN], self.traced_as(call, shapes)]
-            self._news.append("; ".join(told))
+            self._news.append("; ".join([*reasons[:_SHOWN], self.traced_as(call, shapes)]))
             self._learn(reasons=())
             if program is not None:
-                self._told.add(program)
+                self._reported.add(program)
         return call
 
     def release(self, program: Interface) -> None:
@@ -204,11 +198,7 @@ class Signature(TracedPrograms):
 
         Listed axes of equal number and size share a variable.
         """
-        names = (
-            {}
-            if self._axes.are_named
-            else next(self._axes.guesses(shapes, self._axes.anonymous(shapes)), {})
-        )
+        names = next(self._axes.guesses(shapes, self._axes.anonymous(shapes)), {})
         return self._axes.tokens(shapes, names)
 
     def guessed_sizes(self, shapes: Shapes) -> dict[str, int]:
@@ -227,25 +217,25 @@ class Signature(TracedPrograms):
         if any(shapes[leaf][axis] == 0 for leaf, axis in wanted):
             return self._first_empty(wanted, shapes)
         refusal: TraceRefused | None = None  # of the best guess
-        pinned: tuple[Tokens, Resolution] | None = None
+        pinned: Resolution | None = None
         for names in self._axes.guesses(shapes, wanted):
             tokens = self._axes.tokens(shapes, names)
             # An explained call has traced a program, and has opened no axes.
-            call = self._found(tokens, shapes, bind_sizes(tokens, shapes, self.paths))
+            call = self._before(tokens, shapes, bind_sizes(tokens, shapes, self.paths))
             call = call or self.attempt(tokens, shapes)
             if call.program is None:
                 refusal = refusal or call.refusal
             elif fixed_by(call.program.guards, call.sizes):
                 # The program serves one size only of some axis, so another guess may be better.
-                pinned = pinned or (tokens, call)
+                pinned = pinned or call
             elif call.sizes or pinned is None:
-                return self._settle(tokens, shapes, call)
+                return self._settle(call, shapes)
         if pinned is not None:
-            return self._settle(pinned[0], shapes, pinned[1])
+            return self._settle(pinned, shapes)
         # No guess can be traced: all axes are static, and this call runs exact.
         self._close(wanted, shapes, refusal)
         tokens = self._axes.tokens(shapes, {})
-        return self._settle(tokens, shapes, Resolution(tokens, {}, None, refusal))
+        return self._settle(Resolution(tokens, {}, None, refusal), shapes)
 
     def _first_empty(self, wanted: Sequence[Place], shapes: Shapes) -> Resolution:
         """Resolve a call with an axis of size 0; the first call without one names the axes."""
@@ -258,11 +248,11 @@ class Signature(TracedPrograms):
         tokens = self._axes.tokens(shapes, {})
         return self._computing(tokens, shapes) or Resolution(tokens, {}, None)
 
-    def _settle(self, tokens: Tokens, shapes: Shapes, call: Resolution) -> Resolution:
+    def _settle(self, call: Resolution, shapes: Shapes) -> Resolution:
         """Make these the open axes, and keep the program of the call that they were traced for."""
-        self._learn(tokens=tokens, last=tuple(shapes))
+        self._learn(tokens=call.tokens, last=tuple(shapes))
         if call.program is not None:
-            self.add(call.program, self.at(tokens, shapes))
+            self.add(call.program, self.at(call.tokens, shapes))
         return call
 
     # --- later calls ---
@@ -273,9 +263,9 @@ class Signature(TracedPrograms):
             return self._serve(tokens, shapes)
         renamed = self._axes.without_shared_names(tokens, shapes)
         if renamed is not None:
-            tokens = renamed.tokens
+            tokens, reasons = renamed
             self._learn(tokens=tokens)
-            self._note(renamed.reasons)
+            self._note(reasons)
         last = self._learnt.last
         opened: list[Place] = []
         if last and not any(0 in shape for shape in shapes):
@@ -286,8 +276,8 @@ class Signature(TracedPrograms):
                 and last[leaf][axis] != shapes[leaf][axis]
                 and may_try(self._learnt.closed.get((leaf, axis), ()), (shapes[leaf][axis],))
             ]
-        found = self._open(tokens, shapes, opened) if opened else None
-        return found or self._serve(tokens, shapes)
+        call = self._open(tokens, shapes, opened) if opened else None
+        return call or self._serve(tokens, shapes)
 
     def _open(self, tokens: Tokens, shapes: Shapes, places: Sequence[Place]) -> Resolution | None:
         """Open static axes whose sizes changed since the last program was traced."""
@@ -296,18 +286,17 @@ class Signature(TracedPrograms):
         if call.program is not None:
             names = [tokens[leaf][axis] for leaf, axis in places]
             self._note([f"{v}: opened as {n}" for v, n in zip(varied, names, strict=True)])
-            return self._settle(tokens, shapes, call)
+            return self._settle(call, shapes)
         why = "it cannot be traced" if call.refusal is None else call.refusal.reason
         self._note([f"{v}, and cannot be opened: {why}" for v in varied])
         self._close(places, shapes, call.refusal)
         return None
 
     def _close(self, axes: Sequence[Place], shapes: Shapes, refusal: TraceRefused | None) -> None:
-        """Note that these axes could not be opened at these shapes, and why."""
         closed = dict(self._learnt.closed)
         for leaf, axis in axes:
-            known = closed.get((leaf, axis), frozenset())
-            closed[leaf, axis] = known | {(shapes[leaf][axis],)}
+            sizes = closed.get((leaf, axis), frozenset())
+            closed[leaf, axis] = sizes | {(shapes[leaf][axis],)}
         self._learn(closed=closed, refusal=refusal and refusal.without_frames())
 
     def _serve(self, tokens: Tokens, shapes: Shapes) -> Resolution:
@@ -326,17 +315,17 @@ class Signature(TracedPrograms):
             # Symbolic sizes are at least 1, so these axes are of size 0 in a program of its own.
             tokens = without_empty(tokens, empty)
             sizes = {v: n for v, n in sizes.items() if n}
-        if (found := self._found(tokens, shapes, sizes)) is not None:
-            return found
-        known = self.at(tokens, shapes)
-        if (refusal := known.refusal(sizes)) is not None:
+        if (call := self._before(tokens, shapes, sizes)) is not None:
+            return call
+        traced = self.at(tokens, shapes)
+        if (refusal := traced.refusal(sizes)) is not None:
             return Resolution(tokens, sizes, None, refusal)
         call = self.attempt(tokens, shapes)
         if call.program is not None:
-            self.add(call.program, known)
+            self.add(call.program, traced)
         return call
 
-    def _found(self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int]) -> Resolution | None:
+    def _before(self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int]) -> Resolution | None:
         """Resolve a call by a program that was traced before; None if none holds."""
         # `size_constants` is None if a guard fails; a program of concrete traces traces here.
         for program in self.at(tokens, shapes).programs():
@@ -351,13 +340,13 @@ class Signature(TracedPrograms):
             tuple(STATIC if n == 0 else t for t, n in zip(row, shape, strict=True))
             for row, shape in zip(tokens, shapes, strict=True)
         )
-        known = self.at(tokens, shapes)
+        traced = self.at(tokens, shapes)
         sizes = bind_sizes(tokens, shapes, self.paths)
-        found = (p for p in known.programs() if p.admits(sizes))
-        program = next(found, None) or self.computing(tokens, shapes)
+        programs = (p for p in traced.programs() if p.admits(sizes))
+        program = next(programs, None) or self.computing(tokens, shapes)
         if program is None:
             return None
-        self.add(program, known)
+        self.add(program, traced)
         return Resolution(tokens, sizes, program)
 
     def remember_refusal(self, call: Resolution, shapes: Shapes) -> None:

@@ -11,14 +11,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bucketjit._config import Config
-from bucketjit._ir.dynamic_axes import (
-    Anonymous,
-    entries_of_arguments,
-    is_leaf_entry,
-    leaf_entries,
-    names_in,
-    opens,
-)
+from bucketjit._ir import dynamic_axes
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import is_of_topology, names_of
@@ -26,8 +19,7 @@ from bucketjit._jax.config import trace_context
 from bucketjit._jax.patches.patch import named_now
 from bucketjit._tracing.axis_guesses import default_entries, is_default_name
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.cures import remedy_for
-from bucketjit._tracing.leaf_types import LeafType, leaf_type, with_paths
+from bucketjit._tracing.leaf_types import LeafType, leaf_type, remedy_for, with_paths
 from bucketjit._tracing.parameters import Key, Parameters, Static
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -38,12 +30,7 @@ if TYPE_CHECKING:
 
 
 class Signer:
-    """Finds or makes the signature of each call of a bucketed function. Safe to use from threads.
-
-    Attributes:
-        fn: The function.
-        parameters: The parameters of the function.
-    """
+    """Finds or makes the signature of each call. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -93,11 +80,9 @@ class Signer:
         if len(pairs) < len(leaves):  # outside of the `except` block: a better error has no context
             (self._made_for or self.parameters).check_call(args, kwargs)
             # Paths take long to make, so only an error has them.
-            names, given = self._named(positional, keywords)
-            remedy = remedy_for(given)
-            pairs = [
-                leaf_type(x, path, remedy, structs=structs) for path, x in with_paths(names, given)
-            ]
+            names, values = self._named(positional, keywords)
+            remedy, named = remedy_for(values), with_paths(names, values)
+            pairs = [leaf_type(x, path, remedy, structs=structs) for path, x in named]
         types, shapes = tuple(kind for kind, _ in pairs), [shape for _, shape in pairs]
         context, shardings = trace_context(), None
         if self._config.shardings:
@@ -108,10 +93,9 @@ class Signer:
         signature = self._signatures.get(key)
         if signature is None:
             with self._lock:
-                signature = self._signatures.get(key)
-                if signature is None:
-                    signature = self._found(key, positional, keywords, shardings)
-                    self._signatures[key] = signature
+                if key not in self._signatures:
+                    self._signatures[key] = self._new(key, positional, keywords, shardings)
+                signature = self._signatures[key]
         if not structs and signature.target is not None:
             raise ArgumentError(
                 f"arguments are put on {signature.device} of a topology, where nothing can run; "
@@ -142,8 +126,8 @@ class Signer:
 
     def is_static(self, name: int | str) -> bool:
         """Whether an argument is static, given by its position or its name."""
-        given = self.parameters
-        return name in (given.static_nums if isinstance(name, int) else given.static_names)
+        nums, names = self.parameters.static_nums, self.parameters.static_names
+        return name in (nums if isinstance(name, int) else names)
 
     def arguments_with_open_axes(
         self, count: int, keywords: Sequence[str]
@@ -151,20 +135,18 @@ class Signer:
         """The arguments whose entry in ``dynamic_axes`` opens an axis, or names a size."""
         if self._made_for is not None:
             return self._made_for.opened(count, keywords)
-        spec = self._config.dynamic_axes
-        if spec is None:
+        if self._config.dynamic_axes is None:
             return None
         positions = self.parameters.dynamic_positions(count)
         named = [k for k in keywords if k not in self.parameters.static_names]
-        every, by_name = self._entries(spec, positions, named)
-        return {i for i in positions if opens(every[i])}, {
-            k for k in named if opens(by_name.get(k))
-        }
+        every, by_name = self._entries(positions, named)
+        opened = {i for i in positions if dynamic_axes.opens(every[i])}
+        return opened, {k for k in named if dynamic_axes.opens(by_name.get(k))}
 
     def sizes_among(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> frozenset[int | str]:
         """The places and names of the Python ints that ``dynamic_axes`` says are sizes."""
-        given: tuple[tuple[int | str, Any], ...] = (*enumerate(args), *kwargs.items())
-        ints = {at for at, x in given if _is_number(x)}
+        pairs: tuple[tuple[int | str, Any], ...] = (*enumerate(args), *kwargs.items())
+        ints = {place for place, x in pairs if _is_number(x)}
         opened = self.arguments_with_open_axes(len(args), list(kwargs)) if ints else None
         return frozenset(ints & {*opened[0], *opened[1]} if opened else ())
 
@@ -202,37 +184,34 @@ class Signer:
     def _named(
         self, positional: Sequence[Any], keywords: Mapping[str, Any]
     ) -> tuple[list[str], list[Any]]:
-        """The names and the values of the arguments that are not static."""
         names = [*map(self.parameters.name_of_dynamic, range(len(positional))), *sorted(keywords)]
         return names, [*positional, *(keywords[k] for k in sorted(keywords))]
 
     def _shardings(
         self, tree: Any, context: Any, positional: Sequence[Any], keywords: Mapping[str, Any]
     ) -> Shardings:
-        """Where the user puts the arguments and results of a call."""
         from bucketjit._tracing.shards import shardings_of
 
-        if (known := self._placed.get((tree, context))) is None:
-            known = self._placed[tree, context] = shardings_of(self._config, positional, keywords)
-        return known
+        if (tree, context) not in self._placed:
+            self._placed[tree, context] = shardings_of(self._config, positional, keywords)
+        return self._placed[tree, context]
 
-    def _found(
+    def _new(
         self,
         key: Key,
         positional: Sequence[Any],
         keywords: Mapping[str, Any],
         shardings: Shardings | None,
     ) -> Signature:
-        """The signature of a call that has none yet."""
         if self._made_for is not None and self._make is not None:
             self._made_for.check_types(key, positional, keywords)
             return self._make(key)
         from bucketjit._tracing.mutations import refusing_mutations
         from bucketjit._tracing.signature import Signature
 
-        names, given = self._named(positional, keywords)
-        paths = with_paths(names, given)
-        specs = self._leaf_specs(len(positional), names, given)
+        names, values = self._named(positional, keywords)
+        paths = with_paths(names, values)
+        specs = self._leaf_specs(len(positional), names, values)
         self._check_strategies(specs)
         final = []
         for kind, spec, (path, value) in zip(key.types, specs, paths, strict=True):
@@ -241,7 +220,7 @@ class Signer:
                 if isinstance(value, bool):
                     raise ArgumentError(f"{path}: a size must be an int, got a bool")
                 kind = LeafType(None, True, 1)
-            elif isinstance(value, float) and "," not in str(spec) and opens(spec):
+            elif isinstance(value, float) and "," not in str(spec) and dynamic_axes.opens(spec):
                 raise ArgumentError(
                     f"{path}: dynamic_axes {spec!r} describes an array, or a size, which is an "
                     f"int; got the float {value!r}, of rank 0"
@@ -256,7 +235,7 @@ class Signer:
         fn = refusing_mutations(key.statics.bind(named_now(fn)), names)
         leaves, why = [path for path, _ in paths], "new"
         if self._signatures:
-            from bucketjit._tracing.mismatches import why_new
+            from bucketjit._tracing.made_for import why_new
 
             why = why_new(self._signatures, key, self.parameters)
         signature = Signature(
@@ -271,34 +250,35 @@ class Signer:
             signature.target = NamedSharding(sharded.mesh, PartitionSpec(sharded.axis))
         return signature
 
-    def _leaf_specs(self, count: int, names: Sequence[str], given: Sequence[Any]) -> list[Any]:
+    def _leaf_specs(self, count: int, names: Sequence[str], values: Sequence[Any]) -> list[Any]:
         """The entry of each leaf; the first ``count`` arguments are given by position."""
         spec = self._config.dynamic_axes
         if spec is None:
-            return default_entries(given)
+            return default_entries(values)
         positions, keywords = self.parameters.first_dynamic(count), names[count:]
-        every, by_name = self._entries(spec, positions, keywords)
+        every, by_name = self._entries(positions, keywords)
         self._refuse_entries_of_statics(spec, every)
         entries = [*(every[i] for i in positions), *map(by_name.get, keywords)]
-        argued = zip(entries, given, names, strict=True)
-        return [leaf for entry in argued for leaf, _ in leaf_entries(*entry)]
+        rows = zip(entries, values, names, strict=True)
+        return [leaf for row in rows for leaf in dynamic_axes.leaf_entries(*row)]
 
     def _entries(
-        self, spec: object, positions: Sequence[int], keywords: Sequence[str]
+        self, positions: Sequence[int], keywords: Sequence[str]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """The entry of each positional argument, and of each keyword argument by its name."""
-        count = positions[-1] + 1 if positions else 0
+        spec, count = self._config.dynamic_axes, positions[-1] + 1 if positions else 0
         names = self.parameters.names(count)
-        return entries_of_arguments(spec, count, names, keywords, self.parameters.keyword_only)
+        return dynamic_axes.entries_of_arguments(
+            spec, count, names, keywords, self.parameters.keyword_only
+        )
 
     def _refuse_entries_of_statics(self, spec: object, every: Sequence[Any]) -> None:
         names = self.parameters.name
         static = {names(i) for i in self.parameters.static_nums} | self.parameters.static_names
         entries = {names(i): entry for i, entry in enumerate(every)}
-        if isinstance(spec, Mapping) and not is_leaf_entry(spec):
+        if isinstance(spec, Mapping) and not dynamic_axes.is_leaf_entry(spec):
             entries.update(spec)
         for name in static & entries.keys():
-            if opens(entries[name]):
+            if dynamic_axes.opens(entries[name]):
                 raise SpecError(
                     f"dynamic_axes has {entries[name]!r} for {name}, which is static; give None "
                     "there, and an entry for each argument"
@@ -310,12 +290,12 @@ class Signer:
             **dict.fromkeys(self._config.overflow_per_dim, "an overflow policy"),
             **dict.fromkeys(self._config.per_dim, "a strategy"),
         }
-        self.refuse_unknown(wanted, any(isinstance(s, Anonymous) for s in specs))
+        self.refuse_unknown(wanted, any(isinstance(s, dynamic_axes.Anonymous) for s in specs))
 
     def refuse_unknown(self, wanted: Mapping[str, str], unnamed: bool = True) -> None:
         """Refuse what is meant for a dimension variable that the calls cannot have."""
         spec = self._config.dynamic_axes
-        words = names_in(spec)
+        words = dynamic_axes.names_in(spec)
         for dim, what in wanted.items():
             if dim in words or ((unnamed or spec is None) and is_default_name(dim)):
                 continue
@@ -333,7 +313,6 @@ class Signer:
 
 
 def _check_devices(paths: Sequence[str], types: Sequence[LeafType]) -> None:
-    """Refuse types on the devices of several topologies."""
     placed = [(p, k.target.device_set) for p, k in zip(paths, types, strict=True) if k.target]
     for path, devices in placed:
         if devices != placed[0][1]:

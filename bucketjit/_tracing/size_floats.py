@@ -26,10 +26,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from bucketjit._ir.dataflow import Analysis, follow, follow_inside, through
 from bucketjit._ir.expressions import is_symbolic
+from bucketjit._ir.program import TraceRefused
 from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around, name_of
 from bucketjit._jax.number_hooks import NUMBER_OF_SIZES
 from bucketjit._jax.user_code import in_brackets, source_line
-from bucketjit.errors import MaskingError
 
 _NARROW = frozenset(("int2", "int4", "int8", "int16", "uint2", "uint4", "uint8", "uint16"))
 # Primitives whose result is the same number.
@@ -58,41 +58,17 @@ class _Kind(enum.IntEnum):
 
 def refuse_decisions(jaxpr: Jaxpr) -> None:
     """Refuse a program that does more with numbers than multiply or divide, or may wrap a size."""
-    try:
-        follow(_Kinds(), jaxpr, [_Kind.DATA] * len(jaxpr.invars))
-    except _Refusal as refusal:
-        eqn = refusal.eqn
-        line = source_line(eqn, equations_around(jaxpr, eqn))
-        raise MaskingError(
-            f"{eqn.primitive.name}: {refusal}, and is not as exact at symbolic sizes"
-            + in_brackets(line),
-            "compute it of an array, such as jnp.float32(x.shape[0]), or leave the axis static",
-        ) from None
-
-
-class _Refusal(Exception):
-    """An equation is refused.
-
-    `refuse_decisions` turns this into a `MaskingError`, as it knows the equations around this one,
-    whose lines are named if this one has none.
-    """
-
-    def __init__(self, eqn: JaxprEqn, why: str) -> None:
-        super().__init__(why)
-        self.eqn = eqn
-
-
-def _refuse(eqn: JaxprEqn, why: str) -> NoReturn:
-    raise _Refusal(eqn, why)
+    follow(_Kinds(jaxpr), jaxpr, [_Kind.DATA] * len(jaxpr.invars))
 
 
 class _Kinds(Analysis[_Kind]):
-    """The kind of each value. Arguments are data."""
+    """The kind of each value of a program. Arguments are data."""
 
-    def __init__(self) -> None:
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self._jaxpr = jaxpr
         self.table = {
             "dim_as_value": lambda eqn, ins: [_Kind.SIZE],
-            "iota": _iota,
+            "iota": lambda eqn, ins: [_Kind.SIZE if _is_open_iota(eqn) else _Kind.CONSTANT],
             "name": self._name,
             "cond": self._cond,
         }
@@ -103,18 +79,17 @@ class _Kinds(Analysis[_Kind]):
     def literal(self, atom: Literal) -> _Kind:
         return _Kind.CONSTANT
 
-    def join(self, one: _Kind, other: _Kind) -> _Kind:
-        return max(one, other)
+    def join(self, left: _Kind, right: _Kind) -> _Kind:
+        return max(left, right)
 
     def row(self, value: _Kind, var: Var) -> _Kind:
         return value
 
-    def stacked(self, value: _Kind, var: Var) -> _Kind:
-        return value
+    stacked = row
 
     def default(self, eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
         follow_inside(self, eqn)
-        return [_of_operation(eqn, name_of(eqn), ins)] * len(eqn.outvars)
+        return [self._of_operation(eqn, name_of(eqn), ins)] * len(eqn.outvars)
 
     def _name(self, eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
         is_number = eqn.params["name"] == NUMBER_OF_SIZES
@@ -122,28 +97,33 @@ class _Kinds(Analysis[_Kind]):
 
     def _cond(self, eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
         if ins[0] is _Kind.NUMBER:
-            _refuse(eqn, "a number that is computed of sizes chooses a branch")
+            self._refuse(eqn, "a number that is computed of sizes chooses a branch")
         return through(self, eqn, ins)
 
+    def _refuse(self, eqn: JaxprEqn, why: str) -> NoReturn:
+        line = source_line(eqn, equations_around(self._jaxpr, eqn))
+        raise TraceRefused(
+            f"{eqn.primitive.name}: {why}, and is not as exact at symbolic sizes"
+            + in_brackets(line),
+            "compute it of an array, such as jnp.float32(x.shape[0]), or leave the axis static",
+        )
 
-def _iota(eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
-    size = eqn.params["shape"][eqn.params["dimension"]]
-    return [_Kind.SIZE if is_symbolic(size) else _Kind.CONSTANT]
+    def _of_operation(self, eqn: JaxprEqn, name: str, ins: Sequence[_Kind]) -> _Kind:
+        if _Kind.NUMBER in ins:
+            if _Kind.DATA in ins and name in _MEETS:
+                return _Kind.DATA
+            if _Kind.DATA in ins or name not in _CARRY:
+                self._refuse(eqn, f"a number that is computed of sizes goes into {name}")
+            if not dtypes.issubdtype(dtype_of(eqn.outvars[0]), np.inexact):
+                self._refuse(eqn, "a number that is computed of sizes becomes an integer")
+            return _Kind.NUMBER
+        kind = max(ins, default=_Kind.DATA)
+        if name == "convert_element_type" and kind is _Kind.SIZE:
+            dtype = np.dtype(eqn.params["new_dtype"]).name
+            if dtype in _NARROW:
+                self._refuse(eqn, f"a size becomes {dtype}, and may wrap")
+        return kind
 
 
-def _of_operation(eqn: JaxprEqn, name: str, ins: Sequence[_Kind]) -> _Kind:
-    """The kind of the results of an equation."""
-    if _Kind.NUMBER in ins:
-        if _Kind.DATA in ins and name in _MEETS:
-            return _Kind.DATA
-        if _Kind.DATA in ins or name not in _CARRY:
-            _refuse(eqn, f"a number that is computed of sizes goes into {name}")
-        if not dtypes.issubdtype(dtype_of(eqn.outvars[0]), np.inexact):
-            _refuse(eqn, "a number that is computed of sizes becomes an integer")
-        return _Kind.NUMBER
-    kind = max(ins, default=_Kind.DATA)
-    if name == "convert_element_type" and kind is _Kind.SIZE:
-        dtype = np.dtype(eqn.params["new_dtype"]).name
-        if dtype in _NARROW:
-            _refuse(eqn, f"a size becomes {dtype}, and may wrap")
-    return kind
+def _is_open_iota(eqn: JaxprEqn) -> bool:
+    return is_symbolic(eqn.params["shape"][eqn.params["dimension"]])

@@ -29,18 +29,8 @@ from bucketjit._ir.closures import SizedHost, held_by
 from bucketjit._ir.dataflow import SIZE_PARAMS
 from bucketjit._ir.expressions import Dim, Shape
 from bucketjit._ir.primitives import size_constant_p
-from bucketjit._jax.jaxprs import (
-    CALLS,
-    equation,
-    is_jaxpr,
-    is_literal,
-    is_shaped,
-    name_of,
-    open_jaxpr,
-    rebuilt_jaxpr,
-    variable,
-)
-from bucketjit._jax.user_code import source_line
+from bucketjit._jax import jaxprs
+from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._raised import is_of_machine
 
 # Parameters that do not change what an equation computes: names, and functions for derivatives.
@@ -84,12 +74,11 @@ class Skeleton:
     owners: list[tuple[Any, ...]] = field(default_factory=list)
     hosts: list[Any] = field(default_factory=list)
 
-    def difference(self, other: Skeleton) -> str | None:
+    def difference(self, beside: Skeleton) -> str | None:
         """The first difference between two programs, in words, with its line."""
-        for a, b in itertools.zip_longest(self.parts, other.parts):
+        for a, b in itertools.zip_longest(self.parts, beside.parts):
             if a is None or b is None:
-                first = a or b
-                return f"{_told(first.within)}, at one size only" if first.within else _OTHERWISE
+                return _at_one_size((a or b).within)
             if not _same(a.value, b.value):
                 return _difference(a, b)
         return None
@@ -100,13 +89,12 @@ class Skeleton:
 
 
 def _difference(a: _Piece, b: _Piece) -> str:
-    """The difference between two parts, in words."""
     starts = [part for part in (a, b) if part.what == _PRIMITIVE]
     if len(starts) == 2:
         names = [_name(part.within[-1]) for part in starts]
         return f"{names[0]} at one size, {names[1]} at another{_where(a.within)}"
     if starts:
-        return f"{_told(starts[0].within)}, at one size only"
+        return _at_one_size(starts[0].within)
     if a.within:
         what = f"{a.what}: {_both(a.value, b.value)}"
         return f"{_name(a.within[-1])}: {what}{_where(a.within)}"
@@ -117,28 +105,27 @@ _PRIMITIVE = "primitive"  # the first part of an equation
 _OTHERWISE = "it closes over more arrays, or takes or returns more, at one size than at another"
 
 
-def _told(equations: tuple[Any, ...]) -> str:
-    return f"{_name(equations[-1])}{_where(equations)}"
+def _at_one_size(equations: tuple[Any, ...]) -> str:
+    if not equations:
+        return _OTHERWISE
+    return f"{_name(equations[-1])}{_where(equations)}, at one size only"
 
 
 def _name(eqn: JaxprEqn) -> str:
-    """The name of a primitive, and of the function that it calls."""
-    called = eqn.params.get("name") if name_of(eqn) in CALLS else None
+    called = eqn.params.get("name") if jaxprs.name_of(eqn) in jaxprs.CALLS else None
     return f"{eqn.primitive.name} of {called}" if called else str(eqn.primitive.name)
 
 
 def _where(equations: tuple[Any, ...]) -> str:
-    line = source_line(equations[-1], equations[:-1]) if equations else ""
-    return f" [{line}]" if line else ""
+    return in_brackets(source_line(equations[-1], equations[:-1])) if equations else ""
 
 
 def _both(a: object, b: object) -> str:
-    match a, b:
-        case _Type(), _Type() if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
-            return "an axis of size 1 at one size, of more at another, which broadcast differently"
-        case _Type(), _Type():
-            return f"an array of {a} at one size, of {b} at another"
-    return "another one at another size"
+    if not isinstance(a, _Type) or not isinstance(b, _Type):
+        return "another one at another size"
+    if a[:2] == b[:2] and len(a.kinds) == len(b.kinds):
+        return "an axis of size 1 at one size, of more at another, which broadcast differently"
+    return f"an array of {a} at one size, of {b} at another"
 
 
 class _Type(NamedTuple):
@@ -176,22 +163,15 @@ def _same(a: Any, b: Any, depth: int = 8) -> bool:
         if is_of_machine(error):
             raise
         return False
-    return depth > 0 and _same_parts(a, b, depth - 1)
-
-
-def _same_parts(a: Any, b: Any, depth: int) -> bool:
-    """Whether two functions, or objects that hold functions, have equal parts.
-
-    What a function does is decided by its code, its globals, its defaults and its closure.
-    """
+    # What a function does is decided by its code, its globals, its defaults and its closure.
     if isinstance(a, FunctionType) and (
         a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__
     ):
         return False
-    held, others = held_by(a), held_by(b)
-    if held is None or others is None or len(held) != len(others):
+    parts, beside = held_by(a), held_by(b)
+    if not depth or parts is None or beside is None or len(parts) != len(beside):
         return False
-    return all(_same(x, y, depth) for x, y in zip(held, others, strict=True))
+    return all(_same(x, y, depth - 1) for x, y in zip(parts, beside, strict=True))
 
 
 def is_key(value: Any) -> bool:
@@ -212,9 +192,9 @@ def same_constant(a: Any, b: Any) -> bool:
 
 def decompose(jaxpr: Jaxpr, consts: Sequence[Any]) -> Skeleton:
     """Decompose a concrete program."""
-    found = Skeleton()
-    _Listing(found).program(jaxpr, consts)
-    return found
+    listing = _Listing()
+    listing.program(jaxpr, consts)
+    return listing.skeleton
 
 
 def recompose(
@@ -252,21 +232,21 @@ class _Together:
     def part(self, value: object) -> None:
         """Take notice of a part."""
 
-    def size(self, given: int) -> Dim:
+    def size(self, size: int) -> Dim:
         """What takes the place of a size."""
         return next(self._sizes)
 
-    def constant(self, given: object) -> int | None:
+    def constant(self, value: object) -> int | None:
         """The number of the size constant in the place of a constant; None if it stays."""
         return next(self._numbers)
 
-    def host(self, given: Any) -> Any:
+    def host(self, function: Any) -> Any:
         """What takes the place of a host function."""
         return SizedHost(next(self._hosts_at), self._depends_on)
 
     def program(self, original: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
         """The rebuilt program, and its constants."""
-        jaxpr, _ = open_jaxpr(original)
+        jaxpr, _ = jaxprs.open_jaxpr(original)
         # Variables are compared by the order in which they are bound.
         env: dict[Any, tuple[int, Any]] = {}
         eqns, kept, constvars = list[Any](), list[Any](), list[Any]()
@@ -275,21 +255,21 @@ class _Together:
             aval = self._aval(var.aval)
             index = self.constant(value)
             if index is None:  # it is equal in all traces, so it stays a constant
-                env[var] = len(env), variable(aval)
+                env[var] = len(env), jaxprs.variable(aval)
                 constvars.append(env[var][1])
                 kept.append(value)
             else:
                 env[var] = len(env), self._given(index, aval, eqns)
         # An inner program may get its constants as operands, and has no values of them then.
         for var in (*jaxpr.constvars[len(consts) :], *jaxpr.invars):
-            env[var] = len(env), variable(self._aval(var.aval))
+            env[var] = len(env), jaxprs.variable(self._aval(var.aval))
         constvars += [env[v][1] for v in jaxpr.constvars[len(consts) :]]
         for eqn in jaxpr.eqns:
             eqns.append(self._equation(eqn, env, eqns))
         self.what = "what its program returns"
         results = [self._atom(atom, env, eqns) for atom in jaxpr.outvars]
         inputs = [env[v][1] for v in jaxpr.invars]
-        return rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
+        return jaxprs.rebuilt_jaxpr(original, constvars, kept, inputs, results, eqns), kept
 
     def _equation(self, eqn: JaxprEqn, env: dict[Any, tuple[int, Any]], eqns: list[Any]) -> Any:
         outer, self.within = self.within, (*self.within, eqn)
@@ -317,14 +297,14 @@ class _Together:
         return eqn.replace(invars=operands, outvars=outs, params=params)
 
     def _given(self, index: int, aval: Any, eqns: list[Any]) -> Any:
-        var = variable(aval)
+        var = jaxprs.variable(aval)
         self.shapes[index] = tuple(aval.shape)
         params = {"index": index, "aval": aval, "depends_on": self._depends_on}
-        eqns.append(equation([], [var], size_constant_p, params))
+        eqns.append(jaxprs.equation([], [var], size_constant_p, params))
         return var
 
     def _atom(self, atom: Any, env: Mapping[Any, tuple[int, Any]], eqns: list[Any]) -> Any:
-        if not is_literal(atom):
+        if not jaxprs.is_literal(atom):
             number, var = env[atom]
             self.part(number)
             return var
@@ -334,7 +314,7 @@ class _Together:
         return atom if index is None else self._given(index, aval, eqns)
 
     def _aval(self, aval: Any) -> Any:
-        if not is_shaped(aval):
+        if not jaxprs.is_shaped(aval):
             self.part(aval)
             return aval
         # An axis of size 1 broadcasts, in the same equation that takes two axes of equal size.
@@ -346,8 +326,8 @@ class _Together:
     def _param(self, value: Any, slot: bool) -> Any:
         if slot and isinstance(value, int | np.integer) and not isinstance(value, bool):
             return self.size(int(value))
-        if is_jaxpr(value):
-            return self.program(value, open_jaxpr(value)[1])[0]
+        if jaxprs.is_jaxpr(value):
+            return self.program(value, jaxprs.open_jaxpr(value)[1])[0]
         if isinstance(value, tuple | list):
             self.part((type(value), len(value)))
             parts = [self._param(v, slot) for v in value]
@@ -355,7 +335,7 @@ class _Together:
         if isinstance(value, dict):
             self.part(tuple(value))
             return {k: self._param(v, slot) for k, v in value.items()}
-        if is_shaped(value):
+        if jaxprs.is_shaped(value):
             return self._aval(value)
         self.part(value)
         return value
@@ -364,21 +344,21 @@ class _Together:
 class _Listing(_Together):
     """Lists the pieces of a program in a `Skeleton`, and leaves them as they are."""
 
-    def __init__(self, found: Skeleton) -> None:
+    def __init__(self) -> None:
         super().__init__((), (), 0, None)
-        self._found = found
+        self.skeleton = Skeleton()
 
     def part(self, value: object) -> None:
-        self._found.parts.append(_Piece(self.within, self.what, value))
+        self.skeleton.parts.append(_Piece(self.within, self.what, value))
 
-    def size(self, given: int) -> Dim:
-        self._found.sizes.append(given)
-        return given
+    def size(self, size: int) -> Dim:
+        self.skeleton.sizes.append(size)
+        return size
 
-    def constant(self, given: object) -> None:
-        self._found.values.append(given)
-        self._found.owners.append(self.within)
+    def constant(self, value: object) -> None:
+        self.skeleton.values.append(value)
+        self.skeleton.owners.append(self.within)
 
-    def host(self, given: Any) -> Any:
-        self._found.hosts.append(given)
-        return given
+    def host(self, function: Any) -> Any:
+        self.skeleton.hosts.append(function)
+        return function

@@ -18,53 +18,24 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr
 from jax.tree_util import PyTreeDef
 
-from bucketjit._ir.expressions import evaluate, variables_in, variables_of
-from bucketjit._ir.guards import (
-    Guard,
-    decide,
-    decide_equal,
-    decide_even,
-    decide_min_max,
-    decide_slice,
-    lower_bounds,
-    parse_constraint,
-    pinned,
-    without_implied,
-)
+from bucketjit._ir import program
+from bucketjit._ir.expressions import evaluate, variables_in
+from bucketjit._ir.guards import Guard, decide, guards_instead, lower_bounds, parse_constraint
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
-from bucketjit._ir.program import (
-    Leaf,
-    Program,
-    TraceRefused,
-    refuse_tracers,
-    size_in_data,
-    unchecked_reshapes,
-)
-from bucketjit._jax.jaxprs import (
-    open_jaxpr,
-    shape_of,
-    without_dead_code,
-)
+from bucketjit._ir.program import Leaf, Program, TraceRefused
+from bucketjit._jax.jaxprs import open_jaxpr, shape_of, without_dead_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
 from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, raising_text
 from bucketjit._raised import first_line, handled_before, is_of_machine, text_of
+from bucketjit._tracing import computed_sizes
 from bucketjit._tracing.attempt import Attempt
-from bucketjit._tracing.computed_sizes import (
-    TraceSizes,
-    admitted,
-    meeting_of_sizes,
-    refused_decision,
-    with_counts,
-    with_sizes_alive,
-)
 from bucketjit._tracing.held_output import tree_holds_a_size
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.own_constants import own_constants
@@ -88,12 +59,12 @@ def trace(
     constraints: Sequence[str] = (),
 ) -> Program:
     """Trace ``fn`` with the symbolic sizes of ``leaves``."""
-    all_sizes = TraceSizes(sizes)
+    noticing = Noticing()
     try:
-        return _traced(fn, in_tree, leaves, all_sizes, constraints)
+        return _traced(fn, in_tree, leaves, dict(sizes), constraints, noticing)
     except TraceRefused as refusal:
         is_by_name = isinstance(refusal.cause, TraceRefused)
-        refusal.computes_sizes = all_sizes.are_computed or is_by_name
+        refusal.computes_sizes = noticing.noticed or is_by_name
         raise
 
 
@@ -101,46 +72,45 @@ def _traced(
     fn: Callable[..., Any],
     in_tree: PyTreeDef,
     leaves: Sequence[Leaf],
-    all_sizes: TraceSizes,
+    sizes: dict[str, int],
     constraints: Sequence[str],
+    noticing: Noticing,
 ) -> Program:
-    """See `trace`."""
-    sizes, guards, remaining = all_sizes.known, list[Guard](), MAX_RETRACES
-    decided_at, places = "", dict[Guard, str]()  # the line of the last decision, and of each guard
+    """See `trace`; the sizes get half of the rows for each computed size."""
+    guards = list[Guard]()
+    line, places = "", dict[Guard, str]()  # the line of the last decision, and of each guard
     handled = sys.exception()  # what the caller of this function is handling, if anything
-    while remaining:
-        remaining -= 1
-        places |= {guard: decided_at for guard in guards if guard not in places}
+    for _ in range(MAX_RETRACES):
+        places |= {guard: line for guard in guards if guard not in places}
         try:
-            attempt = Attempt(leaves, [*constraints, *map(str, guards)], all_sizes)
+            attempt = Attempt(leaves, [*constraints, *map(str, guards)], sizes, noticing)
         except (ValueError, NotImplementedError) as error:
-            if (others := _other_guards(error, guards, sizes)) is None:
-                raise _not_held(error, guards, decided_at) from error
-            guards = others
+            if (instead := guards_instead(error, guards, sizes)) is None:
+                raise _not_held(error, guards, line) from error
+            guards = instead
             continue
         closed, failure = attempt.run(fn, in_tree)
-        if attempt.lacks_sizes:
-            all_sizes.are_computed = True
+        if noticing.noticed and attempt.sizing is noticing:
             continue
         if failure is not None:
-            decided_at = in_brackets(raising_line(failure))
+            line = in_brackets(raising_line(failure))
         # User code may catch the error of a size, and return or raise an unrelated one. The error
         # of the size counts then.
         if attempt.raised and (closed is not None or (failure and is_of_machine(failure))):
             closed, failure = None, attempt.raised[0]
         # Equalities come before the failure: a wrong answer to one may have led to it.
         if equal := attempt.equalities():
-            decided_at = in_brackets(attempt.line)
-            if (guard := admitted(equal[0], attempt.sizing)) is None:
-                raise refused_decision(equal[0], failure, decided_at)
+            line = in_brackets(attempt.line)
+            if (guard := computed_sizes.admitted(equal[0], attempt.sizing)) is None:
+                raise computed_sizes.refused_decision(equal[0], failure, line)
+            if guard in guards:  # JAX still answers False under this constraint
+                raise _refusal(ValueError(f"cannot assume {guard}"))
             guards.append(guard)
-            if guards.count(guards[-1]) > 1:  # JAX still answers False under this constraint
-                raise _refusal(ValueError(f"cannot assume {guards[-1]}"))
             continue
         if closed is not None:
             guard = _guard_inside(closed, sizes, guards)
             if guard is None or guard in guards:
-                return _program(closed, attempt, in_tree, leaves, constraints, guards, places)
+                return _program(closed, attempt, in_tree, constraints, guards, places)
             guards.append(guard)
             continue
         assert failure is not None
@@ -148,57 +118,29 @@ def _traced(
             if attempt.texts:  # a text that holds a symbolic size may have led to it
                 raise _size_in_text(attempt.texts[0]) from failure
             raise failure
-        decision = _guard_after(failure, sizes, guards)
-        guard = admitted(decision, attempt.sizing)
+        decision = decide(failure, sizes, guards)
+        guard = computed_sizes.admitted(decision, attempt.sizing)
         if guard is None or guard in guards:
             raise _refusal(failure, attempt.sizing, decision) from failure
         guards.append(guard)
     raise TraceRefused(
-        f"tracing needed more than {MAX_RETRACES} decisions about sizes{decided_at}",
+        f"tracing needed more than {MAX_RETRACES} decisions about sizes{line}",
         "loop with jax.lax, or decide by fewer sizes there, or leave that axis static",
     )
 
 
-def _not_held(error: Exception, guards: Sequence[Guard], decided_at: str) -> TraceRefused:
-    """The refusal of guards that ``jax.export`` does not accept."""
-    told = ", ".join(map(str, guards)) or "the spec"
+def _not_held(error: Exception, guards: Sequence[Guard], line: str) -> TraceRefused:
+    what = ", ".join(map(str, guards)) or "the spec"
     return TraceRefused(
-        f"jax.export cannot hold the sizes to {told}: {error}{decided_at}",
+        f"jax.export cannot hold the sizes to {what}: {error}{line}",
         "decide by other sizes, or by fewer, or leave the axis static",
-    )
-
-
-def _other_guards(
-    error: Exception, guards: Sequence[Guard], sizes: Mapping[str, int]
-) -> list[Guard] | None:
-    """Guards to try in place of those that ``jax.export`` refuses; None if there are none."""
-    if even := decide_even(str(error), sizes, guards):
-        return [*guards, even]
-    if guards and (sole := pinned(guards[-1], sizes)) and sole != [guards[-1]]:
-        return [*guards[:-1], *sole]
-    fewer = without_implied(guards)
-    return fewer if fewer != guards else None
-
-
-def _guard_after(
-    failure: Exception, sizes: Mapping[str, int], guards: Sequence[Guard]
-) -> Guard | None:
-    """The guard that decides a comparison of sizes which raised; None for any other failure."""
-    if isinstance(failure, InconclusiveDimensionOperation):
-        return decide(failure, sizes)
-    text = text_of(failure)
-    return (
-        decide_slice(text, sizes, guards)
-        or decide_min_max(text, sizes, guards)
-        or decide_equal(text, sizes, guards)
-        or decide_even(text, sizes, guards)
     )
 
 
 def _guard_inside(closed: Any, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Guard | None:
     """A guard under which the implementation of a primitive of another library can be traced."""
     for failure in decisions_inside(open_jaxpr(closed)[0]):
-        guard = _guard_after(failure, sizes, guards)
+        guard = decide(failure, sizes, guards)
         if isinstance(failure, EqualityOfSizes) and len(failure.args) == 2:
             left, right = failure.args
             if not variables_in([left, right]) <= sizes.keys():  # a size that is computed
@@ -214,13 +156,11 @@ def _guard_inside(closed: Any, sizes: Mapping[str, int], guards: Sequence[Guard]
 def _stands_for_another(error: Exception, handled: BaseException | None) -> bool:
     """Whether user code raised a plain ``RuntimeError`` while it handled an error of a size."""
     caught = handled_before(error)
-    if type(error) is not RuntimeError or caught is None or caught is handled:
-        return False
-    return not is_of_machine(caught)
+    is_plain = type(error) is RuntimeError
+    return is_plain and caught not in (None, handled) and not is_of_machine(caught)
 
 
 def _size_in_text(line: str) -> TraceRefused:
-    """The refusal of a function that makes a text of a size."""
     return TraceRefused(
         f"a size is made a text{in_brackets(line)}",
         "leave that axis static; to print it, use jax.debug.print",
@@ -229,10 +169,10 @@ def _size_in_text(line: str) -> TraceRefused:
 
 def _refusal(error: Exception, sizing: Any = None, decision: Guard | None = None) -> TraceRefused:
     """A refusal in words, with the line and the remedy that suit an error of tracing."""
-    if met := meeting_of_sizes(error, sizing):
+    if met := computed_sizes.meeting_of_sizes(error, sizing):
         return met
-    if decision is not None and admitted(decision, sizing) is None:
-        return refused_decision(decision, error, in_brackets(raising_line(error)))
+    if decision is not None and computed_sizes.admitted(decision, sizing) is None:
+        return computed_sizes.refused_decision(decision, error, in_brackets(raising_line(error)))
     message = first_line(error)
     code, text = raising_code(error), raising_text(error)
     line, remedy = in_brackets(raising_line(error)), COMPUTE
@@ -242,14 +182,13 @@ def _refusal(error: Exception, sizing: Any = None, decision: Guard | None = None
     as_int = _INT.search(text_of(error))
     loops = code.startswith((*_LOOPS, *_ITERATE) if as_int else _LOOPS)
     if repeats_by_size(error) or loops or f"range({code})" in text:
-        told = f"a Python loop or list is as long as an open axis: {text.rstrip(':')}{line}"
-        return TraceRefused(told, LOOP, error)
+        reason = f"a Python loop or list is as long as an open axis: {text.rstrip(':')}{line}"
+        return TraceRefused(reason, LOOP, error)
     if isinstance(error, LengthIsInt):
         code = code if code.startswith("len(") else "len(x)"
         size = f"{code[4:-1]}.shape[0]"
-        told = f"{code} is always a Python int, where {size} stays symbolic"
+        what = f"{code} is always a Python int, where {size} stays symbolic"
         remedy = f"write {size} in place of {code}, or leave that axis static"
-        code = ""
     else:
         if as_int:
             message = f"size {as_int[1]!r} is used as a Python int"
@@ -257,12 +196,11 @@ def _refusal(error: Exception, sizing: Any = None, decision: Guard | None = None
             message = "a symbolic size is used as a Python int"
         if _OF_INTS.search(message):
             remedy = "use +, -, *, //, % and comparisons of sizes, or leave that axis static"
-        told = f"{type(error).__name__}: {message}"
-    what = f"{code}: {told}" if code else told
-    refused = f"cannot trace with symbolic sizes: {what}{line}"
+        what = f"{f'{code}: ' if code else ''}{type(error).__name__}: {message}"
+    reason = f"cannot trace with symbolic sizes: {what}{line}"
     if trouble := trouble_of_versions(error):
-        refused, remedy = f"{refused}; {trouble}", f"{remedy}, or {REMEDY_OF_VERSIONS}"
-    return TraceRefused(refused, remedy, error)
+        reason, remedy = f"{reason}; {trouble}", f"{remedy}, or {REMEDY_OF_VERSIONS}"
+    return TraceRefused(reason, remedy, error)
 
 
 COMPUTE = "compute on the size with jax.numpy, or leave that axis static"
@@ -278,39 +216,32 @@ def _program(
     closed: Any,
     attempt: Attempt,
     in_tree: PyTreeDef,
-    leaves: Sequence[Leaf],
     constraints: Sequence[str],
     guards: Sequence[Guard],
     places: Mapping[Guard, str],
 ) -> Program:
-    """The program of an attempt that succeeded."""
     jaxpr, consts = open_jaxpr(closed)
-    refuse_tracers(consts)
+    program.refuse_tracers(consts)
     jaxpr, consts = own_constants(jaxpr, consts)
-    own = [parse_constraint(c) for c in constraints]
-    all_guards = tuple(dict.fromkeys([*own, *guards, *attempt.assumed.values()]))
+    declared = [*map(parse_constraint, constraints), *guards]
+    all_guards = tuple(dict.fromkeys([*declared, *attempt.assumed.values()]))
     more: dict[str, Any] = {}
     if not isinstance(attempt.sizing, Noticing):
-        jaxpr, all_guards, more = with_counts(
+        jaxpr, all_guards, more = computed_sizes.with_counts(
             jaxpr, attempt.out_tree.num_leaves, attempt.sizing, attempt.counts, all_guards
         )
     if attempt.texts:
         raise _size_in_text(attempt.texts[0])
     in_data = tree_holds_a_size(attempt.out_tree, in_tree)
     if in_data:  # None: the tree is compared with that of a concrete trace, see `may_hold_sizes`
-        raise size_in_data()
-    texts = {d for leaf in leaves for d in leaf.shape if isinstance(d, str)}
-    variables = sorted({v for t in texts for v in variables_of(t)})
-    living = without_dead_code(jaxpr) if not more else with_sizes_alive(jaxpr)
-    try:
-        refuse_decisions(living)
-    except MaskingError as error:
-        raise TraceRefused(error.reason, error.remedy, error) from error
+        raise program.size_in_data()
+    living = without_dead_code(jaxpr) if not more else computed_sizes.with_sizes_alive(jaxpr)
+    refuse_decisions(living)
     return program_of(
         *(jaxpr, keep_apart(living, consts), attempt.out_tree),
         guards=all_guards,
-        lower=lower_bounds(variables, [*constraints, *map(str, guards)]),
-        reshapes=unchecked_reshapes(jaxpr),
+        lower=lower_bounds(attempt.variables, declared),
+        reshapes=program.unchecked_reshapes(jaxpr),
         may_hold_sizes=in_data is None,
         computes_sizes=not isinstance(attempt.sizing, Noticing),
         places=places,
@@ -321,9 +252,10 @@ def _program(
 def program_of(jaxpr: Jaxpr, kept: tuple[Any, Sequence[Any]], tree: Any, **more: Any) -> Program:
     """The program with the types of a jaxpr, and the body and constants that are kept of it."""
     outs: list[Any] = [v.aval for v in jaxpr.outvars[: tree.num_leaves]]
+    body, consts = kept
     return Program(
-        jaxpr=kept[0],
-        consts=tuple(kept[1]),
+        jaxpr=body,
+        consts=tuple(consts),
         in_shapes=tuple(map(shape_of, jaxpr.invars)),
         out_shapes=tuple(tuple(a.shape) for a in outs),
         out_types=tuple((a.dtype, bool(getattr(a, "weak_type", False))) for a in outs),

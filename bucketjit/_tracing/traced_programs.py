@@ -22,10 +22,11 @@ from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.opaque import decisions_inside
 from bucketjit._ir.program import Leaf, Program, TraceRefused, size_in_data
 from bucketjit._raised import raised_anew
+from bucketjit._tracing import resolution
 from bucketjit._tracing.axis_guesses import Shapes
 from bucketjit._tracing.held_output import holding_output, same_tree
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit._tracing.resolution import Resolution, bind_sizes, refusing_one_size, variables_in
+from bucketjit._tracing.resolution import Resolution
 from bucketjit._tracing.symbolic import COMPUTE, LOOP, trace
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def may_try(refused: Collection[tuple[int, ...]], sizes: tuple[int, ...]) -> boo
         return sizes not in refused
     factor = 1 if len(refused) < _MAX_BEYOND else 2
     pairs = zip(sizes, zip(*refused, strict=True), strict=True)
-    return any(n > factor * max(at) or factor * n < min(at) for n, at in pairs)
+    return any(n > factor * max(those) or factor * n < min(those) for n, those in pairs)
 
 
 @dataclass
@@ -93,17 +94,17 @@ class KnownPrograms:
 
     def refusal(self, sizes: Mapping[str, int]) -> TraceRefused | None:
         """Why a call is not traced."""
-        at = tuple(sizes.values())
-        if at in self.refusals or self.count or may_try(self.refusals, at):
-            return self.refusals.get(at)
+        key = tuple(sizes.values())
+        if key in self.refusals or self.count or may_try(self.refusals, key):
+            return self.refusals.get(key)
         return next(reversed(self.refusals.values()))
 
     def refuse(self, sizes: Mapping[str, int], refusal: TraceRefused) -> None:
         """Keep the reason why there is no program at these sizes."""
-        at = tuple(sizes.values())
-        if not self.count and not may_try(self.refusals, at):
+        key = tuple(sizes.values())
+        if not self.count and not may_try(self.refusals, key):
             return
-        self.refusals[at] = refusal.without_frames()
+        self.refusals[key] = refusal.without_frames()
         if not self.count and len(self.refusals) >= _MAX_REFUSALS:
             self.tracer = lambda: None  # it holds traces, and a program is unlikely by now
         if len(self.refusals) > _REFUSALS_KEPT:
@@ -156,19 +157,19 @@ class TracedPrograms:
         """The programs that exist, each with its arguments that have open axes, in words."""
         return [
             (self._inputs(*key), program)
-            for key, known in list(self._traced.items())
-            for program in known.programs()
+            for key, traced in list(self._traced.items())
+            for program in traced.programs()
         ]
 
     def _inputs(self, tokens: Tokens, static: Sequence[int]) -> tuple[str, ...]:
         """The arguments with open axes, as people write them: ``x: float32[b, s, 64]``."""
-        rest, found = iter(static), []
+        rest, inputs = iter(static), []
         for path, row, kind in zip(self.paths, tokens, self.types, strict=True):
             dims = ", ".join([str(next(rest)) if token == STATIC else token for token in row])
             if any(token != STATIC and not token.isdigit() for token in row):
                 of = f"size {dims}" if kind.dtype is None else f"{kind.dtype}[{dims}]"
-                found.append(f"{path}: {of}")
-        return tuple(found)
+                inputs.append(f"{path}: {of}")
+        return tuple(inputs)
 
     def traced_as(self, call: Resolution, shapes: Shapes) -> str:
         """How the program of a call was traced, in words."""
@@ -184,18 +185,18 @@ class TracedPrograms:
     def why_again(self, call: Resolution, shapes: Shapes) -> str:
         """Why none of the programs before serves a call, in words."""
         key = self.static_key(call.tokens, shapes)
-        known = self.at(call.tokens, shapes)
-        if before := [p for p in known.programs() if p is not call.program]:
+        traced = self.at(call.tokens, shapes)
+        if before := [p for p in traced.programs() if p is not call.program]:
             sizes = ", ".join(f"{v} = {n}" for v, n in call.sizes.items())
             broken = {str(g): None for p in before for g in p.guards if not g.holds(call.sizes)}
             of = " and ".join(broken) or "of the traces"
             return f"traced anew: {sizes} breaks the guard {of}"
-        if known.count > 1:
+        if traced.count > 1:
             return "traced before, but dropped with the last of its executables"
-        others = [k for k, other in self._traced.items() if other.count and k != key]
-        if not others:
+        keys = [k for k, traced in self._traced.items() if traced.count and k != key]
+        if not keys:
             return "new"
-        tokens, sizes_before = others[-1]
+        tokens, sizes_before = keys[-1]
         changed = [
             f"axis {axis} of {self.paths[leaf]} is {shapes[leaf][axis]}, not {old}"
             for (leaf, axis, _), old in zip(places_of(tokens).static, sizes_before, strict=True)
@@ -210,14 +211,13 @@ class TracedPrograms:
     def at(self, tokens: Tokens, shapes: Shapes) -> KnownPrograms:
         """The programs and refusals for the open axes and static sizes of a call."""
         key = self.static_key(tokens, shapes)
-        known = self._traced.get(key)
-        if known is None:
+        if key not in self._traced:
             # Static sizes that vary from call to call leave many that are gone.
             if len(self._traced) % _LOOKED_THROUGH == _LOOKED_THROUGH - 1:
                 there = {k: t for k, t in self._traced.items() if t.refusals or t.programs()}
                 self._traced = there
-            known = self._traced[key] = KnownPrograms()
-        return known
+            self._traced[key] = KnownPrograms()
+        return self._traced[key]
 
     def add(self, program: Interface, to: KnownPrograms) -> None:
         """Keep a program among those of the same static sizes, which `at` returns."""
@@ -225,19 +225,19 @@ class TracedPrograms:
         to.add(program)
 
     def _leaves(self, tokens: Tokens, shapes: Shapes) -> list[Leaf]:
+        rows = zip(self.paths, resolution.open_shapes(tokens, shapes), self.types, strict=True)
         return [
-            Leaf(
-                path,
-                tuple(
-                    n if t == STATIC else int(t) if t.isdigit() else t
-                    for t, n in zip(row, shape, strict=True)
-                ),
-                kind.dtype,
-                kind.weak_type,
-                kind.sharding,
-            )
-            for path, row, shape, kind in zip(self.paths, tokens, shapes, self.types, strict=True)
+            Leaf(path, shape, kind.dtype, kind.weak_type, kind.sharding)
+            for path, shape, kind in rows
         ]
+
+    def _trace(self, tokens: Tokens, shapes: Shapes, sizes: Mapping[str, int]) -> Program:
+        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        return trace(self.fn, self.in_tree, leaves, sizes, constraints)
+
+    def _trace_static(self, shapes: Shapes) -> Program:
+        """The program where all axes are static; computed sizes alone are symbolic."""
+        return self._trace(tuple((STATIC,) * len(shape) for shape in shapes), shapes, {})
 
     def evenness(self, tokens: Tokens) -> list[Guard]:
         """A guard such as ``mod(b, 2) == 0`` for each axis that a mesh cuts into equal parts."""
@@ -251,10 +251,9 @@ class TracedPrograms:
         ]
 
     def _constraints(self, tokens: Tokens) -> list[str]:
-        """The user's constraints on the open axes, and those that sharding requires."""
-        opened = set(variables_in(tokens))
-        own = [text for text in self.constraints if parse_constraint(text).variables <= opened]
-        return list(dict.fromkeys([*own, *map(str, self.evenness(tokens))]))
+        opened = set(resolution.variables_in(tokens))
+        texts = [text for text in self.constraints if parse_constraint(text).variables <= opened]
+        return list(dict.fromkeys([*texts, *map(str, self.evenness(tokens))]))
 
     def attempt(self, tokens: Tokens, shapes: Shapes) -> Resolution:
         """Trace the function for a call: with symbolic sizes, or else at several concrete ones."""
@@ -263,7 +262,7 @@ class TracedPrograms:
         with holding_output() as held:
             call = self._attempt(tokens, shapes)
             leaves = self._leaves(tokens, shapes)
-            call = refusing_one_size(
+            call = resolution.refusing_one_size(
                 *(call, self._constraints(tokens), self.fn, self.at(tokens, shapes).programs()),
                 lambda n: self._tracer(tokens, shapes).at(n),
                 lambda n: self._attempt(tokens, [leaf.at(n) for leaf in leaves]),
@@ -273,11 +272,10 @@ class TracedPrograms:
 
     @forgetful_jax()
     def _attempt(self, tokens: Tokens, shapes: Shapes) -> Resolution:
-        sizes = bind_sizes(tokens, shapes, self.paths)
-        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
+        sizes = resolution.bind_sizes(tokens, shapes, self.paths)
         program: Program | TraceRefused | RuntimeError
         try:
-            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+            program = self._trace(tokens, shapes, sizes)
         except TraceRefused as refusal:
             program = refusal.placed(self.fn)
         except RuntimeError as error:
@@ -312,21 +310,15 @@ class TracedPrograms:
 
     def program_of(self, call: Resolution, shapes: Shapes) -> Program:
         """A program of a call whose sizes are all static; its guards keep other sizes away."""
-        static = tuple((STATIC,) * len(shape) for shape in shapes)
-        program = trace(self.fn, self.in_tree, self._leaves(static, shapes), {})
         guards = tuple(Guard(v, "==", str(n)) for v, n in call.sizes.items())
-        return replace(program, guards=guards, lower=dict(call.sizes))
+        return replace(self._trace_static(shapes), guards=guards, lower=dict(call.sizes))
 
     def _tree_at(self, tokens: Tokens, shapes: Shapes, sizes: dict[str, int]) -> Any:
-        """The tree of the results at the sizes of a call; None if it cannot be traced there.
-
-        Where the function computes sizes, these alone are symbolic, in a scope of their own.
-        """
+        """The tree of the results at the sizes of a call; None if it cannot be traced there."""
         with contextlib.suppress(TraceRefused):
             return self._tracer(tokens, shapes).at(sizes).out_tree
-        leaves = self._leaves(tuple((STATIC,) * len(shape) for shape in shapes), shapes)
         with contextlib.suppress(TraceRefused):
-            return trace(self.fn, self.in_tree, leaves, {}).out_tree
+            return self._trace_static(shapes).out_tree
         return None
 
     def computing(self, tokens: Tokens, shapes: Shapes) -> Program | None:
@@ -334,18 +326,16 @@ class TracedPrograms:
         if self._instead is not None:
             self._instead(tokens, shapes)
             return None
-        sizes = bind_sizes(tokens, shapes, self.paths)
-        leaves, constraints = self._leaves(tokens, shapes), self._constraints(tokens)
         with contextlib.suppress(TraceRefused):
-            program = trace(self.fn, self.in_tree, leaves, sizes, constraints)
+            program = self._trace(tokens, shapes, resolution.bind_sizes(tokens, shapes, self.paths))
             return program if program.computes_sizes else None
         return None
 
     def _tracer(self, tokens: Tokens, shapes: Shapes) -> Tracer:
         from bucketjit._tracing.concrete import Tracer
 
-        known = self.at(tokens, shapes).tracer()
-        return known or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
+        tracer = self.at(tokens, shapes).tracer()
+        return tracer or Tracer(self.fn, self.in_tree, self._leaves(tokens, shapes))
 
     def _pair(
         self,
@@ -358,16 +348,16 @@ class TracedPrograms:
         from bucketjit._tracing.pairing import pair
 
         traced = self.at(tokens, shapes)
-        known = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
+        samples = [p.pairing.samples[0] for p in traced.programs() if p.pairing]
         tracer = self._tracer(tokens, shapes)
         traced.tracer = lambda: tracer
         try:
             with raised_anew(None if refusal is None else refusal.cause):
                 tracer.at(sizes)  # an error of the function itself is raised, as by the exact run
-            if not self._pairs or len(known) >= _MAX_PAIRED:
+            if not self._pairs or len(samples) >= _MAX_PAIRED:
                 return Resolution(tokens, sizes, None, refusal)
             why = "" if refusal is None else refusal.reason
-            program = pair(tracer, sizes, self._constraints(tokens), known, why)
+            program = pair(tracer, sizes, self._constraints(tokens), samples, why)
         except TraceRefused as second:
             if refusal is not None:
                 reason = f"{refusal.reason}; {second.reason}"
@@ -376,8 +366,7 @@ class TracedPrograms:
                 if second.remedy == COMPUTE:
                     remedy = refusal.remedy
                     reason = refusal.reason if remedy == LOOP else reason
-                refusal = TraceRefused(reason, remedy, refusal.cause)
-                refusal.computes_sizes = second.computes_sizes
+                refusal = TraceRefused(reason, remedy, refusal.cause, second.computes_sizes)
             return Resolution(tokens, sizes, None, refusal)
         size_constants = program.size_constants(sizes)
         if size_constants is None:  # the function does something else each time it is traced

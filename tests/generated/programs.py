@@ -109,10 +109,10 @@ class Unfit(Exception):
 
 def size(shape: tuple[Any, ...]) -> int:
     """Elements at the bucket, about."""
-    from bucketjit._ir.bounds import upper_bound
+    from bucketjit._ir.bounds import upper_bound_text
 
     lower = dict.fromkeys(BUCKETS, 1)
-    return math.prod(upper_bound(d, lower, BUCKETS) for d in shape)
+    return math.prod(upper_bound_text(str(d), lower, BUCKETS) for d in shape)
 
 
 def _numeric(v: Value) -> bool:

@@ -14,8 +14,6 @@ from bucketjit._ir.expressions import evaluate
 from bucketjit._ir.ranges import (
     Range,
     is_at_most,
-    joined,
-    product,
     quotient,
     range_of_array,
     times,
@@ -216,7 +214,7 @@ def test_which_bound_is_larger() -> None:
     assert is_at_most(n - 1, n) and is_at_most(0, n - 1) and is_at_most(n, n + m)
     assert not is_at_most(n, m) and not is_at_most(n, 5) and not is_at_most(None, n)
     assert is_at_most(n // 2, n) and not is_at_most((n - 5) // 2, n - 5)
-    least = joined(Range(n, n), Range(m, m))
+    least = Range(n, n) | Range(m, m)
     assert is_at_most(least.low, n) and is_at_most(least.low, m) and is_at_most(m, least.high)
     assert not is_at_most(n, least.low) and not is_at_most(least.high, n)
 
@@ -237,9 +235,9 @@ def test_bounds_of_variables_decide_more() -> None:
 
 def test_arithmetic_of_ranges() -> None:
     n, m = export.symbolic_shape("n, m")
-    assert product(Range(0, n), Range(2, m)) == Range(0, n * m)
-    assert product(Range(-n, n), Range(3, 3)) == Range(-3 * n, 3 * n)
-    assert product(Range(-n, n), Range(-n, n)) == Range()
+    assert Range(0, n) * Range(2, m) == Range(0, n * m)
+    assert Range(-n, n) * Range(3, 3) == Range(-3 * n, 3 * n)
+    assert Range(-n, n) * Range(-n, n) == Range()
     assert quotient(Range(0, n), Range(2, None)) == Range(0, n)
     assert quotient(Range(-5, 5), Range(0, 2)) == Range()
     assert times(Range(1, 2), n, also_one=True) == Range(1, 2 * n)

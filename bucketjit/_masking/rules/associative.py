@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.associative_scan import associative_scan_p
-from bucketjit._ir.combine import PRIMAL, TANGENT, Combine, operands_of
+from bucketjit._ir.combine import PRIMAL, TANGENT, Combine
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.loops import has_loop
@@ -135,7 +135,7 @@ def associative_scan(ctx: RuleContext, *operands: Array) -> Arrays:
     """Padding comes after all that is real, and in a pullback it is kept from what is real."""
     combine, mode = ctx.params["combine"], ctx.params["mode"]
     logical = ctx.logical(ctx.in_shapes[combine.num_consts][combine.axis])
-    consts, elems, linear = operands_of(combine, operands)
+    consts, elems, linear = combine.operands(operands)
     if mode == PRIMAL:
         return _Scan(ctx, combine, consts).forward(elems, logical)
     if mode == TANGENT:

@@ -23,10 +23,9 @@ from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._events import counted
-from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._ir.dynamic_axes import STATIC, is_list_of_numbers
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
-from bucketjit._ir.lists_of_numbers import is_list_of_numbers
 from bucketjit._jax.arrays import is_on_several_devices
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine

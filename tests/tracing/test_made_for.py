@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
-from bucketjit._tracing.mismatches import (
+from bucketjit._tracing.made_for import (
     ArgumentFacts,
     LeafFacts,
     facts_made_for,
     facts_of_call,
     in_words,
     mismatches,
-    open_shapes,
 )
+from bucketjit._tracing.resolution import open_shapes
 
 NAMES = ("x", "y", "z")
 
@@ -33,9 +33,9 @@ def made(
     types, shapes = zip(*(leaf_type(x, "") for x in leaves), strict=True) if leaves else ((), ())
     plain = facts_made_for(tree, types, shapes, name)
     tokens = [
-        (opened or {}).get(x.path, ("_",) * len(x.shape)) for x in plain.leaves if x.other != "None"
+        (opened or {}).get(x.path, ("_",) * len(x.shape)) for x in plain.leaves if x.words != "None"
     ]
-    return facts_made_for(tree, types, open_shapes(tokens, shapes), name, statics, {})
+    return facts_made_for(tree, types, open_shapes(tokens, shapes), name, statics or {})
 
 
 def lines(facts: ArgumentFacts, *args: Any, **kwargs: Any) -> list[str]:
