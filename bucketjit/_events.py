@@ -12,8 +12,11 @@ obeys, and they may have any length.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from bucketjit._raised import frames_inside
 
 
 def _logger() -> logging.Logger:
@@ -106,6 +109,11 @@ def emit(event: Event, listeners: Sequence[Listener]) -> None:
             listener(event)
         except Exception:
             logger.exception("a listener failed for %s", event)
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn, at the line of the user's code."""
+    warnings.warn(printable(message, LONGEST), category, stacklevel=frames_inside())
 
 
 def printable(text: str, most: int | None = None) -> str:

@@ -15,9 +15,8 @@ import numpy as np
 
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import EXECUTABLES, Archive
-from bucketjit._artifact.dtypes import dtype_of, from_bytes
-from bucketjit._artifact.expressions import sides_of
-from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable
+from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable, guard_of
+from bucketjit._artifact.modules import dtype_of, from_bytes
 from bucketjit._compile.argument_types import Body, Transform, device_of, without_values
 from bucketjit._compile.bodies import Options
 from bucketjit._compile.executable import Executable, Pads
@@ -29,7 +28,6 @@ from bucketjit._config import Config
 from bucketjit._events import shown
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.expressions import Shape, evaluate_text
-from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.arrays import with_type
@@ -149,7 +147,7 @@ class LoadedPairing:
 def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgram:
     """A program of a function."""
     place = f"{source.path}: manifest.json"
-    guards = tuple(map(_guard, record.guards))
+    guards = tuple(map(guard_of, record.guards))
     with lenient_jax():
         scope = jax.export.SymbolicScope([str(g) for g in guards if g.op != "!="])
         shape_of = functools.partial(_shape, scope=scope)
@@ -167,7 +165,7 @@ def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> Loade
                 for made in record.computed
             },
             counts=record.counts,
-            presumed=tuple(map(_guard, record.presumed)),
+            presumed=tuple(map(guard_of, record.presumed)),
             roomy=record.roomy,
             unfitted=() if table is None else table.unfitted,
             size_constant_shapes=() if table is None else tuple(map(shape_of, table.axes)),
@@ -204,12 +202,6 @@ def _check_module(program: LoadedProgram, bucket: Bucket) -> None:
         or ranks != told
     ):
         raise ValueError(f"{bucket.module} takes or returns other arrays than the manifest tells")
-
-
-def _guard(text: str) -> Guard:
-    sides = sides_of(text)
-    assert sides is not None  # the manifest was checked
-    return Guard(*sides)
 
 
 def _shape(axes: Axes, scope: Any) -> Shape:

@@ -30,9 +30,9 @@ from bucketjit._ir.expressions import evaluate
 from bucketjit._jax.arrays import is_key, key_impl, with_type
 from bucketjit._jax.config import eval_context, only_differentiated
 from bucketjit._runtime.decisions import Masked
+from bucketjit._runtime.derivatives import note_inlined
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import is_differentiable
-from bucketjit._runtime.inlined import note_inlined
 from bucketjit.errors import ArtifactError
 
 _INLINED = (

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -27,7 +27,7 @@ from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import is_key, key_shape
 from bucketjit._jax.sharding_free import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
-from bucketjit._stages.refine import refine
+from bucketjit._stages.dynamic import refine
 from bucketjit.errors import ArtifactError, ExportError
 
 LAYOUT = "layout.json"
@@ -37,27 +37,16 @@ _LONGEST = 100  # characters in the name of a module's file
 Json = dict[str, Any]
 
 
-class Written(NamedTuple):
-    """What was unpacked.
-
-    Attributes:
-        files: The files, relative to the directory, in the order in which they were written.
-        nbytes: Their bytes.
-    """
-
-    files: tuple[str, ...]
-    nbytes: int
-
-
 def unpack(
     archive: Archive,
     directory: Path,
     platform: str | None = None,
     text: bool = False,
     force: bool = False,
-) -> Written:
+) -> dict[str, int]:
     """Write what a file holds into a directory, for programs without Python.
 
+    Returns the bytes of each file, by its name in the directory, in the order of writing.
     A failure leaves the directory as it was: files are replaced after all new ones are complete,
     and ``layout.json`` comes last.
     """
@@ -85,7 +74,7 @@ def unpack(
         for name in files:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(stage) / name, directory / name)
-    return Written(tuple(files), sum(map(len, files.values())))
+    return {name: len(data) for name, data in files.items()}
 
 
 class _Unpacked:

@@ -24,7 +24,6 @@ from bucketjit._artifact.archive import (
     write_archive,
 )
 from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, table_of, unmasked
-from bucketjit._artifact.dtypes import as_bytes, name_of
 from bucketjit._artifact.manifest import (
     FORMAT,
     Axes,
@@ -38,10 +37,12 @@ from bucketjit._artifact.manifest import (
     SavedLeaf,
     SavedProgram,
 )
+from bucketjit._artifact.modules import as_bytes, name_of
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import OF_BACKENDS, Source
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.files.environment import versions
+from bucketjit._config import is_int_from
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.expressions import Shape, evaluate, is_symbolic
 from bucketjit._ir.program import Program
@@ -78,9 +79,9 @@ class SaveOptions:
     key: object = None
 
     def __post_init__(self) -> None:
-        given = self.derivatives
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise SpecError(f"save: derivatives is an order, 0, 1 or more, got {given!r}")
+        order = self.derivatives
+        if not is_int_from(order, 0):
+            raise SpecError(f"save: derivatives is an order, 0, 1 or more, got {order!r}")
         for name in ("dynamic", "executables"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"save: {name} is True or False, got {getattr(self, name)!r}")
@@ -102,17 +103,17 @@ class _Members:
 
     Attributes:
         contents: The bytes of each member.
-        known: What the manifest says of each.
+        records: What the manifest says of each.
         constants: The constants, each once.
     """
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes | memoryview] = {}
-        self.known: dict[str, Member] = {}
+        self.records: dict[str, Member] = {}
         self.constants: dict[Any, Constant] = {}
 
     def add(self, name: str, data: bytes | memoryview) -> str:
-        self.contents[name], self.known[name] = data, member_of(data)
+        self.contents[name], self.records[name] = data, member_of(data)
         return name
 
     def add_constant(self, value: Any) -> int:
@@ -163,17 +164,17 @@ def save(
     functions = tuple(writer.function(sizes) for writer in writers)
     module = writers[0].exported
     assert module is not None
-    found, jax_config = versions(), jax.config.values
+    installed, jax_config = versions(), jax.config.values
     manifest = Manifest(
         format=FORMAT,
-        versions={n: found[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
+        versions={n: installed[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
         calling_convention=module.calling_convention_version,
         platforms=tuple(module.platforms),
         out=engine.config.out.value,
         config={name: str(jax_config.get(name)) for name in _OPTIONS_OF_JAX},
         constants=tuple(members.constants.values()),
         functions=functions,
-        members=members.known,
+        members=members.records,
     )
     if options.executables:
         file = io.BytesIO()
@@ -185,7 +186,7 @@ def save(
             )
             for order, record in enumerate(functions)
         )
-        manifest = replace(manifest, functions=functions, members=members.known)
+        manifest = replace(manifest, functions=functions, members=members.records)
     write_archive(path, manifest, members.contents, key)
 
 
@@ -254,6 +255,11 @@ class _FunctionWriter:
             buckets = tuple(self._bucket(where, program, *one, after) for one in calls)
         except MaskingError as error:
             raise unmasked(error) from error
+        dynamic = None
+        if self._options.dynamic:
+            sizes, platforms = calls[0][1].sizes, self._options.platforms
+            module = modules.dynamic_module(program, sizes, self._types, platforms)
+            dynamic = self._members.add(f"{where}/dynamic.stablehlo", modules.serialized(module))
         return SavedProgram(
             variables=calls[0][1].variables,
             lower=dict(program.lower),
@@ -271,7 +277,7 @@ class _FunctionWriter:
             samples=() if pairing is None else tuple(dict(s) for s in pairing.samples),
             why="" if pairing is None else pairing.why,
             masked=masked,
-            dynamic=self._dynamic(where, program, calls[0][1]) if self._options.dynamic else None,
+            dynamic=dynamic,
             computed=tuple(
                 ComputedSize(v, (made.bound,), made.line, made.is_checked)
                 for v, made in program.computed.items()
@@ -284,8 +290,9 @@ class _FunctionWriter:
     def _bucket(
         self, where: str, program: Program, bucket: Mapping[str, int], call: Call, after: Any
     ) -> Bucket:
-        given = program, call, bucket, self._engine.requests.rules(), after, self._types
-        module = self.exported = modules.bucket_module(*given, self._options.platforms)
+        rules, platforms = self._engine.requests.rules(), self._options.platforms
+        module = modules.bucket_module(program, call, bucket, rules, after, self._types, platforms)
+        self.exported = module
         arrays = module.in_avals[len(module.in_avals) - len(self._types) :]
         name = f"{where}/buckets/{','.join(f'{v}={n}' for v, n in bucket.items())}.stablehlo"
         return Bucket(
@@ -294,11 +301,6 @@ class _FunctionWriter:
             arguments=tuple(tuple(a.shape) for a in arrays),
             results=tuple(tuple(a.shape) for a in module.out_avals),
         )
-
-    def _dynamic(self, where: str, program: Program, call: Call) -> str:
-        given = program, call.sizes, self._types, self._options.platforms
-        raw = modules.serialized(modules.dynamic_module(*given))
-        return self._members.add(f"{where}/dynamic.stablehlo", raw)
 
 
 def _refuse_placed(call: Call) -> None:

@@ -122,26 +122,6 @@ class Exactly(NamedTuple):
     wholly: bool
 
 
-def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
-    """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
-    found: dict[str, int] = {}
-    exact = 0
-    for variable, n in sizes.items():
-        strategy = config.strategy_of(variable)
-        if isinstance(strategy, strategies.Exact):
-            exact += 1
-        elif policy_of(config, variable) is Overflow.EXACT:
-            try:
-                checked_bucket(strategy, variable, n)
-            except BucketOverflowError as error:
-                found[variable] = error.largest
-                exact += 1
-    if not found:
-        return None
-    told = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in found.items())
-    return Exactly(f"the size of {told} (overflow='exact')", exact == len(sizes))
-
-
 class ChoosesBuckets(Protocol):
     """Chooses the bucket of each call: by strategies, or among fixed ones, as those of a file.
 
@@ -275,8 +255,23 @@ class Buckets:
             return {**bucket, **seen}
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """The sizes that are beyond their largest bucket and stay exact."""
-        return exactly(self._config, sizes)
+        """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
+        beyond: dict[str, int] = {}
+        exact = 0
+        for variable, n in sizes.items():
+            strategy = self._config.strategy_of(variable)
+            if isinstance(strategy, strategies.Exact):
+                exact += 1
+            elif policy_of(self._config, variable) is Overflow.EXACT:
+                try:
+                    checked_bucket(strategy, variable, n)
+                except BucketOverflowError as error:
+                    beyond[variable] = error.largest
+                    exact += 1
+        if not beyond:
+            return None
+        words = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in beyond.items())
+        return Exactly(f"the size of {words} (overflow='exact')", exact == len(sizes))
 
     def chosen(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable, unfitted sizes left out."""

@@ -16,18 +16,48 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bucketjit._compile.cache import AtomicCount, Slot
+from bucketjit._compile.executable import Executable
 from bucketjit._ir.interface import Interface
-from bucketjit._runtime.moments import History, Moment
 from bucketjit._runtime.statistics import (
+    MOMENTS,
     SHAPES_KEPT,
     BucketStats,
     FrozenDict,
-    Reasons,
+    History,
+    Moment,
     Stats,
     share,
+    shown_reason,
 )
 
 _SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then they are rounded up
+
+
+REASONS_KEPT = 64  # distinct reasons counted by name; each is a time series in `bucketjit.metrics`
+OTHER = "other"  # the name under which all further reasons are counted
+
+
+class Reasons:
+    """Names of the first `REASONS_KEPT` reasons seen; all others are counted as `OTHER`."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._told: set[tuple[str, str]] = set()
+
+    def name(self, reason: str) -> str:
+        """The name that a reason is counted under."""
+        name = shown_reason(reason)
+        if name not in self._names:
+            if len(self._names) >= REASONS_KEPT:
+                return OTHER
+            self._names.add(name)
+        return name
+
+    def is_new(self, what: str, name: str) -> bool:
+        """Whether this is the first time that a name is asked about for this purpose."""
+        is_new = (what, name) not in self._told
+        self._told.add((what, name))
+        return is_new
 
 
 class CountedBatch(NamedTuple):
@@ -38,8 +68,7 @@ class CountedBatch(NamedTuple):
         logical: Their logical sizes, each with the number of examples that had them.
         padded: Padded size of each dimension variable; empty at an exact shape.
         padded_rows: How many examples the executable takes.
-        real: Elements of the padded arguments that are not padding.
-        total: Elements of the padded arguments.
+        real, total: Elements of the padded arguments, without and with padding.
         keys: `Call.shape_key` of the examples, each once.
     """
 
@@ -294,11 +323,13 @@ class Counters:
         with self._lock:
             return dict(self._selected.get(program, {}))
 
-    def _bucket(self, slot: Slot[Any], moment: Moment) -> BucketStats | None:
-        """The statistics of the executable in a slot; None if it has just left the cache."""
-        entry = slot.entry
-        if entry is None:
-            return None
+    def buckets(self, slots: Iterable[Slot[Any]], moment: Moment) -> tuple[BucketStats, ...]:
+        """The statistics of the executables in the slots of a cache."""
+        return tuple(
+            self._bucket(entry, slot, moment) for slot in slots if (entry := slot.entry) is not None
+        )
+
+    def _bucket(self, entry: Executable, slot: Slot[Any], moment: Moment) -> BucketStats:
         hits, last_used = moment.told(slot)
         return BucketStats(
             sizes=FrozenDict(entry.sizes),
@@ -313,26 +344,18 @@ class Counters:
             memory=FrozenDict(entry.memory),
         )
 
-    def snapshot(self, hits: Any, misses: int, evictions: int, slots: Any, **parts: Any) -> Stats:
-        """A snapshot of the counters.
-
-        All but ``misses`` and ``evictions`` may be functions of the `Moment`.
-        """
-
-        def buckets(moment: Moment) -> tuple[BucketStats, ...]:
-            every = slots(moment) if callable(slots) else slots
-            return tuple(b for slot in every if (b := self._bucket(slot, moment)) is not None)
-
-        self.history.make_room()
+    def snapshot(
+        self, misses: int = 0, evictions: int = 0, **parts: Callable[[Moment], Any]
+    ) -> Stats:
+        """A snapshot of the counters; ``parts`` compute further fields when they are asked for."""
+        if len(self.history.moments()) >= MOMENTS:  # they need not be told of changes then
+            self.history.settle()
         with self._lock:
             sums = self._own_sums
-            parts |= {"counts": lambda moment: self._counts(sums, moment), "hits": hits}
-            computed = {name: part for name, part in parts.items() if callable(part)}
-            moment = Moment({**computed, "buckets": buckets})
-            now = {**parts, **self._totals, "misses": misses, "evictions": evictions}
-            now |= {"fallback_calls": self._fallbacks.read(), "since": self._since}
+            moment = Moment({**parts, "counts": lambda moment: self._counts(sums, moment)})
+            now = {**self._totals, "misses": misses, "evictions": evictions, "since": self._since}
             stats = object.__new__(Stats)
-            vars(stats).update({k: v for k, v in now.items() if k not in computed}, _moment=moment)
+            vars(stats).update(now, fallback_calls=self._fallbacks.read(), _moment=moment)
             self.history.add(moment)
         return stats
 

@@ -18,12 +18,11 @@ from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
-from bucketjit._events import Event, emit
+from bucketjit._events import Event, emit, warn
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.debug_info import hide_own_lines
 from bucketjit._jax.tracebacks import hide_own_frames
 from bucketjit._raised import is_of_machine
-from bucketjit._runtime.computed_sizes import NOT_PADDED, run_eagerly
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import (
     Because,
@@ -32,7 +31,6 @@ from bucketjit._runtime.decisions import (
     Masked,
     Refusals,
     Unpadded,
-    warn_of_fallback,
 )
 from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, SharedState, Together
 from bucketjit._runtime.fast_path.bucket_handler import Handler
@@ -40,10 +38,17 @@ from bucketjit._runtime.fast_path.dispatch import CallArguments
 from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
 from bucketjit._runtime.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
-from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
+from bucketjit._runtime.runs import (
+    NOT_PADDED,
+    counted,
+    counter_of,
+    exact_finisher,
+    run_eagerly,
+    run_padded,
+)
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import bind_sizes
-from bucketjit.errors import ArtifactError, FallbackError, MaskingError
+from bucketjit.errors import ArtifactError, FallbackError, FallbackWarning, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
@@ -162,7 +167,7 @@ class Engine:
                 return self._run_exact(call, out, given, why.reason)
             case Unpadded(because):
                 result = self._run_exact(call, out, given)
-                is_eager = self.refusals.eager.is_eager(call.signature)
+                is_eager = call.signature in self.refusals.eager
                 if is_eager and because is Because.NO_OPEN_AXIS:
                     self.note_fallback(NOT_PADDED, is_eager=True)
                 return result
@@ -221,12 +226,9 @@ class Engine:
 
         None if it is not masked in a bucket that is compiled already.
         """
-        found = None if self.preparer is not None else self.memory.at_new_sizes(given)
-        if found is None:
+        if self.preparer is not None:
             return None
-        new, entry = found
-        served = self.served(new.key, entry, new.call, self.config.out)
-        return self.memory.add_new_sizes(given, new, served)
+        return self.memory.at_new_sizes(given, self.served)
 
     def tell_compiled(
         self, learning: Learning, program: Interface | None, of_rows: bool = False
@@ -236,10 +238,12 @@ class Engine:
             if owner is program and (entry.rows is not None) == of_rows:
                 learning.compiled(entry.sizes, entry.compile_seconds)
 
-    def served(self, key: object, entry: Executable, call: Call, out: Out) -> ServedCall:
+    def served(
+        self, key: object, entry: Executable, call: Call, out: Out | None = None
+    ) -> ServedCall:
         """How an executable serves a call."""
         sizes = entry.sizes_for(call)
-        finish = entry.finisher(call, out, self.counters)
+        finish = entry.finisher(call, out or self.config.out, self.counters)
         line = counter_of(entry, call)
         learning = self.buckets.learning(call.program)
         if learning is None:
@@ -255,11 +259,9 @@ class Engine:
         if self.config.check is Check.OFF:
             with counting:
                 return run()
-        from bucketjit._runtime.checked_calls import CheckedCall
+        from bucketjit._runtime.checked_calls import checked
 
-        return CheckedCall(
-            self.name, self.config.check, self.requests.rules, entry, call, out
-        ).result(counting, run, lambda: self.run_unpadded(call))
+        return checked(self, entry, call, out, counting, run)
 
     def run_unpadded(self, call: Call) -> Any:
         """Run a call at its exact shape, for a comparison; it is not counted."""
@@ -327,14 +329,14 @@ class Engine:
     ) -> Any:
         args, kwargs = call.tree.unflatten(map(plain, call.leaves))
         key = self.requests.exact_key(call)
-        found = self.refusals.eager.compiled(
+        compiled = self.refusals.compiled_exact(
             call, lambda: self.provider.get(key, lambda: self.requests.exact(call))
         )
-        if found is None:
+        if compiled is None:
             line = CallCounter(call.sizes, reason=reason)
             with counted(self.counters, line) if is_call else nullcontext():
                 return run_eagerly(call, out, reason)
-        entry, source, _ = found
+        entry, source, _ = compiled
         finish = exact_finisher(entry, call, None if reason is None else call.program, out)
         named = call.sizes or call.signature.guessed_sizes(call.shapes)
         line = CallCounter(named, reason=reason, key=call.shape_key)
@@ -357,7 +359,7 @@ class Engine:
         elif isinstance(refusal, NothingSelected):  # the function may raise an error of its own
             with suppress(ArtifactError):  # without its source
                 run_eagerly(call, out, refusal.reason)
-        is_eager = self.refusals.eager.is_eager(call.signature)
+        is_eager = call.signature in self.refusals.eager
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result
 
@@ -369,4 +371,6 @@ class Engine:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):
             self.emit(Event("fallback", self.name, detail=str(refusal)))
-            warn_of_fallback(self.name, refusal, is_eager)
+            how = "without jit, operation by operation"
+            how = how if is_eager else "at its exact shapes, one compile each"
+            warn(f"{self.name} runs {how}: {refusal}", FallbackWarning)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -16,9 +15,8 @@ from typing import Any
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Config
-from bucketjit._events import LONGEST, Event, counted, emit, printable
+from bucketjit._events import Event, counted, emit, warn
 from bucketjit._ir.dynamic_axes import STATIC
-from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine_parts import SharedState, alive
 from bucketjit._tracing.call import Call
 from bucketjit.errors import RecompileWarning
@@ -80,8 +78,7 @@ class Recompiles:
                 return
             self._is_told = True
         emit(Event("recompile", self._name, call.sizes, detail=why), self._config.listeners)
-        message = printable(f"{self._name} {why}", LONGEST)
-        warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
+        warn(f"{self._name} {why}", RecompileWarning)
 
     def _add(self, call: Call, entry: Executable, is_fallback: bool) -> None:
         self._buckets.add(tuple(self._bucket(*size) for size in call.sizes.items()))

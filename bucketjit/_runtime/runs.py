@@ -1,4 +1,4 @@
-"""Run one executable: pad its arguments, cut its results, count the call."""
+"""Run a call: by an executable, whose arguments are padded and results cut; or without ``jit``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import failed_running
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import is_of_machine, text_of
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import bind_sizes
+from bucketjit.errors import MaskingError, SelectionError
 
 # The function is traced at sizes ``first * n + second * i`` for the i-th variable. Several factors,
 # because a few rows more need not show in the shape of ``x[::2]``.
@@ -38,11 +39,6 @@ def open_outs(entry: Executable, call: Call) -> Sequence[int]:
         every = range(entry.out_tree.num_leaves)
         entry.open_outs = tuple(i for i in every if axes is None or axes[i])
     return entry.open_outs
-
-
-def has_empty_axis(shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether one of the shapes has an axis of size 0."""
-    return any(0 in shape for shape in shapes)
 
 
 def open_axes(call: Call) -> list[list[int]] | None:
@@ -128,3 +124,34 @@ def _padded(leaves: Sequence[Any], entry: Executable) -> list[Any]:
     shapes = dict(entry.pads)
     pads = [pad_to_place if i in entry.placed else pad for i in range(len(leaves))]
     return [pads[i](x, shapes[i]) if i in shapes else plain(x) for i, x in enumerate(leaves)]
+
+
+# --- without jit ---
+
+OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
+
+NOT_PADDED = MaskingError(
+    "it computes a size, and no axis is open",
+    "open an axis in dynamic_axes, or leave dynamic_axes out",
+)
+
+
+def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
+    """Run the function of a call without ``jit``."""
+    from bucketjit._compile.bodies import eagerly
+
+    try:
+        result = eagerly(call)
+    except (IndexError, TypeError, ValueError) as error:
+        if reason is None:
+            raise
+        told: Exception = error
+        if isinstance(error, OF_TRACERS) or "Tracer" in text_of(error):
+            told = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
+        told.add_note(f"bucketjit runs the function without jit, because: {reason}")
+        if told is error:
+            raise
+        raise told from error
+    if out is Out.JAX:
+        return result
+    return jax.tree_util.tree_map(as_numpy if out is Out.NUMPY else as_padded, result)

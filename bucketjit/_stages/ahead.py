@@ -27,7 +27,7 @@ from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.provider import Cleared
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
-from bucketjit._config import Config, Fallback, is_int_from
+from bucketjit._config import Fallback, is_int_from
 from bucketjit._events import Event
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.interface import Interface
@@ -35,7 +35,6 @@ from bucketjit._jax.config import ThreadConfig
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.batchable import why_not_batched
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import CompileBudgetError, FallbackError, MaskingError, SpecError
@@ -196,8 +195,8 @@ def requests_of(
         own = engine.buckets.of(decision.program, call, learns=False)
         decision = dataclasses.replace(decision, bucket=own)
     match decision:
-        case Masked(program, bucket, None) if rows and not why_not_batched(
-            engine, program, call, rows[0].mapped
+        case Masked(program, bucket, None) if rows and not engine.refusals.of_batches(
+            program, call, rows[0].mapped
         ):
             return [engine.requests.rows(call, bucket, each) for each in rows]
         case Masked(program, bucket):
@@ -315,7 +314,8 @@ class Ahead:
 
     def _compile(self, engine: Engine, call: Call, key: Hashable) -> str:
         """Compile what is missing. Returns what was not compiled and why; empty if all is there."""
-        listed = listed_buckets(engine.config, call)
+        every = ((v, strategies.buckets_of(engine.config.strategy_of(v))) for v in call.sizes)
+        listed = [[(v, n) for n in buckets] for v, buckets in every if buckets is not None]
         if not listed:
             return ""
         assert call.program is not None
@@ -325,8 +325,17 @@ class Ahead:
         if count > (_MOST if bound is None else bound):
             return f"no listed bucket is compiled: there are {count}, beyond the cache"
         epoch = engine.provider.epoch
-        sizes = [dict(row) for row in itertools.product(*listed)]
-        todo, problems = _missing(engine, call, sizes)
+        missing: dict[Hashable, CompileRequest] = {}
+        problems = []
+        for row in itertools.product(*listed):
+            try:
+                requests = requests_of(engine, call, call.tokens, {**call.sizes, **dict(row)})
+            except Exception as error:  # often of the function, which does not take these sizes
+                problems.append(in_one_line(error))
+                continue
+            if not isinstance(requests, Unmasked):
+                missing |= {r.key: r for r in requests if r.key not in engine.cache}
+        todo = list(missing.values())
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"no listed bucket is compiled: the cache has no room for {len(todo)} buckets"
         # The bucket of the call first, because it waits for it; then the largest.
@@ -352,26 +361,3 @@ class Ahead:
         if not problems:
             return ""
         return f"not all listed buckets are compiled: {'; '.join(dict.fromkeys(problems))}"
-
-
-def _missing(
-    engine: Engine, call: Call, every: Sequence[Mapping[str, int]]
-) -> tuple[list[CompileRequest], list[str]]:
-    """The requests for calls of these sizes that are not in the cache, and what went wrong."""
-    found: dict[Hashable, CompileRequest] = {}
-    problems = []
-    for sizes in every:
-        try:
-            requests = requests_of(engine, call, call.tokens, {**call.sizes, **sizes})
-        except Exception as error:  # often of the function, which does not take these sizes
-            problems.append(in_one_line(error))
-            continue
-        if not isinstance(requests, Unmasked):
-            found.update((one.key, one) for one in requests if one.key not in engine.cache)
-    return list(found.values()), problems
-
-
-def listed_buckets(config: Config, call: Call) -> list[list[tuple[str, int]]]:
-    """The buckets that the strategies of a call list."""
-    every = ((v, strategies.buckets_of(config.strategy_of(v))) for v in call.sizes)
-    return [[(v, size) for size in buckets] for v, buckets in every if buckets is not None]

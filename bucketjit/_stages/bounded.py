@@ -22,13 +22,7 @@ import jax
 from bucketjit._events import shown
 from bucketjit._ir.bucket_sizes import is_wide
 from bucketjit._ir.dynamic_axes import places_of
-from bucketjit._ir.expressions import (
-    evaluate_text,
-    is_symbolic,
-    parsed,
-    variables_in,
-    variables_of,
-)
+from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variables_in, variables_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
 from bucketjit._jax.module_building import (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,10 @@ from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import alive
-from bucketjit._runtime.moments import Moment
 from bucketjit._runtime.statistics import (
     ComputedSizeStats,
     LearntBucket,
+    Moment,
     ProgramStats,
     Stats,
     shown_reason,
@@ -23,11 +24,8 @@ from bucketjit._runtime.statistics import (
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
-    from bucketjit._stages.report import Report
-
-
-if TYPE_CHECKING:
     from bucketjit._config import Config
+    from bucketjit._stages.report import Report
 
 
 _LONGEST = 80  # characters of a strategy in the repr of a bucketed function
@@ -51,12 +49,12 @@ class Views:
         Returns:
             The snapshot, which does not change any more.
         """
-        engine, cache = self._engine, self._engine.cache
-        return engine.counters.snapshot(
-            lambda moment: cache.info(moment.told).hits,
+        engine, cache, counters = self._engine, self._engine.cache, self._engine.counters
+        return counters.snapshot(
             cache.misses,
             cache.evictions,
-            lambda moment: [slot for _, slot in cache.slots()],
+            hits=lambda moment: cache.info(moment.told).hits,
+            buckets=lambda moment: counters.buckets([s for _, s in cache.slots()], moment),
             programs=lambda moment: _programs(engine),
             learnt=lambda moment: _learnt(engine, moment),
         )
@@ -131,26 +129,30 @@ class Views:
         return one_line(line)
 
 
-def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
-    """The programs of a bucketed function and of its derivatives."""
-    # Executables of exact shapes have a signature in place of a program in their keys.
-    stored = [key[0] for key, _ in engine.cache.slots()]
-    found = []
+def _every_program(engine: Engine) -> Iterator[tuple[Engine, tuple[str, ...], Interface]]:
+    """The programs of a bucketed function and of its derivatives, with engine and inputs."""
     for other in alive(engine.shared.engines):
         for signature in other.signer.signatures():
             for inputs, program in signature.programs():
-                refusal = other.refusals.of_program(program)
-                found.append(
-                    ProgramStats(
-                        inputs=inputs,
-                        guards=tuple(map(str, program.guards)),
-                        kind="symbolic" if program.pairing is None else "paired",
-                        executables=sum(owner is program for owner in stored),
-                        refused=None if refusal is None else shown_reason(refusal.reason),
-                        computed=_computed(engine, program),
-                    )
-                )
-    return tuple(found)
+                yield other, inputs, program
+
+
+def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
+    """What is told of each program."""
+    # Executables of exact shapes have a signature in place of a program in their keys.
+    owners = [key[0] for key, _ in engine.cache.slots()]
+    return tuple(
+        ProgramStats(
+            inputs=inputs,
+            guards=tuple(map(str, program.guards)),
+            kind="symbolic" if program.pairing is None else "paired",
+            executables=sum(owner is program for owner in owners),
+            refused=None if why is None else shown_reason(why.reason),
+            computed=_computed(engine, program),
+        )
+        for other, inputs, program in _every_program(engine)
+        for why in [other.refusals.of_program(program)]
+    )
 
 
 def _learnt(engine: Engine, moment: Moment) -> tuple[LearntBucket, ...]:
@@ -159,16 +161,14 @@ def _learnt(engine: Engine, moment: Moment) -> tuple[LearntBucket, ...]:
         if earlier is moment:
             break
         earlier.ask("learnt")
-    found = []
-    for other in alive(engine.shared.engines):
-        for signature in other.signer.signatures():
-            for _, program in signature.programs():
-                for of_rows in (False, True):
-                    learning = other.buckets.learning(program, of_rows=of_rows)
-                    if learning is not None:
-                        with other.lock:
-                            found += learning.learnt(moment.told)
-    return tuple(found)
+    learnt: list[LearntBucket] = []
+    for other, _, program in _every_program(engine):
+        for of_rows in (False, True):
+            learning = other.buckets.learning(program, of_rows=of_rows)
+            if learning is not None:
+                with other.lock:
+                    learnt += learning.learnt(moment.told)
+    return tuple(learnt)
 
 
 def _computed(engine: Engine, program: Interface) -> tuple[ComputedSizeStats, ...]:
@@ -176,7 +176,7 @@ def _computed(engine: Engine, program: Interface) -> tuple[ComputedSizeStats, ..
     selected = engine.counters.selected_by(program)
     return tuple(
         ComputedSizeStats(
-            *(f"{variable} - 1", made.bound, one_line(made.line)), *selected.get(variable, ())
+            *(f"{variable} - 1", size.bound, one_line(size.line)), *selected.get(variable, ())
         )
-        for variable, made in program.computed.items()
+        for variable, size in program.computed.items()
     )

@@ -20,12 +20,7 @@ from bucketjit.strategies._search import (
     histogram,
     is_named,
 )
-from bucketjit.strategies.base import (
-    Strategy,
-    checked_bucket,
-    checked_strategy,
-    positive_int,
-)
+from bucketjit.strategies.base import Strategy, checked_bucket, checked_strategy, positive_int
 from bucketjit.strategies.rounding import Boundaries
 
 # The search for several variables looks at all combinations of candidates.

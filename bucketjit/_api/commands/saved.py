@@ -17,12 +17,11 @@ from bucketjit._api.commands.command import (
     UsageError,
     argument,
     named,
-    opened,
-    print_table,
     print_tables,
     read_text,
     shown_name,
 )
+from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.unpack import LAYOUT, unpack
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files.directory import Entry
@@ -30,7 +29,7 @@ from bucketjit._compile.files.record import Damaged
 from bucketjit._events import LONGEST, counted, one_line, shown
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.statistics import summary_of
-from bucketjit._stages.report import shown_bytes, tables_of
+from bucketjit._stages.report import Table, shown_bytes, tables_of
 
 # --- report ---
 
@@ -148,7 +147,8 @@ def _run_cache(options: argparse.Namespace) -> None:
     columns = ("function", "bucket", "made by", "size", "compiled in", "last use", "problem")
     total = shown_bytes(sum(entry.nbytes for entry in found))
     title = f"{counted(len(found), 'executable')}, {total}"
-    print_table(title, columns, map(_row, found), ("size", "compiled in", "last use"))
+    numeric = ("size", "compiled in", "last use")
+    print_tables([Table(title, columns, list(map(_row, found)), numeric)])
 
 
 def _row(entry: Entry) -> list[str]:
@@ -218,11 +218,14 @@ _ARGUMENTS_OF_UNPACK = (
 
 
 def _run_unpack(options: argparse.Namespace) -> None:
-    archive, directory = opened(options.file, options.key_file), Path(options.directory)
+    # Keys are secrets, so they do not stand on the command line. Editors end a file with a
+    # newline, which is no part of the key.
+    key = None if options.key_file is None else Path(options.key_file).read_bytes()
+    archive = Archive(options.file, key and key.removesuffix(b"\n").removesuffix(b"\r"))
+    directory = Path(options.directory)
     written = unpack(archive, directory, options.platform, options.text, options.force)
-    files = counted(len(written.files), "file")
-    told = f"wrote {files}, {shown_bytes(written.nbytes)}, into {directory}: programs read {LAYOUT}"
-    print(one_line(told, LONGEST))
+    files, nbytes = counted(len(written), "file"), shown_bytes(sum(written.values()))
+    print(one_line(f"wrote {files}, {nbytes}, into {directory}: programs read {LAYOUT}", LONGEST))
 
 
 UNPACK = Command(

@@ -19,12 +19,13 @@ from bucketjit._api.commands.command import (
     CommandError,
     argument,
     positive_int,
-    print_table,
+    print_tables,
     read_text,
     shown_name,
 )
 from bucketjit._api.executor import BucketedExec
 from bucketjit._events import counted
+from bucketjit._stages.report import Table
 from bucketjit.strategies import Pow2, Strategy, assess_joint, fit
 
 # --- plan ---
@@ -76,12 +77,10 @@ def _run_plan(options: argparse.Namespace) -> None:
         told = {"calls": len(calls), "k": k, "largest": largest, "plans": plans}
         print(json.dumps(told, indent=2))
         return
-    print_table(
-        f"{counted(len(calls), 'call')} of {source}, at most {k} executables",
-        ("plan", "executables", "waste", "strategy"),
-        [(p["name"], f"{p['executables']:,}", f"{p['waste']:.1%}", p["strategy"]) for p in plans],
-        numeric=("executables", "waste"),
-    )
+    title = f"{counted(len(calls), 'call')} of {source}, at most {k} executables"
+    heads = ("plan", "executables", "waste", "strategy")
+    rows = [(p["name"], f"{p['executables']:,}", f"{p['waste']:.1%}", p["strategy"]) for p in plans]
+    print_tables([Table(title, heads, rows, ("executables", "waste"))])
 
 
 def _plan(
@@ -203,7 +202,7 @@ def _run_bench(options: argparse.Namespace) -> None:
         return
     title = f"{counted(len(sizes), 'call')} of {counted(len(set(sizes)), 'size')} on {device}"
     rows = [(way, f"{r['cold_s']:.2f} s", f"{r['warm_us']:,.0f} us") for way, r in ways.items()]
-    print_table(title, ("way", "cold", "warm"), rows, numeric=("cold", "warm"))
+    print_tables([Table(title, ("way", "cold", "warm"), rows, ("cold", "warm"))])
 
 
 def _measure(way: str, run: Callable[[Any], Any], batches: list[Any]) -> dict[str, float]:

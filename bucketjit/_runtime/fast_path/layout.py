@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -142,79 +142,36 @@ class Layout(NamedTuple):
         return without
 
 
-class Argument(NamedTuple):
-    """An argument of a call that is not static.
-
-    Attributes:
-        where: Its position or name.
-        leaves: Its leaves.
-        tree: Its tree.
-        start: The position of its first leaf among the leaves of the call.
-    """
-
-    where: Where
-    leaves: list[Any]
-    tree: Any
-    start: int
-
-    def own(self, opened: Iterable[int]) -> list[int]:
-        """The leaves of the argument among some leaves of the call, by position in the argument."""
-        stop = self.start + len(self.leaves)
-        return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
-
-
-def arguments_of(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
-    """The arguments of a call that are not static, flat, in the order of `Call.leaves`."""
-    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in call.dynamic]
-    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in call.statics.keyword]
-    start = 0
-    found = []
-    for where, value in arguments:
-        flat, tree = jax.tree_util.tree_flatten(value)
-        found.append(Argument(where, flat, tree, start))
-        start += len(flat)
-    return found
-
-
 def layout_of(
-    call: Call,
-    opened: Sequence[int],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    arguments: Sequence[Argument],
-) -> Layout | None:
-    """The layout of a call."""
-    if any(reading(call.leaves[leaf]) is None for leaf in opened):
+    call: Call, opened: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Layout, list[Where]] | None:
+    """The layout of a call, and its arguments that hold NumPy arrays without open axes.
+
+    `preparing` says why these matter.
+    """
+    leaves = call.leaves
+    if any(reading(leaves[leaf]) is None for leaf in opened):
         return None
     # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only
     # for arguments with open axes.
-    if Padded in map(type, call.leaves):
-        known = set(opened)
-        if any(type(x) is Padded and i not in known for i, x in enumerate(call.leaves)):
-            return None
-    found = []
-    for argument in arguments:
-        places = tuple((own, argument.start + own) for own in argument.own(opened))
+    if any(type(x) is Padded and i not in opened for i, x in enumerate(leaves)):
+        return None
+    positional, named = call.tree.children()
+    names = [*call.dynamic, *named.node_data()[1]]
+    start, arguments, hosts = 0, [], []
+    for where, tree in zip(names, (*positional.children(), *named.children()), strict=True):
+        stop = start + tree.num_leaves
+        places = tuple((leaf - start, leaf) for leaf in opened if start <= leaf < stop)
         if places:
-            is_bare = jax.tree_util.treedef_is_leaf(argument.tree)
-            found.append(Opened(argument.where, argument.tree, places, is_bare))
-    if not found:  # nothing to read: calls of all shapes would have the same key
+            arguments.append(Opened(where, tree, places, jax.tree_util.treedef_is_leaf(tree)))
+        if any(type(leaves[i]) is ARRAY and i not in opened for i in range(start, stop)):
+            hosts.append(where)
+        start = stop
+    if not arguments:  # nothing to read: calls of all shapes would have the same key
         return None
     dynamic = None if len(call.dynamic) == len(args) else tuple(call.dynamic)
     statics: tuple[Where, ...] = (*call.statics.positional, *call.statics.keyword)
-    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(found))
-
-
-def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list[Where]:
-    """The arguments that hold NumPy arrays without open axes; `preparing` says why it matters."""
-    found: list[Where] = []
-    for argument in arguments:
-        if ARRAY not in map(type, argument.leaves):
-            continue
-        own = set(argument.own(opened))
-        if any(type(x) is ARRAY and i not in own for i, x in enumerate(argument.leaves)):
-            found.append(argument.where)
-    return found
+    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(arguments)), hosts
 
 
 # --- new sizes ---
@@ -272,32 +229,15 @@ def kind_of(
     return tuple(kinds), leaves
 
 
-class NewSizes(NamedTuple):
-    """A call that differs from earlier ones in its sizes alone.
-
-    Attributes:
-        table: The table of its layout.
-        call: The call, without its leaves.
-        leaves: The arguments with open axes.
-        hosts: The arguments that hold NumPy arrays without open axes.
-        key: The key of the executable of its bucket.
-        slot: The place of that executable in the cache.
-    """
-
-    table: Any
-    call: Call
-    leaves: Leaves
-    hosts: Sequence[Where]
-    key: Any
-    slot: Slot[Executable]
-
-
 class OtherSizes:
     """What calls have found that holds for calls of other sizes.
 
     A strategy is monotone, and a bucket is its own bucket. So all sizes from that of a call to its
     bucket have this bucket, and no strategy is asked. Where buckets are learnt, that holds until
     there are others, and then ``clock`` is over.
+
+    Attributes:
+        hosts: The arguments that hold NumPy arrays without open axes.
     """
 
     def __init__(
@@ -306,7 +246,7 @@ class OtherSizes:
         self._clock = clock
         self._like = dataclasses.replace(call, leaves=[], program=None)
         self._program = weakref.ref(program)  # an evicted one is not kept for this
-        self._hosts = hosts
+        self.hosts = hosts
         self._known: dict[Any, tuple[list[tuple[int, ...]], tuple[int, ...], Slot[Executable]]]
         self._known = {}
 
@@ -337,8 +277,11 @@ class OtherSizes:
                         return key, slot
         return None
 
-    def at(self, table: Any, leaves: Leaves) -> NewSizes | None:
-        """The call with these leaves; None if its bucket is not compiled, or not known."""
+    def call_with(self, leaves: Leaves) -> tuple[Call, Any, Slot[Executable]] | None:
+        """The call with these leaves, and the key and the place of the executable of its bucket.
+
+        The call is without its leaves. None if the bucket is not known.
+        """
         program, like, signature = self._program(), self._like, self._like.signature
         tokens = like.tokens
         if program is None or signature.tokens is not tokens:
@@ -364,8 +307,7 @@ class OtherSizes:
         if min(ordered) < 1 or not program.admits(sizes):
             return None
         program.check_reshapes(sizes)
-        key, slot = (program, *bucket[0]), bucket[1]
-        return NewSizes(table, call, leaves, self._hosts, key, slot)
+        return call, (program, *bucket[0]), bucket[1]
 
 
 def other_sizes(

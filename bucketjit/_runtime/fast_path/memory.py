@@ -6,7 +6,7 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -21,15 +21,7 @@ from bucketjit._runtime.fast_path.dispatch import (
     FastPath,
     make_handler,
 )
-from bucketjit._runtime.fast_path.layout import (
-    Leaves,
-    NewSizes,
-    arguments_of,
-    host_arguments,
-    kind_of,
-    layout_of,
-    other_sizes,
-)
+from bucketjit._runtime.fast_path.layout import Leaves, kind_of, layout_of, other_sizes
 from bucketjit._tracing.call import Call
 
 _MOST_KINDS = 64  # of calls that differ in sizes alone, in one table; at that many all are dropped
@@ -93,11 +85,10 @@ class RememberedCalls:
         slot = self._cache.slot(served.key)
         if slot is None:
             return
-        arguments = arguments_of(call, given.args, given.kwargs)
-        layout = layout_of(call, opened, given.args, given.kwargs, arguments)
-        if layout is None:
+        read = layout_of(call, opened, given.args, given.kwargs)
+        if read is None:
             return
-        hosts = host_arguments(arguments, opened)
+        layout, hosts = read
         with self._lock:
             table, gone = self.fast_path.of(layout, given.args, given.kwargs)
             self._forget(gone)
@@ -134,20 +125,24 @@ class RememberedCalls:
         self._forget(table.remember(given.args, given.kwargs, handler))
         return handler
 
-    def at_new_sizes(self, given: CallArguments) -> tuple[NewSizes, Executable] | None:
-        """A call that differs from earlier ones in sizes alone, and the executable for it."""
-        found = self.fast_path.other_sizes(given.args, given.kwargs)
-        if found is None:
-            return None
-        table, others, leaves = found
-        new = others.at(table, leaves)
-        entry = None if new is None else new.slot.entry
-        return None if new is None or entry is None else (new, entry)
+    def at_new_sizes(
+        self, given: CallArguments, serving: Callable[[Any, Executable, Call], ServedCall]
+    ) -> Handler | None:
+        """The handler of a call that differs from an earlier one in sizes alone.
 
-    def add_new_sizes(self, given: CallArguments, new: NewSizes, served: ServedCall) -> Handler:
-        """Make the handler of a call that `at_new_sizes` has found."""
+        None if its bucket is not compiled. ``serving`` says how an executable serves a call.
+        """
+        if (likes := self.fast_path.other_sizes(given.args, given.kwargs)) is None:
+            return None
+        table, others, leaves = likes
+        if (new := others.call_with(leaves)) is None:
+            return None
+        call, key, slot = new
+        if (entry := slot.entry) is None:
+            return None
+        served = serving(key, entry, call)
         with self._lock:
-            return self._remember(new.table, given, new.slot, served, new.leaves, new.hosts)
+            return self._remember(table, given, slot, served, leaves, others.hosts)
 
     def add_masked(
         self,

@@ -28,9 +28,8 @@ from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.lists_of_numbers import is_list_of_numbers
 from bucketjit._jax.arrays import is_on_several_devices
-from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
+from bucketjit._runtime.decisions import OF_FILE, Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
 from bucketjit._runtime.rows.examples import Examples, Values, is_number, places_of_arguments
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
@@ -297,7 +296,7 @@ class Kinds:
         engine = self.engine
         match decision:
             case Masked(program, bucket, None):
-                why = why_not_batched(engine, program, call, self.mapped)
+                why = engine.refusals.of_batches(program, call, self.mapped)
                 if why is not None:
                     if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
                         raise FallbackError(why.reason, why.remedy)

@@ -6,7 +6,7 @@ most two row counts, powers of two, so that a batch stays within the token budge
     100 rows of 16 tokens, budget 1024        32 + 32 + 32 + 4
 
 One executable belongs to each row count and length bucket. A second row count makes the last batch
-of a group smaller, and costs an executable, so only the groups that gain most by it get one.
+of a group smaller, and costs an executable, so a group gets one only if it gains more by it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -81,12 +81,9 @@ _BATCHES = 16  # the budget is such that a call has about so many batches
 # The price of running one more batch, in tokens: measured where a token costs little.
 _PER_RUN = 40
 
-# Row counts that have an executable are taken if they cost at most so much more than a new one.
-_WORSE = 1.1
-
-# One group in four may have a second row count that is new, if that saves one token in two hundred,
-# and 128 tokens.
-_GROUPS_PER_SECOND, _WORTH, _LEAST_WORTH = 4, 200, 128
+# The most that a row count without an executable costs, in tokens. It costs at most a quarter of
+# what the cheapest batches of its group do.
+_PER_EXECUTABLE = 512
 
 
 @dataclass(frozen=True)
@@ -131,20 +128,6 @@ class Planned:
             yield rows, self.members[end - rows : end]
 
 
-class _Cover(NamedTuple):
-    """Batches that hold the rows of a group.
-
-    Attributes:
-        cost: Tokens computed, and the price of each run.
-        rows: The row count of each batch.
-        new: The row counts that need a new executable.
-    """
-
-    cost: int
-    rows: tuple[int, ...]
-    new: frozenset[int]
-
-
 def default_budget(groups: Sequence[Group]) -> int:
     """The token budget of a call whose user has not set one."""
     tokens = sum(group.count * group.tokens for group in groups)
@@ -153,78 +136,32 @@ def default_budget(groups: Sequence[Group]) -> int:
 
 def batches(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
     """The row count of each batch, for each group."""
-    return list(_batches(tuple(groups), budget))
+    return [_cheapest(group, budget) for group in groups]
 
 
-@functools.lru_cache(maxsize=256)
-def _batches(groups: tuple[Group, ...], budget: int) -> tuple[tuple[int, ...], ...]:
-    """See `batches`; cached, as calls in a loop often have the same groups."""
-    options = [_options(group, budget) for group in groups]
-    chosen = [_first(group, budget, by_new) for group, by_new in zip(groups, options, strict=True)]
-    gains = sorted(
-        (
-            (first.cost - better.cost, i, better)
-            for i, (first, by_new) in enumerate(zip(chosen, options, strict=True))
-            for better in by_new.values()
-            if better.cost < first.cost
-        ),
-        key=lambda gain: (-gain[0], gain[1]),
-    )
-    worth = max(_LEAST_WORTH, sum(cover.cost for cover in chosen) // _WORTH)
-    # Earlier calls have had theirs: a call like the one before compiles nothing.
-    had = sum(max(0, len(group.known) - 1) for group in groups)
-    spare = max(1, len(groups) // _GROUPS_PER_SECOND) - had
-    improved: set[int] = set()
-    for gain, i, better in gains:
-        more = len(better.new) - len(chosen[i].new)
-        if i not in improved and more <= spare and (more <= 0 or gain >= worth):
-            chosen[i] = better
-            improved.add(i)
-            spare -= more
-    return tuple(cover.rows for cover in chosen)
+@functools.lru_cache(maxsize=1024)
+def _cheapest(group: Group, budget: int) -> tuple[int, ...]:
+    """The cheapest batches of a group; cached, as calls in a loop often have the same groups.
 
-
-def _options(group: Group, budget: int) -> dict[int, _Cover]:
-    """The cheapest cover of a group for each number of new executables, from 0 to 2."""
-    best: dict[int, _Cover] = {}
-    for cover in _covers(group, budget):
-        known = best.get(len(cover.new))
-        if known is None or cover.cost < known.cost:
-            best[len(cover.new)] = cover
-    return best
-
-
-def _first(group: Group, budget: int, by_new: dict[int, _Cover]) -> _Cover:
-    """The cover by known row counts, unless the best one of a single row count is much cheaper.
-
-    That one is what a call without known row counts begins with, so a call like an earlier one
-    begins with what that has compiled.
+    What a call has chosen costs it less than anything else would the next time, as it has all its
+    executables. So a call like an earlier one compiles nothing.
     """
-    single = min(
-        (cover for cover in _covers(group, budget) if len(set(cover.rows)) == 1),
-        key=lambda cover: cover.cost,
-        default=None,
-    )
-    known = by_new.get(0)
-    if known is None:
-        return by_new[min(by_new)] if single is None else single
-    return single if single is not None and known.cost > _WORSE * single.cost else known
+    costs = {
+        rows: sum(rows) * group.tokens + _PER_RUN * len(rows) for rows in _covers(group, budget)
+    }
+    price = min(_PER_EXECUTABLE, min(costs.values()) // 4)
+    return min(costs, key=lambda rows: costs[rows] + price * len(set(rows) - group.known))
 
 
-def _covers(group: Group, budget: int) -> Iterator[_Cover]:
-    """The covers of a group by full batches of one row count, and smaller ones of another."""
-    sizes = (
-        sorted(group.known, reverse=True)
-        if group.fixed and group.known
-        else _row_counts(group, budget)
-    )
-    for i, large in enumerate(sizes):
+def _covers(group: Group, budget: int) -> Iterator[tuple[int, ...]]:
+    """The row counts of full batches, and of smaller ones for the rest, that hold a group."""
+    counts = _row_counts(group, budget)
+    if group.fixed and group.known:
+        counts = sorted(group.known, reverse=True)
+    for i, large in enumerate(counts):
         full, rest = divmod(group.count, large)
-        for small in sizes[i:]:
-            few = -(-rest // small)
-            rows = (large,) * full + (small,) * few
-            cost = sum(rows) * group.tokens + _PER_RUN * len(rows)
-            yield _Cover(cost, rows, frozenset(rows) - group.known)
+        for small in counts[i:]:
+            yield (large,) * full + (small,) * -(-rest // small)
 
 
 def _row_counts(group: Group, budget: int) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -16,13 +15,12 @@ from typing import Any, NamedTuple
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._config import Check, Fallback, Out
-from bucketjit._events import LONGEST, Event, printable
+from bucketjit._events import Event, warn
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
-from bucketjit._raised import frames_inside
+from bucketjit._runtime.decisions import OF_FILE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.learning import Learning
-from bucketjit._runtime.rows.batchable import OF_FILE
 from bucketjit._runtime.rows.batches import (
     SharedArguments,
     checked_results,
@@ -42,7 +40,7 @@ from bucketjit._runtime.rows.plan import (
     may_take_turns,
     rows_in_turn,
 )
-from bucketjit._runtime.runs import has_empty_axis, open_axes
+from bucketjit._runtime.runs import open_axes
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
@@ -286,7 +284,8 @@ class MapCall:
             self._opened[program] = _open_axes_of(program)
         call = self.kinds.call_of(row)
         is_for_all = program is not None and not program.guards
-        if (is_for_all and not has_empty_axis(call.shapes)) or signature in self._opened:
+        is_for_all = is_for_all and not any(0 in shape for shape in call.shapes)
+        if is_for_all or signature in self._opened:
             return
         found = open_axes(call)
         if found is None and (beside := self.engine.program_beside(call)) is not None:
@@ -355,7 +354,7 @@ class MapCall:
     def _executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
         """The executable of a batch."""
         engine = self.engine
-        refused = engine.refusals.of_batches(way.program)  # when another batch was built
+        refused = engine.refusals.batches.get(way.program)  # when another batch was built
         if refused is not None:
             return Alone(refused)
         call = self.kinds.call_of(like)
@@ -387,9 +386,7 @@ class MapCall:
             if engine.counters.alone(why.reason, len(rows)):
                 told = f"map, one example at a time: {why}"
                 engine.emit(Event("fallback", engine.name, detail=told))
-                message = f"{engine.name}.map runs one example at a time: {why}"
-                stacklevel = frames_inside()
-                warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=stacklevel)
+                warn(f"{engine.name}.map runs one example at a time: {why}", FallbackWarning)
         return [engine.serve(self.kinds.call_of(row), None, self._out) for row in rows]
 
 
