@@ -125,6 +125,12 @@ def printable(text: str, most: int | None = None) -> str:
     return _cut(shown, most)  # escapes are longer than what they stand for
 
 
+class Verbatim(str):
+    """Text that is shown without quotes in what holds it."""
+
+    __repr__ = str.__str__
+
+
 def one_line(text: str, most: int | None = None) -> str:
     """`printable` text with a single space for each run of spaces and line ends."""
     return printable(" ".join(_cut(text, most).split()), most)

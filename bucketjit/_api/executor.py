@@ -237,10 +237,6 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
     def _forget(self) -> None:
         self._derivatives.clear()
 
-    @property
-    def _name(self) -> str:
-        return self._engine.name
-
     @boundary
     def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
         """Explain what a call with these arguments would do, without compiling or running it.

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from bucketjit._artifact.manifest import SizeTable
+from bucketjit._artifact.manifest import Axes, SizeTable
 from bucketjit._artifact.modules import as_bytes, name_of
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown, warn
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._ir.expressions import holds, is_symbolic, smallest_holding
+from bucketjit._ir.expressions import Shape, holds, is_symbolic, smallest_holding
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.program import Program
@@ -62,8 +62,8 @@ def buckets_of(
         FallbackWarning: The file will not serve some of these sizes.
     """
     search = _Search(engine, call, tokens)
-    for one in sizes:
-        search.ask(one)
+    for logical in sizes:
+        search.ask(logical)
     search.look_below()
     return search.buckets
 
@@ -81,18 +81,18 @@ def sizes_of(engine: Engine, call: Call, sizes: object) -> list[Mapping[str, int
         ]
         if compiled:
             return list(compiled)
-    own = axes(call, call.shapes)[1]
+    logical = axes(call, call.shapes)[1]
     _, _, wanted = asked(engine, call, sizes)
     if not wanted:
         raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
-    return [{**own, **one} for one in wanted]
+    return [{**logical, **chosen} for chosen in wanted]
 
 
-def unmasked(why: MaskingError, at: str = "") -> ArtifactError:
+def unmasked(why: MaskingError, where: str = "") -> ArtifactError:
     """The error that calls are not masked."""
     remedy = f"; {why.remedy}" if why.remedy else ""
     return ArtifactError(
-        f"calls{at} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
+        f"calls{where} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
         "export_dynamic exports a module of all sizes, which needs no mask"
     )
 
@@ -277,10 +277,7 @@ def table_of(
         members.append(add(f"{where}/size_constants/{number}.bin", raw))
         dtypes.append(name_of(kinds.pop()))
     table = SizeTable(
-        axes=tuple(
-            tuple(str(d) if is_symbolic(d) else int(d) for d in shape)
-            for shape in program.size_constant_shapes
-        ),
+        axes=tuple(map(axes_of, program.size_constant_shapes)),
         dtypes=tuple(dtypes),
         unfitted=program.unfitted,
         rows=tuple(rows),
@@ -299,3 +296,8 @@ def _with_room(
         if all(n <= padded[v] for v, n in zip(variables, row, strict=True)):
             room |= {v: max(room[v], n) for v, n in zip(table.unfitted, extra, strict=True)}
     return room, call
+
+
+def axes_of(shape: Shape) -> Axes:
+    """A shape as files have it."""
+    return tuple(str(d) if is_symbolic(d) else int(d) for d in shape)

@@ -293,7 +293,6 @@ def _error(place: str, what: str) -> ArtifactError:
 
 
 def _check_texts(place: str, program: SavedProgram) -> None:
-    """Check the texts of a program that Python computes with."""
     names = set(program.variables)
     with_computed = set(names)
     for size in program.computed:
@@ -374,7 +373,6 @@ def guard_of(text: str, place: str = NAME) -> Guard:
 
 
 def _check(node: ast.expr, variables: Set[str], power_around: int = 1) -> None:
-    """Raise ValueError for a tree that is no arithmetic; see `_check_expression`."""
     match node:
         case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
             return

@@ -19,15 +19,8 @@ from bucketjit._compile.bodies import masked
 from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.program import Program
+from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import key_impl, traced_for, with_type
-from bucketjit._jax.stablehlo import (
-    BadModule,
-    for_older_readers,
-    foreign_operations,
-    register_namedtuples,
-    stable_targets,
-    without_assertion_effects,
-)
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
@@ -88,9 +81,9 @@ def bucket_module(
     padded = program.sizes_in(bucket).padded_shape
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
-        consts, given = _as_traced(program, types, constants, arrays)
+        consts, padded_arrays = _as_traced(program, types, constants, arrays)
         body = masked(program, consts, bucket, call.variables, rules, after)
-        return body(sizes, tuple(by_size), given)
+        return body(sizes, tuple(by_size), padded_arrays)
 
     values = zip(program.size_constant_shapes, call.size_constants.values, strict=True)
     by_size = [jax.ShapeDtypeStruct(padded(s), np.asarray(value).dtype) for s, value in values]
@@ -127,10 +120,10 @@ def serialized(module: jax.export.Exported) -> bytes:
         # JAX's own error is an ImportError that names no package.
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
 
-        register_namedtuples(module.in_tree)
-        register_namedtuples(module.out_tree)
+        stablehlo.register_namedtuples(module.in_tree)
+        stablehlo.register_namedtuples(module.out_tree)
         try:
-            return bytes(for_older_readers(module).serialize())
+            return bytes(stablehlo.for_older_readers(module).serialize())
         except (ValueError, NotImplementedError) as error:
             raise ArtifactError(
                 f"jax.export cannot serialize it: {in_one_line(error)} (a NamedTuple need not be "
@@ -144,10 +137,10 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
         module: jax.export.Exported = exported_from(raw, place)
     except ExportError as error:
         raise ArtifactError(str(error)) from error
-    allowed = stable_targets() - (frozenset() if trusted else _OPAQUE)
+    allowed = stablehlo.stable_targets() - (frozenset() if trusted else _OPAQUE)
     try:
-        foreign = foreign_operations(module.mlir_module_serialized, allowed)
-    except BadModule as error:
+        foreign = stablehlo.foreign_operations(module.mlir_module_serialized, allowed)
+    except stablehlo.BadModule as error:
         raise ArtifactError(f"{place}: it holds no module that can be read: {error}") from error
     if foreign:
         raise ArtifactError(
@@ -176,8 +169,8 @@ def dynamic_module(
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, (dtype, _) in pairs]
     with lenient_jax():
         args = list(map(_plain_type, program.consts)), arrays
-        made = exported(main, platforms, args, {})
-    return without_assertion_effects(made)
+        module = exported(main, platforms, args, {})
+    return stablehlo.without_assertion_effects(module)
 
 
 # --- arrays and their dtypes ---

@@ -161,8 +161,8 @@ def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> Loade
             lower=record.lower,
             reshapes={(shape_of(a), shape_of(b)): "" for a, b in record.reshapes},
             computed={
-                made.variable: Computed(str(made.bound[0]), made.line, made.is_checked)
-                for made in record.computed
+                size.variable: Computed(str(size.bound[0]), size.line, size.is_checked)
+                for size in record.computed
             },
             counts=record.counts,
             presumed=tuple(map(guard_of, record.presumed)),
@@ -194,12 +194,12 @@ def _check_module(program: LoadedProgram, bucket: Bucket) -> None:
     ]
     returns = list(zip(bucket.results, dtypes, strict=True))
     ranks = [len(shape) for shape in (*program.in_shapes, *program.out_shapes)]
-    told = [len(shape) for shape in (*bucket.arguments, *bucket.results[: len(record.outputs)])]
+    padded = (*bucket.arguments, *bucket.results[: len(record.outputs)])
     if (
         bucket.sizes.keys() != set(record.variables)
         or takes[: len(before)] + takes[first:] != [*before, *bucket.arguments]
         or [(tuple(a.shape), a.dtype) for a in module.out_avals] != returns
-        or ranks != told
+        or ranks != list(map(len, padded))
     ):
         raise ValueError(f"{bucket.module} takes or returns other arrays than the manifest tells")
 
@@ -220,25 +220,25 @@ def _pairing(source: Source, record: SavedProgram) -> LoadedPairing:
     table = record.table
     if table is None:
         return LoadedPairing(record.samples, record.why, record.buckets, None)
-    own = record.variables[: len(record.variables) - len(table.unfitted)]
-    columns = [list(_column(source, table, number, own)) for number in range(len(table.members))]
+    variables = record.variables[: len(record.variables) - len(table.unfitted)]
+    columns = [list(_column(source, table, i, variables)) for i in range(len(table.members))]
     rows = zip(table.rows, table.extra, strict=True)
     constants = {
         row: SizeConstants(extra, tuple(column[i] for column in columns))
         for i, (row, extra) in enumerate(rows)
     }
-    return LoadedPairing(record.samples, record.why, record.buckets, table, constants, own)
+    return LoadedPairing(record.samples, record.why, record.buckets, table, constants, variables)
 
 
 def _column(
-    source: Source, table: SizeTable, number: int, own: Sequence[str]
+    source: Source, table: SizeTable, number: int, variables: Sequence[str]
 ) -> Iterator[np.ndarray]:
     """The values of one tabulated constant, one for each row."""
     member = table.members[number]
     place = f"{source.path}: {member}"
     dtype, raw = dtype_of(table.dtypes[number], place), source.archive.view(member)
     for row, extra in zip(table.rows, table.extra, strict=True):
-        sizes = dict(zip(itertools.chain(own, table.unfitted), (*row, *extra), strict=True))
+        sizes = dict(zip(itertools.chain(variables, table.unfitted), (*row, *extra), strict=True))
         shape = shape_at(table.axes[number], sizes)
         size = int(np.prod(shape, dtype=object)) * int(dtype.itemsize)
         yield from_bytes(raw[:size], dtype, shape, place)
@@ -289,8 +289,8 @@ class SavedBodies:
 
         _check_platform(program, call)
         of_xla = options(program.workarounds.options())
-        given = call, record.sizes, pads, self._check, of_xla
-        return kernel(transform, body, *given, program.constants)
+        how = call, record.sizes, pads, self._check, of_xla
+        return kernel(transform, body, *how, program.constants)
 
     def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
         """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
@@ -352,23 +352,23 @@ class InFile:
 
     def load(self) -> Executable | None:
         """The executable; None if the file has none for this machine and these versions."""
-        began, made = time.perf_counter(), self._make()
-        program = made.call.program
-        if made.is_exact:
+        began, kernel = time.perf_counter(), self._make()
+        program = kernel.call.program
+        if kernel.is_exact:
             return None
         assert isinstance(program, LoadedProgram)
         bucket = program.bucket(self._sizes)
         if not bucket.executables or not program.source.executables:
             return None
         try:
-            placement = Placement.on(device_of([*program.constants, *made.leaves]))
+            placement = Placement.on(device_of([*program.constants, *kernel.leaves]))
             member, kept = bucket.executables[environment_digest(placement.device)]
             xla = deserialized(program.source.executables[member], placement)
         except Exception as error:  # its module can be compiled in its place
             if is_of_machine(error):
                 raise
             return None
-        return loaded(made, xla, kept, made.results(), placement, lambda error: None, began)
+        return loaded(kernel, xla, kept, kernel.results(), placement, lambda error: None, began)
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""

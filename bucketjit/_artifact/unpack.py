@@ -50,10 +50,10 @@ def unpack(
     A failure leaves the directory as it was: files are replaced after all new ones are complete,
     and ``layout.json`` comes last.
     """
-    known = archive.manifest.platforms
-    if platform is not None and platform not in known:
+    platforms = archive.manifest.platforms
+    if platform is not None and platform not in platforms:
         raise ArtifactError(
-            f"{archive.path} has modules for {', '.join(known)}, not for {platform!r}; save it "
+            f"{archive.path} has modules for {', '.join(platforms)}, not for {platform!r}; save it "
             f"with platforms=[..., {platform!r}]"
         )
     if directory.is_symlink() or directory.exists():
@@ -63,7 +63,7 @@ def unpack(
             raise ArtifactError(
                 f"{directory} is not empty; name another directory, or write into it with --force"
             )
-    files = _Unpacked(archive, known if platform is None else (platform,), text).files
+    files = _Unpacked(archive, platforms if platform is None else (platform,), text).files
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=directory.parent) as stage:
         for name, data in files.items():
@@ -95,8 +95,8 @@ class _Unpacked:
             "platforms": list(platforms),
             "padding": 0,
             "constants": [
-                {**_some(one, "dtype", "shape"), "file": self._array("constants", i, one.member)}
-                for i, one in enumerate(manifest.constants)
+                {**_some(c, "dtype", "shape"), "file": self._array("constants", i, c.member)}
+                for i, c in enumerate(manifest.constants)
             ],
             "functions": [
                 self._function(function, f"derivative{order}" if order else "function")
@@ -156,7 +156,7 @@ class _Unpacked:
         raw = self._archive.read(bucket.module)
         place = f"{self._archive.path}: {bucket.module}"
         exported = modules.deserialized(raw, place)
-        told: Json = {
+        record: Json = {
             "sizes": dict(bucket.sizes),
             "inputs": [_typed(aval) for aval in exported.in_avals],
             "outputs": [_typed(aval) for aval in exported.out_avals],
@@ -165,12 +165,12 @@ class _Unpacked:
         }
         for platform in self._platforms:
             artifact, module = _plain(raw, exported, platform, place)
-            at = "modules" if len(exported.platforms) == 1 else f"modules/{platform}"
-            told["modules"][platform] = self._add(f"{at}/{name}.mlirbc", artifact)
-            told["custom_calls"][platform] = custom_call_targets(artifact)
+            folder = "modules" if len(exported.platforms) == 1 else f"modules/{platform}"
+            record["modules"][platform] = self._add(f"{folder}/{name}.mlirbc", artifact)
+            record["custom_calls"][platform] = custom_call_targets(artifact)
             if self._text:
-                self._add(f"{at}/{name}.mlir", stablehlo.text_of(module).encode())
-        return told
+                self._add(f"{folder}/{name}.mlir", stablehlo.text_of(module).encode())
+        return record
 
 
 def _typed(aval: Any) -> Json:
@@ -181,7 +181,6 @@ def _typed(aval: Any) -> Json:
 
 
 def _some(record: Any, *fields: str) -> Json:
-    """Fields of a record of the manifest."""
     return {field: value for field, value in asdict(record).items() if field in fields}
 
 
@@ -200,6 +199,5 @@ def _plain(raw: bytes, exported: Any, platform: str, place: str) -> tuple[bytes,
 
 
 def _name(bucket: Bucket, number: int) -> str:
-    """The name of the files of a bucket."""
     name = ",".join(f"{variable}={size}" for variable, size in bucket.sizes.items())
     return name if name and name.isascii() and len(name) <= _LONGEST else f"bucket{number}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bucketjit._compile.bodies import one_by_one
 from bucketjit._compile.executable import Executable, arguments_with, run_poisoned
@@ -20,19 +20,16 @@ from bucketjit._masking.checks import POISONS, blame, compare, failed
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.call import Call
 
-if TYPE_CHECKING:
-    from bucketjit._runtime.engine import Engine
-
 
 def checked(
-    engine: Engine,
+    engine: Any,
     entry: Executable,
     call: Call,
     out: Out,
     counting: AbstractContextManager[None],
     run: Callable[[], Any],
 ) -> Any:
-    """Run a call in a bucket and compare its result."""
+    """Run a call of an `Engine` in a bucket, and compare its result."""
     check = engine.config.check
     if check is Check.POISON:
         with counting:
@@ -49,7 +46,7 @@ def checked(
 
 
 def _compare(
-    engine: Engine, entry: Executable, call: Call, results: Any, what: str, to_the_bit: bool
+    engine: Any, entry: Executable, call: Call, results: Any, what: str, to_the_bit: bool
 ) -> None:
     """Raise an error that names the equation to blame if two results differ."""
     result, reference = results

@@ -37,29 +37,6 @@ REASONS_KEPT = 64  # distinct reasons counted by name; each is a time series in 
 OTHER = "other"  # the name under which all further reasons are counted
 
 
-class Reasons:
-    """Names of the first `REASONS_KEPT` reasons seen; all others are counted as `OTHER`."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
-
-    def name(self, reason: str) -> str:
-        """The name that a reason is counted under."""
-        name = shown_reason(reason)
-        if name not in self._names:
-            if len(self._names) >= REASONS_KEPT:
-                return OTHER
-            self._names.add(name)
-        return name
-
-    def is_new(self, what: str, name: str) -> bool:
-        """Whether this is the first time that a name is asked about for this purpose."""
-        is_new = (what, name) not in self._told
-        self._told.add((what, name))
-        return is_new
-
-
 class CountedBatch(NamedTuple):
     """What is counted of a call, or of a batch of examples (see `bucketjit._runtime.rows`).
 
@@ -107,8 +84,8 @@ class CallCounter:
         self.calls = AtomicCount()
         self.history: History
         self.also: Callable[[], object] | None
-        own = {} if padded is None else {v: padded[v] for v in logical}
-        self.like = CountedBatch(0, ((dict(logical), 1),), own, 1, real, total, (key,))
+        bucket = {} if padded is None else {v: padded[v] for v in logical}
+        self.like = CountedBatch(0, ((dict(logical), 1),), bucket, 1, real, total, (key,))
         self.reason = reason
 
     def told(self) -> int:
@@ -131,8 +108,8 @@ class _Sizes:
         if len(self.counts) > _SIZES_KEPT:
             self.step *= 2
             before, self.counts = self.counts, Counter()
-            for known, count in before.items():
-                self.add(known, count)
+            for rounded, count in before.items():
+                self.add(rounded, count)
 
 
 @dataclass
@@ -206,7 +183,8 @@ class Counters:
         with self._lock:
             self._lines: dict[int, CallCounter] = {}
             self._retired: deque[CallCounter] = deque()
-            self._reasons = Reasons()
+            self._reasons: set[str] = set()  # by name, the first `REASONS_KEPT`
+            self._noted: set[tuple[str, str]] = set()
             self._has_inlined = False
         self.reset()
 
@@ -220,8 +198,7 @@ class Counters:
                 **dict.fromkeys(("compiles", "loads", "inlined_calls"), 0),
                 **dict.fromkeys(("compile_seconds", "load_seconds"), 0.0),
             }
-            self._selected: weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]
-            self._selected = weakref.WeakKeyDictionary()
+            self._selected = weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]()
             self.history.keep(*self._every_line())  # for snapshots that threads have just taken
             for line in self._every_line():
                 line.calls.reset()
@@ -240,10 +217,10 @@ class Counters:
     def call(self, line: CallCounter) -> None:
         """Count one call of the slow path."""
         with self._lock:
-            self._name_reason(line)
-            self._sums.add(line.like, reason=line.reason)
             if line.reason is not None:
+                line.reason = self._name(line.reason)
                 self._fallbacks.add()
+            self._sums.add(line.like, reason=line.reason)
 
     def batch(self, batch: CountedBatch) -> None:
         """Count a batch of examples; it is one call."""
@@ -253,18 +230,18 @@ class Counters:
     def alone(self, reason: str, examples: int) -> bool:
         """Count examples that ran one by one. Returns whether the reason is new."""
         with self._lock:
-            name = self._reasons.name(reason)
+            name = self._name(reason)
             self._sums.alone[name] += examples
-            return self._reasons.is_new("alone", name)
+            return self._is_new("alone", name)
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
         """Count a fallback, if its call did not. Returns whether the reason is new."""
         with self._lock:
-            name = self._reasons.name(reason)
+            name = self._name(reason)
             if not counted:
                 self._sums.reasons[name] += 1
                 self._fallbacks.add()
-            return self._reasons.is_new("fallback", name)
+            return self._is_new("fallback", name)
 
     def inlined(self) -> bool:
         """Count a call inside a transformation. Returns whether it is the first one."""
@@ -276,9 +253,9 @@ class Counters:
     def open(self, line: CallCounter) -> None:
         """Add a call counter of the fast path."""
         with self._lock:
-            self._name_reason(line)
-            line.history = self.history
-            line.also = None if line.reason is None else self._fallbacks.add
+            line.history, line.also = self.history, None
+            if line.reason is not None:
+                line.reason, line.also = self._name(line.reason), self._fallbacks.add
             self._lines[id(line)] = line
 
     def close(self, line: CallCounter) -> None:
@@ -298,9 +275,19 @@ class Counters:
     def _every_line(self) -> Iterable[CallCounter]:
         return (*self._lines.values(), *self._retired)
 
-    def _name_reason(self, line: CallCounter) -> None:
-        if line.reason is not None:
-            line.reason = self._reasons.name(line.reason)
+    def _name(self, reason: str) -> str:
+        name = shown_reason(reason)
+        if name not in self._reasons:
+            if len(self._reasons) >= REASONS_KEPT:
+                return OTHER
+            self._reasons.add(name)
+        return name
+
+    def _is_new(self, what: str, name: str) -> bool:
+        """Whether a reason is counted for this purpose for the first time."""
+        count = len(self._noted)
+        self._noted.add((what, name))
+        return len(self._noted) > count
 
     def built(self, seconds: float, is_loaded: bool = False) -> None:
         """Count an executable that was compiled or read from a file, and the seconds that took."""

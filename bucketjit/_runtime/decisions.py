@@ -11,7 +11,7 @@ import enum
 import weakref
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -26,9 +26,6 @@ from bucketjit._jax.patches.traced_sizes import Noticing, SizeIsComputed
 from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError, MaskingError
-
-if TYPE_CHECKING:
-    from bucketjit._tracing.signature import Signature
 
 
 class Refusals:
@@ -45,18 +42,16 @@ class Refusals:
 
     def __init__(self) -> None:
         self.version = 0
-        self.eager: weakref.WeakSet[Signature] = weakref.WeakSet()
-        self.batches: weakref.WeakKeyDictionary[Interface, MaskingError | None]
-        self.batches = weakref.WeakKeyDictionary()
+        self.eager: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.batches = weakref.WeakKeyDictionary[Interface, MaskingError | None]()
         # By the padded sizes of a bucket; None stands for all buckets.
-        self._found: weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]
-        self._found = weakref.WeakKeyDictionary()
+        self._found = weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
         """Remember that a program cannot be masked."""
         program, bucket = key
-        at = bucket if refusal.in_bucket else None
-        self._found.setdefault(program, {})[at] = refusal.without_frames()
+        place = bucket if refusal.in_bucket else None
+        self._found.setdefault(program, {})[place] = refusal.without_frames()
         self.version += 1
 
     def of_program(self, program: Interface) -> MaskingError | None:
@@ -66,8 +61,8 @@ class Refusals:
     def of(self, key: tuple[Interface, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket; None if it may be possible."""
         program, bucket = key
-        found = self._found.get(program, {})
-        return found.get(None) or found.get(bucket)
+        refusals = self._found.get(program, {})
+        return refusals.get(None) or refusals.get(bucket)
 
     def note_batches(self, program: Interface, refusal: MaskingError | None) -> None:
         """Remember whether a program takes several examples at a time."""
@@ -218,11 +213,11 @@ class Decisions:
         bucket = self._buckets.of(program, call)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
         # is all of them, there is nothing to mask.
-        beyond = self._buckets.beyond(program, call.sizes)
-        if beyond is not None and beyond.wholly:
-            return Unpadded(Because.BEYOND, MaskingError(beyond.reason))
+        beyond, is_unpadded = self._buckets.beyond(program, call.sizes) or (None, False)
+        if beyond is not None and is_unpadded:
+            return Unpadded(Because.BEYOND, MaskingError(beyond))
         refuse_global(call, bucket)
-        masked = Masked(program, bucket, None if beyond is None else beyond.reason)
+        masked = Masked(program, bucket, beyond)
         if (refusal := self._refusals.of(masked.key)) is not None:
             return Unpadded(Because.UNMASKED, refusal)
         return masked

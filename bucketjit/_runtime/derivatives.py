@@ -22,12 +22,7 @@ from bucketjit._events import Event, emit, warn
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import is_symbolic, variables_of
 from bucketjit._ir.program import Program
-from bucketjit._jax.config import (
-    eval_context,
-    innermost_transformation,
-    only_differentiated,
-    only_shapes,
-)
+from bucketjit._jax import config as jax_config
 from bucketjit._jax.debug_info import derived
 from bucketjit._jax.jaxprs import first_effect
 from bucketjit._jax.patches.traced_sizes import Noticing
@@ -67,7 +62,9 @@ class Derivatives:
             if refusal is not None:
                 raise refusal.without_frames()
             raise MaskingError("it has no open axes", "name them in dynamic_axes")
-        derivative = self._function(call, program).at(path)
+        derivative = self._function(call, program)
+        for step, key in path:
+            derivative = getattr(derivative, step)(*key)
         engine: Engine = getattr(derivative.execute, "_engine", self._engine)
         return engine
 
@@ -76,7 +73,7 @@ class Derivatives:
         from bucketjit._runtime import equations
 
         engine = self._engine
-        with eval_context():
+        with jax_config.eval_context():
             call = engine.signer.sign(args, kwargs)
             call = engine.resolve(call)
         program, refusal = call.program, self.refusal(call)
@@ -98,13 +95,12 @@ class Derivatives:
         """The differentiable function of a call's signature, axes and program. Made once."""
         with self._engine.lock:
             key = (call.signature, call.tokens, program)
-            found = self._functions.get(key)
-            if found is None:
-                found = self._functions[key] = self._differentiable(call, program)
-        return found
+            function = self._functions.get(key)
+            if function is None:
+                function = self._functions[key] = self._differentiable(call, program)
+        return function
 
     def _differentiable(self, call: Call, program: Program) -> equations.Bucketed:
-        """Make the differentiable function of a call, with flat arguments and results."""
         from bucketjit._runtime import equations
 
         # It is kept, and must not keep the arguments.
@@ -119,8 +115,8 @@ class Derivatives:
             shapes = [np.shape(x) for x in leaves]
             if engine.config.copy_inputs:
                 leaves = tuple(map(copied, leaves))
-            given = dataclasses.replace(call, leaves=list(leaves), shapes=shapes)
-            return jax.tree_util.tree_leaves(engine.serve(given))
+            bound = dataclasses.replace(call, leaves=list(leaves), shapes=shapes)
+            return jax.tree_util.tree_leaves(engine.serve(bound))
 
         def derive(fn: Callable[..., list[Any]], ins: equations.Shapes) -> Callable[..., list[Any]]:
             names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
@@ -160,7 +156,6 @@ class Derivatives:
 
 
 def _refused(call: Call, program: Program) -> MaskingError | None:
-    """Why derivatives of a program are not bucketed, or None."""
     kinds = zip(call.signature.paths, call.signature.types, strict=True)
     if sizes := [path for path, kind in kinds if kind.dtype is None]:
         return MaskingError(
@@ -203,9 +198,9 @@ def note_inlined(config: Config, name: str, counters: Counters, what: str = INLI
     Warns:
         InlinedWarning: Of the first such call.
     """
-    if only_shapes() or not counters.inlined():
+    if jax_config.only_shapes() or not counters.inlined():
         return
-    where = innermost_transformation()
+    where = jax_config.innermost_transformation()
     why = f"is called inside {where}, {what}"
     emit(Event("inlined", name, detail=why), config.listeners)
     if not config.always_exact and not is_traced_here():
@@ -253,7 +248,7 @@ class Inlined:
             SelectionError: It computes a size inside of another transformation.
         """
         statics = self._signer.parameters.split(args, kwargs)[2]
-        if not (only_differentiated() and statics in self._eager):
+        if not (jax_config.only_differentiated() and statics in self._eager):
             try:
                 return self._nested(args, kwargs)
             except OF_TRACERS:

@@ -39,7 +39,6 @@ Shapes = tuple[tuple[str, ...], ...]  # a token per axis of each argument or res
 # The steps from a function to a derivative of some order: methods of `Bucketed`, with arguments.
 Path = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 _REMEMBERED = 64  # backward passes
-STEPS = {"pushforward": 2, "pullback": 2, "with_gradient": 1}  # the number of their arguments
 
 
 def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
@@ -47,11 +46,11 @@ def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
 
     @functools.wraps(make)
     def kept(self: Bucketed, *key: tuple[int, ...]) -> Bucketed:
-        found = self.derivatives.get((make.__name__, key))
-        if found is None:
-            found = make(self, *key)
+        derivative = self.derivatives.get((make.__name__, key))
+        if derivative is None:
+            derivative = make(self, *key)
         # Another thread may have made it meanwhile: the first one stays.
-        return self.derivatives.setdefault((make.__name__, key), found)
+        return self.derivatives.setdefault((make.__name__, key), derivative)
 
     return kept
 
@@ -82,15 +81,6 @@ class Bucketed:
     of: tuple[Bucketed, tuple[int, ...], tuple[int, ...]] | None = None
     used: deque[bool] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
-
-    def at(self, path: Path) -> Bucketed:
-        """The derivative at the end of a path; made if it does not exist yet."""
-        found = self
-        for name, key in path:
-            if name not in STEPS:
-                raise ValueError(f"{name} is no derivative")
-            found = getattr(found, name)(*key)
-        return found
 
     def _of(self, wrt: Sequence[int], primals: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
         """The results, with the arguments at the positions ``wrt`` replaced."""
@@ -159,12 +149,10 @@ def is_differentiable(value: object) -> bool:
 
 
 def _floats(values: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the values that have tangents."""
     return tuple(i for i, value in enumerate(values) if is_differentiable(value))
 
 
 def _tangent_types(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the tangents of some values."""
     return tuple(jax.typeof(value).to_tangent_aval() for value in values)
 
 
@@ -183,7 +171,6 @@ def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None
 
 
 def _run(*values: object, fn: Bucketed, types: object, gradients: int) -> list[Any]:
-    """Evaluate the equation: run the function in buckets."""
     with eval_context():
         return list(fn.execute(*values[gradients:]))
 
@@ -295,7 +282,6 @@ def _is_one(cotangent: object) -> bool:
 
 
 def _zeros(aval: Any) -> np.ndarray:
-    """Zeros in host memory."""
     return np.zeros(aval.shape, aval.dtype)
 
 

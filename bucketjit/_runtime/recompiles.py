@@ -128,7 +128,6 @@ class Recompiles:
                 yield f"{name} varied{' (static)' * bool(is_static)},", "sizes", size, str(size)
 
     def _why(self) -> str | None:
-        """What there is to warn of, and what to do; None if there is nothing."""
         config, after = self._config, self._config.warn_after
         if after is None and config.has_no_strategy:
             if max(self._sizes.values()) <= _SIZES_WITHOUT_A_WORD:
@@ -160,8 +159,7 @@ class Recompiles:
         return f"{compiled}: {self._varied()}. {_CURE}" if is_slow or count > most else None
 
     def _varied(self) -> str:
-        """What varied, that with most values first."""
-        told = [
+        texts_of = [
             f"{name} {len(seen)} {what}"
             + (f": {', '.join(texts[:_TOLD])}" if texts else "")
             + (", ..." if len(texts) > _TOLD else "")
@@ -169,10 +167,10 @@ class Recompiles:
             if len(seen) > 1
             for texts in [[text for text in seen.values() if text]]
         ]
-        if not told:
+        if not texts_of:
             return "neither shapes nor types of arguments varied"
-        more = len(told) - _THINGS_TOLD
-        return "; ".join(told[:_THINGS_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        more = len(texts_of) - _THINGS_TOLD
+        return "; ".join(texts_of[:_THINGS_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _short(value: object) -> str:

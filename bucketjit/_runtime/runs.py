@@ -56,14 +56,14 @@ def open_axes(call: Call) -> list[list[int]] | None:
         for by, more in _LARGER
     ]
     try:
-        found = [result_types(at_sizes(call, tokens, at)) for at in (sizes, *larger)]
+        traced = [result_types(at_sizes(call, tokens, each)) for each in (sizes, *larger)]
     except Exception as error:  # from the user's function, at sizes it was never called with
         if is_of_machine(error):
             raise
         return None
-    if len(set(map(jax.tree_util.tree_structure, found))) > 1:
+    if len(set(map(jax.tree_util.tree_structure, traced))) > 1:
         return None
-    results = zip(*map(jax.tree_util.tree_leaves, found), strict=True)
+    results = zip(*map(jax.tree_util.tree_leaves, traced), strict=True)
     shapes = [[t.shape for t in types] for types in results]
     if any(len(set(map(len, every))) > 1 for every in shapes):
         return None
@@ -145,13 +145,13 @@ def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
     except (IndexError, TypeError, ValueError) as error:
         if reason is None:
             raise
-        told: Exception = error
+        raised: Exception = error
         if isinstance(error, OF_TRACERS) or "Tracer" in text_of(error):
-            told = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
-        told.add_note(f"bucketjit runs the function without jit, because: {reason}")
-        if told is error:
+            raised = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
+        raised.add_note(f"bucketjit runs the function without jit, because: {reason}")
+        if raised is error:
             raise
-        raise told from error
+        raise raised from error
     if out is Out.JAX:
         return result
     return jax.tree_util.tree_map(as_numpy if out is Out.NUMPY else as_padded, result)

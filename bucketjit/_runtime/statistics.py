@@ -40,12 +40,12 @@ def summary_of(stats: Mapping[str, Any]) -> str | None:
     saved = shapes - executables
     if saved > 0:
         about = f", about {_shown(saved * _usual(stats))}," if compiles and seconds else ""
-        told = f"{least}{counted(saved, 'compile')}{about} saved"
+        savings = f"{least}{counted(saved, 'compile')}{about} saved"
     elif fallbacks >= calls:
-        told = "no compile saved, because every call ran at its exact shape"
+        savings = "no compile saved, because every call ran at its exact shape"
     else:
-        told = "no compile saved yet"
-    parts = [f"{called}, {built}: {told}"]
+        savings = "no compile saved yet"
+    parts = [f"{called}, {built}: {savings}"]
     if fallbacks < calls:
         parts.append("padding " + ("under 1 %" if 0 < waste < 0.005 else f"{100 * waste:.0f} %"))
         if fallbacks:
@@ -259,13 +259,13 @@ class Stats:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            known = vars(self)
-            moment = known.get("_moment")
+            fields = vars(self)
+            moment = fields.get("_moment")
             if moment is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            told = {name: moment.ask(name)} if name in moment.parts else moment.ask("counts")
-            known.update(told)
-            return told[name]
+            computed = {name: moment.ask(name)} if name in moment.parts else moment.ask("counts")
+            fields.update(computed)
+            return computed[name]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -287,9 +287,9 @@ class Stats:
             >>> double.stats().summary
             '4 shapes, 1 executable: 3 compiles, about ..., saved; padding 19 %'
         """
-        told = summary_of(self.__getstate__())
-        assert told is not None  # it has all the fields
-        return told
+        text = summary_of(self.__getstate__())
+        assert text is not None  # it has all the fields
+        return text
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.
@@ -365,7 +365,7 @@ class History:
 
     def moments(self) -> list[Moment]:
         """The moments, the oldest first."""
-        return [moment for known in self.held if (moment := known()) is not None]
+        return [moment for reference in self.held if (moment := reference()) is not None]
 
     def add(self, moment: Moment) -> None:
         """Add a moment."""
@@ -392,4 +392,4 @@ class History:
                 moment.ask(part)
         if not but:
             with self._lock:  # threads may have added others
-                self.held = [known for known in self.held if known() not in moments]
+                self.held = [reference for reference in self.held if reference() not in moments]

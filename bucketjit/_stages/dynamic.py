@@ -16,8 +16,7 @@ through it. The Python code that the module was made from is not needed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,15 +31,8 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.primitives import size_constant_p
 from bucketjit._ir.program import Program
+from bucketjit._jax import stablehlo
 from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
-from bucketjit._jax.stablehlo import (
-    assert_sizes,
-    reason_in,
-    refined,
-    register_named_in,
-    register_namedtuples,
-    with_derivatives,
-)
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._raised import first_line, in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
@@ -82,10 +74,10 @@ def _last(program: Program, sizes: Mapping[str, int], variable: str, tried: Sequ
     return last
 
 
-def _is_right(program: Program, at: Mapping[str, int]) -> bool:
+def _is_right(program: Program, sizes: Mapping[str, int]) -> bool:
     """Whether the trace at these sizes is that of the program, or a guard excludes them."""
-    return not program.admits(at) or (
-        at_other_sizes(lambda: program.size_constants(at)) is not None
+    return not program.admits(sizes) or (
+        at_other_sizes(lambda: program.size_constants(sizes)) is not None
     )
 
 
@@ -99,7 +91,12 @@ _CALLBACKS = frozenset(
 def export_dynamic(call: Call, platforms: Sequence[str] | None, vjp_order: int) -> Any:
     """Export the program of a call; see `BucketedExec.export_dynamic`."""
     check_platforms(platforms)
-    _check_sizes_of_leaves(call)
+    for path, kind in zip(call.signature.paths, call.signature.types, strict=True):
+        if kind.dtype is None:
+            raise ExportError(
+                f"{path}: it is itself a size, and a module takes sizes from the shapes of arrays "
+                "alone; take the size from an array's shape, or make the argument static"
+            )
     types = [t for t in call.signature.types if t.dtype is not None]
     program = call.program
     if program is None:
@@ -132,23 +129,14 @@ def export_dynamic(call: Call, platforms: Sequence[str] | None, vjp_order: int) 
     fn = call.signature.fn
     exported.__name__ = getattr(fn, "__name__", type(fn).__name__)
     jitted = jax.jit(exported, donate_argnums=tuple(call.donate))
-    with _told_of_failures():
-        with lenient_jax(), forgetful_jax():
-            made = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
-        register_namedtuples(made.in_tree)  # for `Exported.serialize`
-        register_namedtuples(made.out_tree)
-        return with_derivatives(made, vjp_order, lenient_jax)
-
-
-@contextmanager
-def _told_of_failures() -> Iterator[None]:
-    """Raise what ``jax.export`` raises about the program as an `ExportError`."""
     try:
-        yield
-    except ExportError:
-        raise
+        with lenient_jax(), forgetful_jax():
+            module = jax.export.export(jitted, platforms=platforms)(*args, **kwargs)
+        stablehlo.register_namedtuples(module.in_tree)  # for `Exported.serialize`
+        stablehlo.register_namedtuples(module.out_tree)
+        return stablehlo.with_derivatives(module, vjp_order, lenient_jax)
     except Exception as error:
-        if is_of_machine(error):
+        if isinstance(error, ExportError) or is_of_machine(error):
             raise
         raise ExportError(f"jax.export cannot export it: {in_one_line(error)}") from error
 
@@ -164,16 +152,6 @@ def check_platforms(platforms: object) -> None:
             "platforms: expected a list such as ['cpu', 'cuda'], of the names that JAX gives to "
             f"modules ({', '.join(sorted(PLATFORMS))}), got {platforms!r}"
         )
-
-
-def _check_sizes_of_leaves(call: Call) -> None:
-    """Refuse arguments that are sizes themselves: a module takes sizes from shapes alone."""
-    for path, kind in zip(call.signature.paths, call.signature.types, strict=True):
-        if kind.dtype is None:
-            raise ExportError(
-                f"{path}: it is itself a size, and a module takes sizes from the shapes of arrays "
-                "alone; take the size from an array's shape, or make the argument static"
-            )
 
 
 def refuse_callbacks(jaxpr: Jaxpr) -> None:
@@ -206,7 +184,14 @@ def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[
 
     def run(consts: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         for guard in guards:
-            _assert_guard(guard, variables)
+            left, right = (_value(side, variables) for side in (guard.left, guard.right))
+            names = sorted(guard.variables)
+            values = ", ".join(f"{name} = {{{i}}}" for i, name in enumerate(names))
+            stablehlo.assert_sizes(
+                _COMPARE[guard.op](left, right),
+                f"The module holds for sizes with {guard} only, but found {values}.",
+                *(_value(name, variables) for name in names),
+            )
         return jax.core.eval_jaxpr(program.jaxpr, consts, *leaves)
 
     return run
@@ -223,21 +208,9 @@ def _variables(shapes: Sequence[Shape]) -> dict[str, Any]:
 
 
 def _value(text: str, variables: Mapping[str, Any]) -> Any:
-    """The value of an expression as a traced int."""
     scope = next(d.scope for d in variables.values() if is_symbolic(d))
     dim: Any = jax.export.symbolic_shape(text, scope=scope)[0]
     return dim.dimension_as_value() if is_symbolic(dim) else jnp.asarray(dim, jnp.int32)
-
-
-def _assert_guard(guard: Guard, variables: Mapping[str, Any]) -> None:
-    left, right = (_value(side, variables) for side in (guard.left, guard.right))
-    names = sorted(guard.variables)
-    told = ", ".join(f"{name} = {{{i}}}" for i, name in enumerate(names))
-    assert_sizes(
-        _COMPARE[guard.op](left, right),
-        f"The module holds for sizes with {guard} only, but found {told}.",
-        *(_value(name, variables) for name in names),
-    )
 
 
 # --- programs of concrete traces ------------------------------------------------------------
@@ -248,32 +221,32 @@ def refuse_what_python_computes(program: Program) -> None:
     pairing = program.pairing
     if pairing is None:
         return
-    told, remedy = (
+    reason, remedy = (
         "",
         "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)",
     )
     if pairing.num_size_constants:
-        told = (
+        reason = (
             f"a constant of shape {program.size_constant_shapes[0]} is computed by Python from a "
             f"size, or decided by one{_line_of_use(program.jaxpr)}"
         )
     elif program.unfitted:
-        told = (
+        reason = (
             "a size in the program is computed by Python in a way that no expression of the "
             "variables fits"
         )
     elif pairing.nests_by_size:
-        told = "the tree of the results depends on a size"
+        reason = "the tree of the results depends on a size"
         remedy = "return the same tree at all sizes"
-    if told:
-        raise ExportError(f"{told}{f'; {pairing.why}' if pairing.why else ''} ({remedy})")
+    if reason:
+        raise ExportError(f"{reason}{f'; {pairing.why}' if pairing.why else ''} ({remedy})")
 
 
 def _line_of_use(jaxpr: Jaxpr) -> str:
     """The line of the first equation that reads a size constant, in brackets."""
     equations = list(all_equations(jaxpr))
-    made = {v for eqn in equations if eqn.primitive is size_constant_p for v in eqn.outvars}
-    readers = (eqn for eqn in equations if any(not is_literal(x) and x in made for x in eqn.invars))
+    outs = {v for eqn in equations if eqn.primitive is size_constant_p for v in eqn.outvars}
+    readers = (eqn for eqn in equations if any(not is_literal(x) and x in outs for x in eqn.invars))
     lines = (_place(eqn, equations_around(jaxpr, eqn)) for eqn in readers)
     return next(filter(None, lines), "")
 
@@ -305,12 +278,12 @@ def refine(artifact: object, sizes: object, platform: str | None = None) -> byte
         platforms = exported.platforms if platform is None else (platform,)
         with jax.enable_x64(any(str(aval.dtype) in _WIDE for aval in exported.in_avals)):
             traced = jax.jit(exported.call).trace(*args, **kwargs)
-            return refined(traced.lower(lowering_platforms=platforms).compiler_ir())
+            return stablehlo.refined(traced.lower(lowering_platforms=platforms).compiler_ir())
     except Exception as error:
         if is_of_machine(error):
             raise
         raise ExportError(
-            f"sizes: the module does not hold at these: {reason_in(error)}"
+            f"sizes: the module does not hold at these: {stablehlo.reason_in(error)}"
         ) from error
 
 
@@ -332,7 +305,7 @@ def exported_from(raw: bytes, place: str) -> Any:
     with Extra("exported functions", "flatbuffers", "export"):
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
     try:
-        register_named_in(raw)
+        stablehlo.register_named_in(raw)
         exported = jax.export.deserialize(bytearray(raw))
     except Exception as error:
         if isinstance(error, ImportError) or "register_pytree_node_serialization" in str(error):

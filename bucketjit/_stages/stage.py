@@ -120,13 +120,7 @@ def subject_of(engine: Engine, inside: Inside, call: Call) -> Subject:
 
 
 class StageTypes(NamedTuple):
-    """The types of arguments and results.
-
-    Attributes:
-        ins: Abstract value of each argument leaf.
-        out_tree: Tree of the results.
-        outs: Type of each result.
-    """
+    """The abstract value of each argument leaf; the tree of the results, and the type of each."""
 
     ins: Sequence[Any]
     out_tree: PyTreeDef
@@ -169,9 +163,6 @@ class Stage:
         subject: The call.
         types: The types of its arguments and results.
     """
-
-    _subject: Subject
-    _types: StageTypes
 
     def __init__(self, subject: Subject, types: StageTypes) -> None:
         self._subject = subject

@@ -11,16 +11,9 @@ from typing import TYPE_CHECKING
 from bucketjit._config import is_int_from
 from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
+from bucketjit._runtime import statistics
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import alive
-from bucketjit._runtime.statistics import (
-    ComputedSizeStats,
-    LearntBucket,
-    Moment,
-    ProgramStats,
-    Stats,
-    shown_reason,
-)
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,7 +31,7 @@ class Views:
     _config: Config
     _engine: Engine
 
-    def stats(self) -> Stats:
+    def stats(self) -> statistics.Stats:
         """A snapshot of what this bucketed function has done; see `Stats`.
 
         Counting costs a call well under a microsecond. A snapshot computes what it is asked for,
@@ -131,51 +124,49 @@ class Views:
 
 def _every_program(engine: Engine) -> Iterator[tuple[Engine, tuple[str, ...], Interface]]:
     """The programs of a bucketed function and of its derivatives, with engine and inputs."""
-    for other in alive(engine.shared.engines):
-        for signature in other.signer.signatures():
+    for member in alive(engine.shared.engines):
+        for signature in member.signer.signatures():
             for inputs, program in signature.programs():
-                yield other, inputs, program
+                yield member, inputs, program
 
 
-def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
-    """What is told of each program."""
+def _programs(engine: Engine) -> tuple[statistics.ProgramStats, ...]:
     # Executables of exact shapes have a signature in place of a program in their keys.
     owners = [key[0] for key, _ in engine.cache.slots()]
     return tuple(
-        ProgramStats(
+        statistics.ProgramStats(
             inputs=inputs,
             guards=tuple(map(str, program.guards)),
             kind="symbolic" if program.pairing is None else "paired",
             executables=sum(owner is program for owner in owners),
-            refused=None if why is None else shown_reason(why.reason),
+            refused=None if why is None else statistics.shown_reason(why.reason),
             computed=_computed(engine, program),
         )
-        for other, inputs, program in _every_program(engine)
-        for why in [other.refusals.of_program(program)]
+        for member, inputs, program in _every_program(engine)
+        for why in [member.refusals.of_program(program)]
     )
 
 
-def _learnt(engine: Engine, moment: Moment) -> tuple[LearntBucket, ...]:
-    """The buckets that a bucketed function and its derivatives have learnt."""
+def _learnt(engine: Engine, moment: statistics.Moment) -> tuple[statistics.LearntBucket, ...]:
     for earlier in engine.counters.history.moments():  # what is learnt later adds to it
         if earlier is moment:
             break
         earlier.ask("learnt")
-    learnt: list[LearntBucket] = []
-    for other, _, program in _every_program(engine):
+    learnt: list[statistics.LearntBucket] = []
+    for member, _, program in _every_program(engine):
         for of_rows in (False, True):
-            learning = other.buckets.learning(program, of_rows=of_rows)
+            learning = member.buckets.learning(program, of_rows=of_rows)
             if learning is not None:
-                with other.lock:
+                with member.lock:
                     learnt += learning.learnt(moment.told)
     return tuple(learnt)
 
 
-def _computed(engine: Engine, program: Interface) -> tuple[ComputedSizeStats, ...]:
+def _computed(engine: Engine, program: Interface) -> tuple[statistics.ComputedSizeStats, ...]:
     """The sizes that a program computes, and what runs have told of them."""
     selected = engine.counters.selected_by(program)
     return tuple(
-        ComputedSizeStats(
+        statistics.ComputedSizeStats(
             *(f"{variable} - 1", size.bound, one_line(size.line)), *selected.get(variable, ())
         )
         for variable, size in program.computed.items()

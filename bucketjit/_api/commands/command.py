@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -33,9 +34,13 @@ class Command(NamedTuple):
 
     name: str
     summary: str
-    description: str
     arguments: Sequence[Argument]
     run: Callable[[argparse.Namespace], None]
+
+    @property
+    def description(self) -> str:
+        """What its help says first: the docstring of the function that runs it."""
+        return inspect.getdoc(self.run) or ""
 
 
 def positive_int(text: str) -> int:

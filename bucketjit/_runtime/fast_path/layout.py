@@ -70,8 +70,8 @@ def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
     flatten = jax.tree_util.tree_flatten
 
     def read(value: object) -> Hashable:
-        leaves, given = flatten(value)
-        if given != tree:
+        leaves, structure = flatten(value)
+        if structure != tree:
             return None
         parts = [reading(leaves[i]) for i in places]
         return None if None in parts else tuple(parts)
@@ -119,11 +119,11 @@ class Layout(NamedTuple):
     statics: tuple[Where, ...]
     opened: tuple[Opened, ...]
 
-    def differs_from(self, other: Layout) -> bool:
+    def differs_from(self, layout: Layout) -> bool:
         """Whether what is read of a call tells the two apart."""
         trees = {argument.where: argument.tree for argument in self.opened}
-        is_like = (self.arity, self.names) == (other.arity, other.names)
-        return not is_like or any(trees.get(o.where, o.tree) != o.tree for o in other.opened)
+        is_like = (self.arity, self.names) == (layout.arity, layout.names)
+        return not is_like or any(trees.get(o.where, o.tree) != o.tree for o in layout.opened)
 
     @property
     def without_statics(self) -> Prepare | None:
@@ -208,8 +208,8 @@ def kind_of(
             flat, tree = jax.tree_util.tree_flatten(value)
             if tree != argument.tree:
                 return None
-        for own, leaf in argument.leaves:
-            leaves[leaf] = flat[own]
+        for position, leaf in argument.leaves:
+            leaves[leaf] = flat[position]
     kinds: list[Hashable] = []
     for value in leaves.values():
         kind = type(value)
@@ -264,7 +264,7 @@ class OtherSizes:
         if self._clock is None:  # each variable has buckets of its own
             least = [tuple(map(min, *least, sizes))] if least else [sizes]
         else:
-            others = (one for one in least if not all(map(operator.le, sizes, one)))
+            others = (low for low in least if not all(map(operator.le, sizes, low)))
             least = [*others, sizes][-_MOST_LEAST:]
         self._known[tuple(rest)] = least, bucket, slot
 

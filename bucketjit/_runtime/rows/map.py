@@ -127,9 +127,9 @@ class ExplainedGroup:
     def __str__(self) -> str:
         batches = Counter(self.batches).items()
         rows = ", ".join(f"{n} x {counted(count, 'row')}" for count, n in batches)
-        told = f"{shown(self.bucket)}: {counted(self.examples, 'example')} in {rows}"
+        text = f"{shown(self.bucket)}: {counted(self.examples, 'example')} in {rows}"
         new = f", to compile: {', '.join(map(str, self.missing))} rows" if self.missing else ""
-        return f"{told}, {share(self.total - self.real, self.total):.0%} padding{new}"
+        return f"{text}, {share(self.total - self.real, self.total):.0%} padding{new}"
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,9 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
         ways = (row.kind.way for row in window)
         alone.update(way.reason for way in ways if isinstance(way, Alone))
         for planned in call.plan(window, summed):
-            way, given = planned.way, (summed, planned.in_turn)
+            way, how = planned.way, (summed, planned.in_turn)
             keys = {
-                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *given))
-                for n in planned.rows
+                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *how)) for n in planned.rows
             }
             groups.append(
                 ExplainedGroup(
@@ -196,7 +195,7 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
                     total=sum(planned.rows) * way.elements,
                 )
             )
-    shared = tuple(examples.words[n] for n in examples.given if n not in examples.mapped)
+    shared = tuple(examples.words[n] for n in examples.arguments if n not in examples.mapped)
     return MapExplanation(examples.names, shared, count, tuple(groups), FrozenDict(alone))
 
 
@@ -235,7 +234,6 @@ def _parts(call: MapCall) -> Iterator[Summed]:
 
 
 def _of_one(result: Any) -> Summed:
-    """The result of one example as a sum."""
     leaves, tree = jax.tree_util.tree_flatten(result)
     arrays = [jnp.asarray(x) for x in leaves]
     return Summed(
@@ -260,7 +258,6 @@ def _added(total: Summed | None, part: Summed) -> Summed:
 
 
 def _refuse_open_results(program: Interface) -> None:
-    """Refuse a program whose results cannot be added."""
     paths = jax.tree_util.tree_leaves_with_path(
         program.out_tree.unflatten(range(program.out_tree.num_leaves))
     )
@@ -299,12 +296,12 @@ def rows_to_compile(
 def _row_counts(rows: object) -> list[int]:
     """Numbers of rows, each rounded up to a power of two."""
     every = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
-    found: dict[int, None] = {}
+    rounded: dict[int, None] = {}
     for count in every:
         if not is_positive_int(count):
             raise SpecError(f"warmup: rows must be ints of at least 1, got {count!r}")
         assert isinstance(count, int)
-        found[1 << (count - 1).bit_length()] = None
-    if not found:
+        rounded[1 << (count - 1).bit_length()] = None
+    if not rounded:
         raise SpecError("warmup: rows names no number of rows; give at least one")
-    return list(found)
+    return list(rounded)
