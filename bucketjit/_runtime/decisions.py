@@ -45,23 +45,23 @@ class Refusals:
         self.eager: weakref.WeakSet[Any] = weakref.WeakSet()
         self.batches = weakref.WeakKeyDictionary[Interface, MaskingError | None]()
         # By the padded sizes of a bucket; None stands for all buckets.
-        self._found = weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]()
+        self._by_bucket = weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
         """Remember that a program cannot be masked."""
         program, bucket = key
         place = bucket if refusal.in_bucket else None
-        self._found.setdefault(program, {})[place] = refusal.without_frames()
+        self._by_bucket.setdefault(program, {})[place] = refusal.without_frames()
         self.version += 1
 
     def of_program(self, program: Interface) -> MaskingError | None:
         """Why a program cannot be masked in any bucket; None if it may be possible."""
-        return self._found.get(program, {}).get(None) or program.refusal
+        return self._by_bucket.get(program, {}).get(None) or program.refusal
 
     def of(self, key: tuple[Interface, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket; None if it may be possible."""
         program, bucket = key
-        refusals = self._found.get(program, {})
+        refusals = self._by_bucket.get(program, {})
         return refusals.get(None) or refusals.get(bucket)
 
     def note_batches(self, program: Interface, refusal: MaskingError | None) -> None:
@@ -97,7 +97,7 @@ class Refusals:
 
     def clear(self) -> None:
         """Forget all refusals."""
-        self._found.clear()
+        self._by_bucket.clear()
         self.batches.clear()
         self.version += 1
 

@@ -335,7 +335,7 @@ class Moment:
     """
 
     def __init__(self, parts: Mapping[str, Callable[[Moment], Any]]) -> None:
-        self.parts, self._known = parts, dict[str, Any]()
+        self.parts, self._computed = parts, dict[str, Any]()
         self.kept: dict[Any, Any] = {}
 
     def told(self, counter: Any) -> Any:
@@ -345,9 +345,9 @@ class Moment:
 
     def ask(self, part: str) -> Any:
         """A part of the snapshot."""
-        if part not in self._known:
-            self._known.setdefault(part, self.parts[part](self))  # the first thread's is right
-        return self._known[part]
+        if part not in self._computed:
+            self._computed.setdefault(part, self.parts[part](self))  # the first thread's is right
+        return self._computed[part]
 
 
 class History:

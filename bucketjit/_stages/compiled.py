@@ -76,8 +76,8 @@ class Compiled(CallPath[..., Any], Stage):
     ) -> None:
         Stage.__init__(self, subject, types)
         self._stage = as_stage(entry.compiled, lowered)
-        self._one = OneBucket(subject)
-        self._engine = self._one.engine(entry)
+        self._holder = OneBucket(subject)
+        self._engine = self._holder.engine(entry)
         self._fast_path = self._engine.memory.fast_path
         # It copies the arguments, and has an empty fast path, so that all its calls do so.
         self._of_copies = Compiled(subject, types, entry, lowered) if copies else None
@@ -118,7 +118,7 @@ class Compiled(CallPath[..., Any], Stage):
         if not self.exact and is_known:  # `jax.export` has symbolic sizes
             sizes = call.signature.open_axes(self._subject.call, call.shapes)[1]
             call.signature.check_constraints(sizes)
-            self._one.check(sizes)
+            self._holder.check(sizes)
         statics, rest = self._subject.call.statics, iter(args)
         count = len(args) + len(statics.positional)
         merged = tuple(

@@ -108,10 +108,10 @@ class Learner:
         known: Mapping[Bucket, float] | None = None,
     ) -> None:
         self._most, self._rounded, self._fits, self._fixed = most, rounded, fits, fixed
-        self._known = dict(known or {})
-        self._why = dict.fromkeys(self._known, "read from a file")
+        self._buckets = dict(known or {})
+        self._why = dict.fromkeys(self._buckets, "read from a file")
         self._planned: list[Bucket] = []
-        self._compiles: list[float] = list(self._known.values())
+        self._compiles: list[float] = list(self._buckets.values())
         self._ran: dict[Bucket, list[float]] = {}
         self._counts: dict[Bucket, int] = {}
         self._calls, self._step = 0, 1
@@ -126,19 +126,19 @@ class Learner:
 
     def bucket(self, sizes: Bucket) -> Bucket:
         """The bucket of a call: the smallest that is there or planned, or a new one."""
-        holding = [b for b in (*self._known, *self._planned) if self._holds(b, sizes)]
+        holding = [b for b in (*self._buckets, *self._planned) if self._holds(b, sizes)]
         if holding:
             return min(holding, key=math.prod)
         return self._rounded(sizes)
 
     def expect(self, sizes: Bucket) -> None:
         """Plan a first bucket that holds these sizes."""
-        if not self._known and not self._calls and self._fits(self._rounded(sizes)):
+        if not self._buckets and not self._calls and self._fits(self._rounded(sizes)):
             self._planned = [self._rounded(sizes)]
 
     def has(self, bucket: Bucket) -> bool:
         """Whether a bucket is there."""
-        return bucket in self._known
+        return bucket in self._buckets
 
     def why(self, bucket: Bucket) -> str:
         """Why a bucket is there, or would be made."""
@@ -150,9 +150,9 @@ class Learner:
 
     def compiled(self, bucket: Bucket, seconds: float) -> None:
         """Note that a bucket is there, and what it has cost."""
-        if bucket not in self._known:
+        if bucket not in self._buckets:
             self._why[bucket] = self.why(bucket)
-            self._known[bucket] = seconds
+            self._buckets[bucket] = seconds
             self._compiles.append(seconds)
             self._planned = [b for b in self._planned if b != bucket]
 
@@ -162,7 +162,7 @@ class Learner:
 
     def gone(self, bucket: Bucket) -> None:
         """Note that a bucket is no longer there."""
-        self._known.pop(bucket, None)
+        self._buckets.pop(bucket, None)
         self._why.pop(bucket, None)
 
     def wants_seconds(self, bucket: Bucket) -> bool:
@@ -205,7 +205,7 @@ class Learner:
             return False
         self._look = max(self._calls + 1, self._calls * _NEXT_LOOK)
         before, self._planned = self._planned, []
-        if may_add and self._compiles and len(self._known) < self._most:
+        if may_add and self._compiles and len(self._buckets) < self._most:
             self._planned = self._better()
         self._reason = f"would have paid after {self._calls} calls"
         return self._planned != before
@@ -232,7 +232,9 @@ class Learner:
         # Where a bucket takes longer than the line says, smaller ones in its place do so, too.
         largest = np.prod(points.max(0).astype(float))
         base, shares = np.full(len(points), line.at(largest) + price), np.ones(len(points))
-        for bucket, costs in zip(self._known, seconds(np.array(list(self._known))), strict=True):
+        for bucket, costs in zip(
+            self._buckets, seconds(np.array(list(self._buckets))), strict=True
+        ):
             ran, closer = self._ran.get(bucket), costs < base
             base[closer] = costs[closer]
             shares[closer] = min(ran) / line.at(math.prod(bucket)) if ran else 1.0
@@ -256,7 +258,7 @@ class Learner:
         def with_others(others: Sequence[int]) -> Floats:
             return np.minimum(base, costs[list(others)].min(0)) if others else base
 
-        while len(chosen) + len(self._known) < self._most:
+        while len(chosen) + len(self._buckets) < self._most:
             place, gain = best(with_others(chosen))
             if gain <= 0:
                 break
@@ -277,12 +279,14 @@ class Learner:
             share = np.cumsum(counts[order]) / counts.sum()
             places = np.searchsorted(share, np.arange(1, most + 1) / most - 1e-9)
             axes.append(sorted({int(column[order[min(i, len(order) - 1)]]) for i in places}))
-        candidates = [b for b in itertools.product(*axes) if b not in self._known and self._fits(b)]
+        candidates = [
+            b for b in itertools.product(*axes) if b not in self._buckets and self._fits(b)
+        ]
         return np.array(candidates)
 
     def learnt(self) -> list[Learnt]:
         """The buckets that are there, the smallest first."""
-        ordered = sorted(self._known, key=math.prod)
+        ordered = sorted(self._buckets, key=math.prod)
         line = self.line if self._ran else Line(0.0, 0.0)
         calls: dict[Bucket, int] = dict.fromkeys(ordered, 0)
         saved: dict[Bucket, float] = dict.fromkeys(ordered, 0.0)
@@ -294,7 +298,7 @@ class Learner:
                 saved[holding[0]] += count * (next_seconds - line.at(math.prod(holding[0])))
         return [
             Learnt(
-                *(b, self._why[b], self._known[b], calls[b]),
+                *(b, self._why[b], self._buckets[b], calls[b]),
                 saved[b] if math.isfinite(saved[b]) else None,
             )
             for b in ordered

@@ -247,8 +247,8 @@ class OtherSizes:
         self._like = dataclasses.replace(call, leaves=[], program=None)
         self._program = weakref.ref(program)  # an evicted one is not kept for this
         self.hosts = hosts
-        self._known: dict[Any, tuple[list[tuple[int, ...]], tuple[int, ...], Slot[Executable]]]
-        self._known = {}
+        self._buckets: dict[Any, tuple[list[tuple[int, ...]], tuple[int, ...], Slot[Executable]]]
+        self._buckets = {}
 
     def holds(self, call: Call, clock: Clock | None) -> bool:
         """Whether what is known is of the program, the open axes and the buckets of a call."""
@@ -260,17 +260,17 @@ class OtherSizes:
     ) -> None:
         """Note that calls from these sizes up to these padded ones have an executable."""
         _, *rest = key  # without the program
-        least = self._known[tuple(rest)][0] if tuple(rest) in self._known else []
+        least = self._buckets[tuple(rest)][0] if tuple(rest) in self._buckets else []
         if self._clock is None:  # each variable has buckets of its own
             least = [tuple(map(min, *least, sizes))] if least else [sizes]
         else:
             others = (low for low in least if not all(map(operator.le, sizes, low)))
             least = [*others, sizes][-_MOST_LEAST:]
-        self._known[tuple(rest)] = least, bucket, slot
+        self._buckets[tuple(rest)] = least, bucket, slot
 
     def _bucket_of(self, sizes: tuple[int, ...]) -> tuple[Any, Slot[Executable]] | None:
         """The key of the bucket of these sizes, without its program, and its place."""
-        for key, (least, most, slot) in list(self._known.items()):
+        for key, (least, most, slot) in list(self._buckets.items()):
             if all(map(operator.le, sizes, most)):
                 for low in least:
                     if all(map(operator.le, low, sizes)):

@@ -137,7 +137,7 @@ class Kinds:
         self.shared: dict[tuple[int, Any], Any] = {}
         self._trees: list[Any] = []
         self._values: Values = ()
-        self._known: dict[Any, tuple[Kind, Call]] = {}
+        self._kinds: dict[Any, tuple[Kind, Call]] = {}
         # An example of each signature: weak types may differ.
         self._variants: dict[tuple[LeafType, ...], Call] = {}
         self.mapped: tuple[int, ...] = ()
@@ -148,7 +148,7 @@ class Kinds:
         # Most examples are NumPy arrays, which are leaves themselves.
         key: Any = tuple([(x.shape, x.dtype) for x in values if type(x) is np.ndarray])
         is_plain = len(key) == len(values)
-        if is_plain and (known_kind := self._known.get(key)) is not None:
+        if is_plain and (known_kind := self._kinds.get(key)) is not None:
             return Row(values, *known_kind)
         try:
             if not self._values:
@@ -156,11 +156,11 @@ class Kinds:
             leaves = self._leaves(index, values)
             types, shapes = self._types(index, leaves)
             key = key if is_plain else (types, shapes)
-            if (known_kind := self._known.get(key)) is None:
+            if (known_kind := self._kinds.get(key)) is None:
                 like = self._variants.get(types)
                 if like is None:
                     like = self._variants[types] = self._signed(values)
-                known_kind = self._known[key] = self._kind(like, leaves, shapes), like
+                known_kind = self._kinds[key] = self._kind(like, leaves, shapes), like
             return Row(leaves, *known_kind)
         except BucketJitError as error:
             text = str(error)
