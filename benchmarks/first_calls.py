@@ -37,7 +37,9 @@ def of_model(index: int, way: str, staged: bool = False) -> dict[str, float]:
     else:
         cuts = [tuple(slice(model.sizes.get(n, n)) for n in shape) for shape in model.shapes]
         arrays = [array[cut] for array, cut in zip(arrays, cuts, strict=True)]
-        axes = [", ".join(n if n in model.sizes else "_" for n in map(str, s)) for s in model.shapes]
+        axes = [
+            ", ".join(n if n in model.sizes else "_" for n in map(str, s)) for s in model.shapes
+        ]
         buckets = {v: bucketjit.strategies.Boundaries([n]) for v, n in model.bucket.items()}
         function = bucketjit.jit(
             model.plain, dynamic_axes=(None, *axes), buckets=buckets, fallback="error"

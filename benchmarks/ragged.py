@@ -23,7 +23,7 @@ from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import strategies
 from bucketjit._compile.rows import batch_sizes
-from bucketjit._runtime.rows.plan import Group, batches, default_budget
+from bucketjit._runtime.rows.batches import Group, default_budget, row_counts
 
 D = 32
 HAND = "by hand"
@@ -275,7 +275,7 @@ def padding(options: Options) -> list[Row]:
             lengths = np.clip(random.lognormal(3.2, 0.6, examples).astype(int), 4, 256)
             counts = Counter(strategy.bucket(int(n)) for n in lengths)
             groups = [Group(n, tokens) for tokens, n in counts.items()]
-            planned = batches(groups, default_budget(groups))
+            planned = row_counts(groups, default_budget(groups))
             computed = sum(
                 sum(rows) * group.tokens for group, rows in zip(groups, planned, strict=True)
             )

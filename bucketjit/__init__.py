@@ -15,9 +15,8 @@ from bucketjit._version import __version__
 if TYPE_CHECKING:
     from bucketjit import errors, integrations, metrics, rules, stages, strategies, types
     from bucketjit._api.executor import BucketedExec, jit
-    from bucketjit._api.kernel import kernel
+    from bucketjit._api.kernel import kernel, sized
     from bucketjit._api.loaded import load, refine
-    from bucketjit._api.sized import sized
     from bucketjit._arrays.padded import Padded
     from bucketjit._config import Check, CompileBudget, Fallback, Overflow
     from bucketjit._runtime.rows.stacked import Ragged
@@ -59,7 +58,7 @@ _PLACES = {
     "kernel": "_api.kernel",
     "load": "_api.loaded",
     "refine": "_api.loaded",
-    "sized": "_api.sized",
+    "sized": "_api.kernel",
 }
 
 

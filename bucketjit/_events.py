@@ -12,8 +12,11 @@ obeys, and they may have any length.
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+from bucketjit._raised import frames_inside
 
 
 def _logger() -> logging.Logger:
@@ -108,6 +111,11 @@ def emit(event: Event, listeners: Sequence[Listener]) -> None:
             logger.exception("a listener failed for %s", event)
 
 
+def warn(message: str, category: type[Warning]) -> None:
+    """Warn, at the line of the user's code."""
+    warnings.warn(printable(message, LONGEST), category, stacklevel=frames_inside())
+
+
 def printable(text: str, most: int | None = None) -> str:
     """The text with each character that cannot be shown written as its escape; line ends stay."""
     text = _cut(text, most)  # before the loop over characters, which may be many
@@ -115,6 +123,12 @@ def printable(text: str, most: int | None = None) -> str:
         return text
     shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
     return _cut(shown, most)  # escapes are longer than what they stand for
+
+
+class Verbatim(str):
+    """Text that is shown without quotes in what holds it."""
+
+    __repr__ = str.__str__
 
 
 def one_line(text: str, most: int | None = None) -> str:

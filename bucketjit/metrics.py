@@ -157,7 +157,7 @@ def prometheus(
     where = REGISTRY if registry is None else registry
     if not callable(getattr(where, "register", None)):
         raise SpecError(f"registry must be a CollectorRegistry of prometheus-client, got {where!r}")
-    name = shown_reason(executor._name) if name is None else name
+    name = shown_reason(executor._engine.name) if name is None else name
     # Text that UTF-8 cannot hold would make every scrape of the registry fail.
     if not isinstance(name, str) or name.encode(errors="ignore").decode() != name:
         raise SpecError(f"name must be text that UTF-8 can hold, got {name!r}")

@@ -32,37 +32,29 @@ class BoundMethod(Generic[P, R]):
         result: R = self.__func__(self.__self__, *args, **kwargs)
         return result
 
-    def map(self, /, *args: Any, in_axes: Any = None, **kwargs: Any) -> Any:
-        """Run the function for many examples, which share the object; see `BucketedExec.map`."""
-        return self._mapping("map", args, in_axes, kwargs)
-
-    def explain_map(self, /, *args: Any, in_axes: Any = None, **kwargs: Any) -> Any:
-        """Explain what `map` would do; see `BucketedExec.explain_map`."""
-        return self._mapping("explain_map", args, in_axes, kwargs)
-
-    def _mapping(
-        self, name: str, args: tuple[Any, ...], in_axes: Any, kwargs: Mapping[str, Any]
-    ) -> Any:
-        """A call of ``map``; ``in_axes`` does not speak of the object."""
+    def _mapping(self, method: Any, /, *args: Any, in_axes: Any = None, **kwargs: Any) -> Any:
+        """A call of ``map``, whose examples share the object; ``in_axes`` does not speak of it."""
         if not isinstance(in_axes, Mapping | None):
             of_args = in_axes if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
             in_axes = (None, *of_args)
-        return getattr(self.__func__, name)(self.__self__, *args, in_axes=in_axes, **kwargs)
+        return method(self.__self__, *args, in_axes=in_axes, **kwargs)
 
     def save(self, path: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Write the function to a file; see `BucketedExec.save`."""
         return self.__func__.save(path, self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.__func__, name)
+        method = getattr(self.__func__, name)
+        if name in ("map", "explain_map"):
+            return functools.partial(self._mapping, method)
         if name in _OF_CALLS:
-            return functools.partial(found, self.__self__)
+            return functools.partial(method, self.__self__)
         if not name.startswith("with_"):
-            return found
+            return method
 
-        @functools.wraps(found)
+        @functools.wraps(method)
         def builder(*args: Any, **kwargs: Any) -> Any:
-            return type(self)(found(*args, **kwargs), self.__self__)
+            return type(self)(method(*args, **kwargs), self.__self__)
 
         return builder
 

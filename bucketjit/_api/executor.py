@@ -26,7 +26,7 @@ from bucketjit._jax.config import jit_disabled, only_differentiated
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import CallCounter, Counters
-from bucketjit._runtime.derivatives import Derivatives
+from bucketjit._runtime.derivatives import Derivatives, Inlined, nested, note_inlined
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
@@ -42,8 +42,6 @@ WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
 
 def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..., Any]:
     """The function under ``jax.jit``."""
-    from bucketjit._runtime.inlined import nested
-
     donated = sorted(signer.parameters.donated)
     options = dict(config.compiler_options) or None
     placed = config.shardings
@@ -225,8 +223,6 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
             differentiated = self._derivatives.of(args, kwargs)
             if differentiated is not None:
                 return differentiated()
-        from bucketjit._runtime.inlined import Inlined, note_inlined
-
         note_inlined(engine.config, engine.name, engine.counters)
         if self._inlined is None:
             placed = engine.config.shardings
@@ -240,10 +236,6 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
 
     def _forget(self) -> None:
         self._derivatives.clear()
-
-    @property
-    def _name(self) -> str:
-        return self._engine.name
 
     @boundary
     def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:

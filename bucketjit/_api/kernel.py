@@ -1,10 +1,11 @@
-"""`kernel`: the declaration of a function that nobody can look into, and calls of it."""
+"""What users call in their functions: `kernel`, which nobody can look into, and `sized`."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import math
+import operator
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +22,12 @@ from bucketjit._ir.expressions import Dim, compiled, is_symbolic, split_at_comma
 from bucketjit._ir.kernels import KernelCall, resized
 from bucketjit._jax.jaxprs import shaped, value_of_size
 from bucketjit._jax.number_hooks import watching
+from bucketjit._jax.patches.patch import selecting
 from bucketjit._raised import in_one_line
 from bucketjit.errors import ArgumentError, SizeMismatchError, SpecError
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 _MULTIPLE, _TYPED = re.compile(r"([^\W\d]\w*) *% *([1-9]\d*)"), re.compile(r"(\w+)\[(.*)\]")
 
 
@@ -68,9 +71,9 @@ def kernel(*axes: Any, out: Any, fill: Any = None, **named_axes: Any) -> Callabl
     """
 
     def declare(function: F) -> F:
-        one = _Declaration(function, axes, named_axes, out, fill)
-        call: Any = functools.wraps(function)(lambda *args, **kwargs: one.call(args, kwargs))
-        call.__signature__ = one.signature
+        target = _Declaration(function, axes, named_axes, out, fill)
+        call: Any = functools.wraps(function)(lambda *args, **kwargs: target.call(args, kwargs))
+        call.__signature__ = target.signature
         return cast(F, call)
 
     return declare
@@ -94,7 +97,6 @@ class _Axes:
 
 
 def _parsed(where: str, text: Any, anonymous: str = "_") -> _Axes:
-    """The axes that a text declares."""
     dims: list[str] = []
     multiples: dict[str, int] = {}
     try:
@@ -132,11 +134,11 @@ class _Declaration:
         self._out_tree: Any = jax.tree_util.tree_structure(out)
         self._outs = [_parsed(f"{name}: out", text, "") for text in jax.tree.leaves(out)]
         declared: list[_Axes] = jax.tree.leaves(self._axes)
-        known = {dim for one in declared for dim in one.dims if dim.isidentifier()}
-        for one in (*declared, *self._outs):
-            if unknown := sorted({v for dim in one.dims for v in variables_of(dim)} - known):
-                raise SpecError(f"{name}: no axis has the size {unknown[0]} of {one.text!r}")
-            for size, multiple in one.multiples.items():
+        names = {dim for part in declared for dim in part.dims if dim.isidentifier()}
+        for part in (*declared, *self._outs):
+            if unknown := sorted({v for dim in part.dims for v in variables_of(dim)} - names):
+                raise SpecError(f"{name}: no axis has the size {unknown[0]} of {part.text!r}")
+            for size, multiple in part.multiples.items():
                 self._multiples[size] = math.lcm(multiple, self._multiples.get(size, 1))
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -151,7 +153,7 @@ class _Declaration:
         leaves, tree = jax.tree_util.tree_flatten([bound.arguments[p] for p in self._axes])
         arrays = [x if hasattr(x, "shape") else jnp.asarray(x) for x in map(value_of_size, leaves)]
         axes, fills, sizes = self._sizes(tree, arrays)
-        closed = (tuple(i for i, dim in enumerate(one.dims) if dim == "_") for one in axes)
+        closed = (tuple(i for i, dim in enumerate(part.dims) if dim == "_") for part in axes)
         run, kinds = self._runner(static, tree, axes, fills), tuple(zip(fills, closed, strict=True))
         call = KernelCall(self._name, run, kinds, self._multiples)
         is_open = any(is_symbolic(dim) for x in arrays for dim in x.shape)
@@ -165,12 +167,12 @@ class _Declaration:
 
     def _sizes(self, tree: Any, arrays: Sequence[Any]) -> tuple[list[_Axes], list[Any], Any]:
         """The axes of each array, what fills it, and the size of each name."""
-        found: list[tuple[str, _Axes, Any]] = []
+        flat: list[tuple[str, _Axes, Any]] = []
 
         def add(path: Any, axes: _Axes, part: Any) -> None:
             where, fill = list(self._axes)[path[0].idx], self._fills[path[0].idx]
             for more, _ in tree_flatten_with_path(part)[0]:
-                found.append((where + keystr((*path[1:], *more)), axes, fill))
+                flat.append((where + keystr((*path[1:], *more)), axes, fill))
 
         try:
             arguments = jax.tree_util.tree_unflatten(tree, arrays)
@@ -179,37 +181,116 @@ class _Declaration:
             why = f"{self._name}: its arguments are no trees as declared: {in_one_line(error)}"
             raise ArgumentError(why) from None
         sizes: dict[str, Dim] = {}
-        for (path, axes, _), x in zip(found, arrays, strict=True):
+        for (path, axes, _), x in zip(flat, arrays, strict=True):
             if len(x.shape) != len(axes.dims):
                 shown = jax.typeof(x).str_short()
                 raise ArgumentError(f"{self._name}: {path} is {shown}, expected {axes.text!r}")
             names = zip(axes.dims, x.shape, strict=True)
             sizes = {dim: n for dim, n in names if dim.isidentifier() and dim != "_"} | sizes
-        for (path, axes, _), x in zip(found, arrays, strict=True):
+        for (path, axes, _), x in zip(flat, arrays, strict=True):
             for dim, size, want in zip(axes.dims, x.shape, axes.at(sizes, x.shape), strict=True):
                 # Not by ``==``: sizes that may be equal become so by a guard, by this message.
                 if str(size) != str(want):
                     got = f"{self._name}: {path} has {dim} of size ({size})"
                     raise SizeMismatchError(f"{got}, expected ({want})")
-        return [one[1] for one in found], [one[2] for one in found], sizes
+        return [part[1] for part in flat], [part[2] for part in flat], sizes
 
     def _runner(self, static: Any, tree: Any, axes: Sequence[_Axes], fills: Any) -> Any:
         """The function of logical sizes and arrays, which are padded to multiples inside."""
 
         def run(sizes: Mapping[str, Any], *arrays: Any) -> list[Any]:
-            given = list(zip(axes, fills, arrays, strict=True))
-            at = {d: n for one, _, x in given for d, n in zip(one.dims, x.shape, strict=True)}
-            wide = at | {v: -(-max(at[v], 1) // m) * m for v, m in self._multiples.items()}
-            padded = [resized(x, one.at(wide, x.shape), fill or 0) for one, fill, x in given]
+            operands = list(zip(axes, fills, arrays, strict=True))
+            real: dict[str, Any] = {}
+            for part, _, x in operands:
+                real |= zip(part.dims, x.shape, strict=True)
+            wide = real | {v: -(-max(real[v], 1) // m) * m for v, m in self._multiples.items()}
+            padded = [resized(x, part.at(wide, x.shape), fill or 0) for part, fill, x in operands]
             named = zip(self._axes, jax.tree_util.tree_unflatten(tree, padded), strict=True)
             bound = inspect.BoundArguments(self.signature, OrderedDict([*static.items(), *named]))
             value = self._function(*bound.args, **bound.kwargs, sizes=dict(sizes))
             outs, out_tree = jax.tree_util.tree_flatten(value)
             got = [(tuple(x.shape), x.dtype) for x in map(jax.typeof, outs)]
-            want = [(one.at(wide), one.dtype or arrays[0].dtype) for one in self._outs]
+            want = [(part.at(wide), part.dtype or arrays[0].dtype) for part in self._outs]
             if out_tree != self._out_tree or got != want:
                 shown = jax.tree.map(jax.typeof, value)
                 raise ArgumentError(f"{self._name} returns {shown}, and out declares {want}")
-            return list(map(resized, map(jnp.asarray, outs), (one.at(at) for one in self._outs)))
+            shapes = (part.at(real) for part in self._outs)
+            return list(map(resized, map(jnp.asarray, outs), shapes))
 
         return run
+
+
+# --- sized ---
+
+
+def sized(tree: T, n: object, axis: int = 0) -> T:
+    """Cut arrays to their first ``n`` positions, where ``n`` may be computed in the program.
+
+    In a function that a bucketed function traces, the results have a size that is known at run time
+    only, and all later operations are masked by it. Outside of a trace this is a slice.
+
+    Args:
+        tree: An array, or a pytree of arrays, all of one size along the axis.
+        n: The number of positions: an integer scalar from 0 to that size.
+        axis: The axis.
+
+    Returns:
+        The arrays, cut.
+
+    Raises:
+        ArgumentError: ``n`` is no integer scalar, or is out of bounds; ``tree`` holds no array; the
+            arrays differ in size along the axis, or lack it. In a bucketed function, an ``n`` out
+            of bounds is noticed when the program has run.
+        TypeError: ``n`` is traced by ``jax.jit`` outside of a bucketed function.
+
+    Examples:
+        >>> import jax.numpy as jnp, numpy as np
+        >>> import bucketjit
+        >>> @bucketjit.jit
+        ... def before_the_first_zero(x):
+        ...     return bucketjit.sized(x, jnp.argmax(x == 0)).sum()
+        >>> float(before_the_first_zero(np.array([1, 2, 0, 4, 5], np.float32)))
+        3.0
+    """
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    if not leaves:
+        raise ArgumentError("sized: expected arrays, got a tree without any")
+    arrays = [x if isinstance(x, jax.Array | np.ndarray) else jnp.asarray(x) for x in leaves]
+    for x in arrays:
+        if not -x.ndim <= axis < x.ndim:
+            raise ArgumentError(f"sized: there is no axis {axis} in an array of shape {x.shape}")
+    rows = arrays[0].shape[axis]
+    if others := [x.shape for x in arrays if x.shape[axis] != rows]:
+        raise ArgumentError(
+            f"sized: expected arrays of one size along axis {axis}, got shapes {arrays[0].shape} "
+            f"and {others[0]}"
+        )
+    if isinstance(n, jax.Array | np.ndarray | np.generic):
+        is_whole = n.ndim == 0 and bool(jnp.issubdtype(n.dtype, jnp.integer))
+    else:
+        is_whole = isinstance(n, int) and not isinstance(n, bool)
+    if not is_whole:
+        shown = jax.typeof(n).str_short() if isinstance(n, jax.Array | np.ndarray) else repr(n)
+        raise ArgumentError(f"sized: expected an integer scalar n, got {shown}")
+    if not isinstance(n, jax.core.Tracer):
+        size = operator.index(n)  # type: ignore[arg-type]
+        cut = [_slice(x, size, rows, axis) for x in arrays]
+    else:
+        opened = selecting()
+        if opened is None:
+            raise TypeError(
+                "sized: n is traced, so its value is not known. Call the function by a "
+                "bucketjit.BucketedExec, which computes sizes in the program; under jax.jit a "
+                "size must be a Python int"
+            )
+        first = [jnp.moveaxis(jnp.asarray(x), axis, 0) for x in arrays]
+        cut = [jnp.moveaxis(x, 0, axis) for x in opened.cut(first, n)]
+    return jax.tree_util.tree_unflatten(structure, cut)
+
+
+def _slice(array: Any, n: int, rows: Any, axis: int) -> Any:
+    if n < 0 or n > rows:
+        raise ArgumentError(
+            f"sized: n is {n}, and the arrays have {rows} rows; give a number from 0 to {rows}"
+        )
+    return array[(slice(None),) * (axis % array.ndim) + (slice(n),)]

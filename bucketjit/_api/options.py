@@ -18,18 +18,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from bucketjit import strategies
-from bucketjit._config import (
-    Check,
-    CompileBudget,
-    Config,
-    Fallback,
-    Out,
-    Overflow,
-    checked_count,
-    checked_options,
-    is_int_from,
-)
+from bucketjit import _config, strategies
 from bucketjit._ir.guards import parse_constraint
 from bucketjit._tracing.parameters import positions_of
 from bucketjit.errors import SpecError
@@ -56,18 +45,18 @@ class Options(TypedDict, total=False):
 
     dynamic_axes: DynamicAxes
     buckets: Buckets | Mapping[str, Buckets] | None
-    overflow: Overflow | OverflowName | Mapping[str, Overflow | OverflowName]
+    overflow: _config.Overflow | OverflowName | Mapping[str, _config.Overflow | OverflowName]
     constraints: str | Sequence[str]
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Sequence[str] | None
     donate_argnums: int | Sequence[int] | None
     donate_argnames: str | Sequence[str] | None
-    fallback: Fallback | FallbackName
-    check: Check | CheckName
+    fallback: _config.Fallback | FallbackName
+    check: _config.Check | CheckName
     out: OutName
     copy_inputs: bool
     maxsize: int | None
-    compile_budget: CompileBudget | int | None
+    compile_budget: _config.CompileBudget | int | None
     compiler_options: Mapping[str, Any] | None
     warn_after: int | None
     in_shardings: Any
@@ -82,69 +71,69 @@ _NAMED: Mapping[str, Callable[[], Strategy]] = {
 E = TypeVar("E", bound=enum.Enum)
 
 
-def config_of(fn: Callable[..., Any], given: Options) -> Config:
+def config_of(fn: Callable[..., Any], options: Options) -> _config.Config:
     """Check the options of a bucketed function."""
-    if unknown := given.keys() - OPTIONS.keys():
+    if unknown := options.keys() - OPTIONS.keys():
         raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     fields: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in options.items():
         fields |= OPTIONS[name](value)
     if named := positions_of(fn, fields.pop("donate_argnames", None), "donate_argnames"):
         donated = fields.get("donate_argnums")
         every = donated if isinstance(donated, Iterable) else () if donated is None else (donated,)
         fields["donate_argnums"] = (*every, *named)
-    return Config(fn, **fields)
+    return _config.Config(fn, **fields)
 
 
-def member(kind: type[E], name: str, given: object) -> E:
+def member(kind: type[E], name: str, value: object) -> E:
     """The member of an enum that an option names."""
     try:
-        return kind(given)
+        return kind(value)
     except ValueError:
         choices = ", ".join(repr(each.value) for each in kind)
-        raise SpecError(f"{name} must be one of {choices}, got {given!r}") from None
+        raise SpecError(f"{name} must be one of {choices}, got {value!r}") from None
 
 
-def strategy_of(name: str, given: object) -> Strategy:
+def strategy_of(name: str, entry: object) -> Strategy:
     """The strategy that one entry of ``buckets`` describes."""
-    if isinstance(given, str) and not given.isdecimal():  # a number is shown as a list of sizes
-        if given not in _NAMED:
-            close = difflib.get_close_matches(given.lower(), _NAMED, 1)
+    if isinstance(entry, str) and not entry.isdecimal():  # a number is shown as a list of sizes
+        if entry not in _NAMED:
+            close = difflib.get_close_matches(entry.lower(), _NAMED, 1)
             meant = f"; did you mean {close[0]!r}?" if close else ""
             others = " or a strategy such as bucketjit.strategies.Linear(32)"
             if name != "strategy":
                 others = f", a list of sizes,{others}, or a dict of these by dimension"
-            raise SpecError(f"{name}={given!r}: expected one of {sorted(_NAMED)}{others}{meant}")
-        return _NAMED[given]()
-    if isinstance(given, type) or hasattr(given, "bucket"):
-        return checked_strategy(name, given)
-    return strategies.Boundaries(checked_sizes(name, given, " a name, a strategy or"))
+            raise SpecError(f"{name}={entry!r}: expected one of {sorted(_NAMED)}{others}{meant}")
+        return _NAMED[entry]()
+    if isinstance(entry, type) or hasattr(entry, "bucket"):
+        return checked_strategy(name, entry)
+    return strategies.Boundaries(checked_sizes(name, entry, " a name, a strategy or"))
 
 
-def positive(name: str, given: Any, besides: str = "") -> int:
+def positive(name: str, value: Any, besides: str = "") -> int:
     """Check a number of at least 1."""
-    if not is_int_from(given, 1):
-        raise SpecError(f"{name} must be a positive int{besides}, got {given!r}")
-    return int(given)
+    if not _config.is_int_from(value, 1):
+        raise SpecError(f"{name} must be a positive int{besides}, got {value!r}")
+    return int(value)
 
 
-def bound(name: str, given: Any) -> int | None:
+def bound(name: str, value: Any) -> int | None:
     """Check a number of at least 1, or None."""
-    return None if given is None else positive(name, given, " or None")
+    return None if value is None else positive(name, value, " or None")
 
 
-def flag(name: str, given: object) -> bool:
+def flag(name: str, value: object) -> bool:
     """Check a bool."""
-    if not isinstance(given, bool):
-        raise SpecError(f"{name} must be True or False, got {given!r}")
-    return given
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} must be True or False, got {value!r}")
+    return value
 
 
-def budget_of(given: CompileBudget | int | None) -> CompileBudget:
+def budget_of(budget: _config.CompileBudget | int | None) -> _config.CompileBudget:
     """A compile budget, or that of so many compiles."""
-    return given if isinstance(given, CompileBudget) else CompileBudget(given)
+    return budget if isinstance(budget, _config.CompileBudget) else _config.CompileBudget(budget)
 
 
 def checked_dim(dim: object, what: str = "dim") -> str:
@@ -154,32 +143,26 @@ def checked_dim(dim: object, what: str = "dim") -> str:
     return dim
 
 
-def overflow_policy(name: str, given: object) -> Overflow:
+def overflow_policy(name: str, policy: object) -> _config.Overflow:
     """The overflow policy that an option names; see `member`."""
-    if isinstance(given, str) and given == "split":
+    if isinstance(policy, str) and policy == "split":
         raise SpecError(
             f"{name} cannot be 'split'; use the method map, which runs rows in batches, or 'extend'"
         )
-    return member(Overflow, name, given)
+    return member(_config.Overflow, name, policy)
 
 
 def _by_dim(
-    option: str, check: Callable[[str, object], Any], field: str, per_dim: str, given: object
+    option: str, check: Callable[[str, object], Any], field: str, per_dim: str, value: object
 ) -> dict[str, Any]:
     """An option that is one field for all variables, and another one for single ones, checked."""
-    if not isinstance(given, Mapping):
-        return {field: check(option, given)}
+    if not isinstance(value, Mapping):
+        return {field: check(option, value)}
     entries = {
         checked_dim(dim, f"a key of {option}"): check(f"{option}[{dim!r}]", entry)
-        for dim, entry in given.items()
+        for dim, entry in value.items()
     }
     return {per_dim: MappingProxyType(entries)}
-
-
-def _buckets(given: object) -> dict[str, Any]:
-    if given is None:
-        return {}
-    return _by_dim("buckets", strategy_of, "default", "per_dim", given)
 
 
 def shardings_tree(name: str, tree: Any) -> Any:
@@ -194,10 +177,10 @@ def shardings_tree(name: str, tree: Any) -> Any:
     return tuple(tree) if isinstance(tree, list) else tree
 
 
-def _constraints(given: object) -> tuple[str, ...]:
-    texts = (given,) if isinstance(given, str) else given
+def _constraints(constraints: object) -> tuple[str, ...]:
+    texts = (constraints,) if isinstance(constraints, str) else constraints
     if not isinstance(texts, Iterable):
-        raise SpecError(f"constraints must be a list such as ['s >= 4'], got {given!r}")
+        raise SpecError(f"constraints must be a list such as ['s >= 4'], got {constraints!r}")
     texts = tuple(texts)
     for text in texts:
         if not isinstance(text, str):
@@ -210,30 +193,32 @@ def _constraints(given: object) -> tuple[str, ...]:
 
 
 def _field(
-    name: str, check: Callable[[Any], object] = lambda given: given
+    name: str, check: Callable[[Any], object] = lambda value: value
 ) -> Callable[[Any], dict[str, Any]]:
     """An option that is one field of the configuration, checked."""
-    return lambda given: {name: check(given)}
+    return lambda value: {name: check(value)}
 
 
 # Each option by name, with what makes fields of `Config` of it.
 OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "dynamic_axes": _field("dynamic_axes"),
-    "buckets": _buckets,
+    "buckets": lambda value: (
+        {} if value is None else _by_dim("buckets", strategy_of, "default", "per_dim", value)
+    ),
     "overflow": partial(_by_dim, "overflow", overflow_policy, "overflow", "overflow_per_dim"),
     "constraints": _field("constraints", _constraints),
     "static_argnums": _field("static_argnums"),
     "static_argnames": _field("static_argnames"),
     "donate_argnums": _field("donate_argnums"),
     "donate_argnames": _field("donate_argnames"),
-    "fallback": _field("fallback", partial(member, Fallback, "fallback")),
-    "check": _field("check", partial(member, Check, "check")),
-    "out": _field("out", partial(member, Out, "out")),
+    "fallback": _field("fallback", partial(member, _config.Fallback, "fallback")),
+    "check": _field("check", partial(member, _config.Check, "check")),
+    "out": _field("out", partial(member, _config.Out, "out")),
     "copy_inputs": _field("copy_inputs", partial(flag, "copy_inputs")),
     "maxsize": _field("maxsize", partial(bound, "maxsize")),
     "compile_budget": _field("budget", budget_of),
-    "compiler_options": _field("compiler_options", checked_options),
-    "warn_after": _field("warn_after", checked_count),
+    "compiler_options": _field("compiler_options", _config.checked_options),
+    "warn_after": _field("warn_after", _config.checked_count),
     "in_shardings": _field("in_shardings", partial(shardings_tree, "in_shardings")),
     "out_shardings": _field("out_shardings", partial(shardings_tree, "out_shardings")),
 }
@@ -246,12 +231,12 @@ def global_name(value: Any) -> str | None:
     """The name of a value in its module, which a pickle has in its place; None in a script."""
     name = getattr(value, "__qualname__", "")
     with contextlib.suppress(AttributeError, KeyError):
-        found = operator.attrgetter(name)(sys.modules[value.__module__])
-        return name if found is value and value.__module__ != "__main__" else None
+        member = operator.attrgetter(name)(sys.modules[value.__module__])
+        return name if member is value and value.__module__ != "__main__" else None
     return None
 
 
-def options_of(config: Config) -> tuple[dict[str, Any], list[tuple[str, str, Any]]]:
+def options_of(config: _config.Config) -> tuple[dict[str, Any], list[tuple[str, str, Any]]]:
     """The options that differ from the defaults; and module, name and rule of primitives."""
     chosen = {
         field.name: dict(value) if isinstance(value, MappingProxyType) else value
@@ -268,10 +253,12 @@ def options_of(config: Config) -> tuple[dict[str, Any], list[tuple[str, str, Any
     return chosen, [(*_place_of(primitive), rule) for primitive, rule in config.rules.items()]
 
 
-def configured(fn: Callable[..., Any], options: Mapping[str, Any], rules: Iterable[Any]) -> Config:
+def configured(
+    fn: Callable[..., Any], options: Mapping[str, Any], rules: Iterable[Any]
+) -> _config.Config:
     """The configuration of a function and the options of a pickle."""
     table = {getattr(importlib.import_module(module), name): rule for module, name, rule in rules}
-    return Config(fn, rules=table, **options)
+    return _config.Config(fn, rules=table, **options)
 
 
 def _place_of(primitive: Any) -> tuple[str, str]:

@@ -214,11 +214,11 @@ class Served(CallPath[P, R], Views):
                 raise SpecError(f"pin: {variable} must be a padded size, an int, got {size!r}")
         cache = self._engine.cache
         entries = cache.items()
-        known = {variable for _, entry in entries for variable in entry.sizes}
-        if entries and (unknown := sizes.keys() - known):
+        variables = {variable for _, entry in entries for variable in entry.sizes}
+        if entries and (unknown := sizes.keys() - variables):
             raise SpecError(
                 f"pin: no executable has a dimension {min(unknown)!r}, "
-                f"they have {', '.join(sorted(known)) or 'none'}"
+                f"they have {', '.join(sorted(variables)) or 'none'}"
             )
         if not entries:
             self._engine.signer.refuse_unknown(dict.fromkeys(sizes, "a size to pin"))
@@ -300,10 +300,7 @@ class Served(CallPath[P, R], Views):
         return self._with(listeners=(*self._config.listeners, callback))
 
     def with_maxsize(
-        self,
-        maxsize: int | None = DEFAULT_MAXSIZE,
-        *,
-        max_bytes: int | None = None,
+        self, maxsize: int | None = DEFAULT_MAXSIZE, *, max_bytes: int | None = None
     ) -> Self:
         """Bound the executables that are kept, by number and by bytes.
 

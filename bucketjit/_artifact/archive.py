@@ -60,19 +60,19 @@ def pack(file: BinaryIO, manifest: Manifest, contents: Contents, key: bytes | No
 def checked_path(path: object, what: str) -> Path:
     """The path of a file."""
     try:
-        found = os.fsdecode(path)  # type: ignore[arg-type]
+        name = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
         raise SpecError(
             f"{what}: path must be the name of a file, such as 'f.bkt', got {type(path).__name__}"
             + ("; it comes before the arguments of the function" if what == "save" else "")
         ) from None
-    if not found:
+    if not name:
         raise SpecError(f"{what}: path is empty; name a file, such as 'f.bkt'")
-    if os.path.isdir(found) or not os.path.basename(found):
+    if os.path.isdir(name) or not os.path.basename(name):
         raise IsADirectoryError(
-            errno.EISDIR, f"{what}: path is a directory; name a file in it, such as 'f.bkt'", found
+            errno.EISDIR, f"{what}: path is a directory; name a file in it, such as 'f.bkt'", name
         )
-    return Path(found)
+    return Path(name)
 
 
 def member_of(data: bytes | memoryview) -> Member:
@@ -178,8 +178,8 @@ class Archive:
         info = self._zip.getinfo(name)
         try:
             if info.compress_type == zipfile.ZIP_STORED:
-                at = info.header_offset + _LOCAL_HEADER
-                begin = at + sum(struct.unpack_from("<2H", self._memory, at - 4))
+                begin = info.header_offset + _LOCAL_HEADER
+                begin += sum(struct.unpack_from("<2H", self._memory, begin - 4))
                 return memoryview(self._memory)[begin : begin + info.file_size]
             if info.file_size > _LARGEST_DEFLATED:
                 raise ValueError(f"it claims {info.file_size} bytes")

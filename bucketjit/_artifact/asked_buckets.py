@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import numpy as np
 
-from bucketjit._artifact.dtypes import as_bytes, name_of
-from bucketjit._artifact.manifest import SizeTable
+from bucketjit._artifact.manifest import Axes, SizeTable
+from bucketjit._artifact.modules import as_bytes, name_of
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._events import shown
+from bucketjit._events import shown, warn
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._ir.expressions import holds, is_symbolic, smallest_holding
+from bucketjit._ir.expressions import Shape, holds, is_symbolic, smallest_holding
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.program import Program
-from bucketjit._raised import frames_inside, is_of_machine
+from bucketjit._raised import is_of_machine
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.warmup import asked
@@ -34,9 +32,7 @@ from bucketjit._tracing.resolution import variables_in
 from bucketjit.errors import ArtifactError, FallbackWarning, MaskingError, SpecError
 
 BucketCall = tuple[Mapping[str, int], Call]  # padded sizes, and a call of them
-Found = dict[Program, list[BucketCall]]
-Decided = tuple[Call, Decision]
-T = TypeVar("T")
+Buckets = dict[Program, list[BucketCall]]
 
 _MOST_SIZES = 4096  # logical sizes that are looked at, beside those that were asked for
 _MOST_PROGRAMS = 16
@@ -55,7 +51,7 @@ _MOST_BYTES = 64 * 2**20
 
 def buckets_of(
     engine: Engine, call: Call, tokens: Tokens, sizes: Sequence[Mapping[str, int]]
-) -> Found:
+) -> Buckets:
     """The buckets of calls of some sizes, by program, each once.
 
     Smaller sizes may take another program, or a bucket that was not asked for: size 1, where JAX
@@ -66,10 +62,10 @@ def buckets_of(
         FallbackWarning: The file will not serve some of these sizes.
     """
     search = _Search(engine, call, tokens)
-    for one in sizes:
-        search.ask(one)
+    for logical in sizes:
+        search.ask(logical)
     search.look_below()
-    return search.found
+    return search.buckets
 
 
 def sizes_of(engine: Engine, call: Call, sizes: object) -> list[Mapping[str, int]]:
@@ -85,18 +81,18 @@ def sizes_of(engine: Engine, call: Call, sizes: object) -> list[Mapping[str, int
         ]
         if compiled:
             return list(compiled)
-    own = axes(call, call.shapes)[1]
+    logical = axes(call, call.shapes)[1]
     _, _, wanted = asked(engine, call, sizes)
     if not wanted:
         raise SpecError(f"save: sizes {sizes!r} name no size; give at least one")
-    return [{**own, **one} for one in wanted]
+    return [{**logical, **chosen} for chosen in wanted]
 
 
-def unmasked(why: MaskingError, at: str = "") -> ArtifactError:
+def unmasked(why: MaskingError, where: str = "") -> ArtifactError:
     """The error that calls are not masked."""
     remedy = f"; {why.remedy}" if why.remedy else ""
     return ArtifactError(
-        f"calls{at} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
+        f"calls{where} are not masked, so there is no bucket to save: {why.reason}{remedy}; "
         "export_dynamic exports a module of all sizes, which needs no mask"
     )
 
@@ -105,22 +101,22 @@ class _Search:
     """Finds programs and buckets; see `buckets_of`.
 
     Attributes:
-        found: What was found so far.
+        buckets: The buckets so far, by program.
     """
 
     def __init__(self, engine: Engine, call: Call, tokens: Tokens) -> None:
         self._engine, self._like, self._tokens = engine, call, tokens
-        self.found: Found = {}
+        self.buckets: Buckets = {}
         self._unmasked: dict[Hashable, tuple[MaskingError, Call]] = {}
 
-    def _decided(self, sizes: Mapping[str, int]) -> Decided:
+    def _decided(self, sizes: Mapping[str, int]) -> tuple[Call, Decision]:
         return self._engine.chosen(at_sizes(self._like, self._tokens, sizes))
 
     def _add(self, program: object, bucket: Mapping[str, int], call: Call) -> None:
         assert isinstance(program, Program)
-        known = self.found.setdefault(program, [])
-        if all(dict(other) != dict(bucket) for other, _ in known):
-            known.append((dict(bucket), call))
+        calls = self.buckets.setdefault(program, [])
+        if dict(bucket) not in [padded for padded, _ in calls]:
+            calls.append((dict(bucket), call))
 
     def ask(self, sizes: Mapping[str, int]) -> None:
         """Add the bucket of sizes that were asked for."""
@@ -139,74 +135,60 @@ class _Search:
     def look_below(self) -> None:
         """Add what sizes below the largest buckets need besides."""
         asked: dict[Tokens, list[Mapping[str, int]]] = {}
-        for bucket, call in itertools.chain(*self.found.values()):
+        for bucket, call in itertools.chain(*self.buckets.values()):
             asked.setdefault(call.tokens, []).append(bucket)
-        for _ in self._growing():
+        count = 0
+        while count < len(self.buckets):  # the guards of programs lead to others
+            count = len(self.buckets)
             for opened, buckets in asked.items():
                 guards = [guard for program in self._programs(opened) for guard in program.guards]
                 for sizes in _sizes_below(buckets, variables_in(opened), guards):
                     self._look_at(opened, sizes, buckets)
         for key, (_, call) in list(self._unmasked.items()):
-            if len(self.found) < _MOST_PROGRAMS:
+            if len(self.buckets) < _MOST_PROGRAMS:
                 try:
                     with self._engine.lock:
                         program = call.signature.program_of(call, call.shapes)
                 except MaskingError:
                     continue
-                alone = replace(call, program=program, refusal=None)
-                self._add(program, call.sizes, alone)
+                self._add(program, call.sizes, replace(call, program=program, refusal=None))
                 del self._unmasked[key]
         if self._unmasked:
             (why, call), count = next(iter(self._unmasked.values())), len(self._unmasked)
             more = f" and {count - 1} other sizes" if count > 1 else ""
             text = f"{self._engine.name}: the file will not serve {shown(call.sizes)}{more}: {why}"
-            warnings.warn(text, FallbackWarning, stacklevel=frames_inside())
-
-    def _growing(self) -> Iterator[None]:
-        """As often as programs are found: their guards lead to others."""
-        known = 0
-        while known < len(self.found):
-            known = len(self.found)
-            yield
+            warn(text, FallbackWarning)
 
     def _programs(self, opened: Tokens) -> list[Program]:
         """The programs of calls that have these open axes."""
-        return [program for program, calls in self.found.items() if calls[0][1].tokens == opened]
+        return [program for program, calls in self.buckets.items() if calls[0][1].tokens == opened]
 
     def _look_at(
         self, opened: Tokens, sizes: Mapping[str, int], asked: Sequence[Mapping[str, int]]
     ) -> None:
         """Add what some sizes need, or note that they are not masked; other variables are 0."""
-        own = self._programs(opened)
-        known = next((p for p in own if p.size_constants(sizes) is not None), None)
-        if known is not None and any(holds(bucket, sizes) for bucket, _ in self.found[known]):
+        programs = (p for p in self._programs(opened) if p.size_constants(sizes) is not None)
+        holder = next(programs, None)
+        if holder is not None and any(holds(bucket, sizes) for bucket, _ in self.buckets[holder]):
             return
-        empty = dict.fromkeys(variables_in(self._tokens), 0)
-        decided = _of_function(lambda: self._decided({**empty, **sizes}))
-        if decided is None:
+        empty, key = dict.fromkeys(variables_in(self._tokens), 0), (opened, *sizes.values())
+        try:
+            call, decision = self._decided({**empty, **sizes})
+        except Exception as error:  # of the function, which does not take sizes nobody asked for
+            if is_of_machine(error):
+                raise
             return
-        (call, decision), key = decided, (opened, *sizes.values())
         if isinstance(decision, Unpadded):
             self._unmasked[key] = decision.why, call
-        elif decision.program not in self.found and len(self.found) == _MOST_PROGRAMS:
+        elif decision.program not in self.buckets and len(self.buckets) == _MOST_PROGRAMS:
             self._unmasked[key] = _TOO_MANY, call
         else:
             self._unmasked.pop(key, None)
             program, bucket = decision.program, None
             if not program.unfitted:
-                fitting = ({v: one[v] for v in sizes} for one in asked)
-                bucket = smallest_holding(filter(program.fits, fitting), sizes)
+                padded = ({v: bucket[v] for v in sizes} for bucket in asked)
+                bucket = smallest_holding(filter(program.fits, padded), sizes)
             self._add(program, bucket or decision.bucket, call)
-
-
-def _of_function(run: Callable[[], T]) -> T | None:
-    """What is found at sizes that were not asked for; None if the function does not take them."""
-    try:
-        return run()
-    except Exception as error:
-        if is_of_machine(error):
-            raise
-        return None
 
 
 def _sizes_below(
@@ -255,10 +237,10 @@ def table_of(
 ) -> tuple[SizeTable, list[BucketCall]]:
     """Tabulate the size constants of a program."""
     assert program.pairing is not None
-    own = [v for v in calls[0][1].variables if v not in program.unfitted]
-    largest = {v: max(bucket[v] for bucket, _ in calls) for v in own}
-    every = itertools.product(*(range(1, largest[v] + 1) for v in own))
-    admitted = (row for row in every if program.admits(dict(zip(own, row, strict=True))))
+    variables = [v for v in calls[0][1].variables if v not in program.unfitted]
+    largest = {v: max(bucket[v] for bucket, _ in calls) for v in variables}
+    every = itertools.product(*(range(1, largest[v] + 1) for v in variables))
+    admitted = (row for row in every if program.admits(dict(zip(variables, row, strict=True))))
     count = math.prod(largest.values())
     tried = list(itertools.islice(admitted, _MOST_ROWS + 1)) if count < _MOST_LOOKED_AT else []
     if not 0 < len(tried) <= _MOST_ROWS:
@@ -268,10 +250,10 @@ def table_of(
             "buckets, or compute on sizes with jax.numpy, such as jnp.sqrt(jnp.shape(x)[0])"
         )
     rows: list[tuple[int, ...]] = []
-    found: list[SizeConstants] = []
+    tabulated: list[SizeConstants] = []
     taken = 0
     for row in tried:
-        constants = program.size_constants(dict(zip(own, row, strict=True)))
+        constants = program.size_constants(dict(zip(variables, row, strict=True)))
         if constants is None:  # another program serves these sizes
             continue
         taken += constants.nbytes
@@ -281,10 +263,10 @@ def table_of(
                 f"{_MOST_BYTES >> 20} MiB: save smaller buckets, or compute them with jax.numpy"
             )
         rows.append(row)
-        found.append(constants)
+        tabulated.append(constants)
     members, dtypes = [], []
     for number in range(len(program.size_constant_shapes)):
-        values = [np.asarray(one.values[number]) for one in found]
+        values = [np.asarray(constants.values[number]) for constants in tabulated]
         kinds = {value.dtype for value in values}
         if len(kinds) != 1:
             raise ArtifactError(
@@ -295,25 +277,27 @@ def table_of(
         members.append(add(f"{where}/size_constants/{number}.bin", raw))
         dtypes.append(name_of(kinds.pop()))
     table = SizeTable(
-        axes=tuple(
-            tuple(str(d) if is_symbolic(d) else int(d) for d in shape)
-            for shape in program.size_constant_shapes
-        ),
+        axes=tuple(map(axes_of, program.size_constant_shapes)),
         dtypes=tuple(dtypes),
         unfitted=program.unfitted,
         rows=tuple(rows),
-        extra=tuple(tuple(one.sizes) for one in found),
+        extra=tuple(tuple(constants.sizes) for constants in tabulated),
         members=tuple(members),
     )
-    return table, [_with_room(one, own, table) for one in calls]
+    return table, [_with_room(padded, call, variables, table) for padded, call in calls]
 
 
-def _with_room(one: BucketCall, own: Sequence[str], table: SizeTable) -> BucketCall:
+def _with_room(
+    padded: Mapping[str, int], call: Call, variables: Sequence[str], table: SizeTable
+) -> BucketCall:
     """A bucket that holds the largest unfitted sizes of all logical sizes in it."""
-    bucket, call = one
-    room: dict[str, Any] = dict(bucket)
+    room = dict(padded)
     for row, extra in zip(table.rows, table.extra, strict=True):
-        if all(n <= bucket[v] for v, n in zip(own, row, strict=True)):
-            for name, size in zip(table.unfitted, extra, strict=True):
-                room[name] = max(room[name], size)
+        if all(n <= padded[v] for v, n in zip(variables, row, strict=True)):
+            room |= {v: max(room[v], n) for v, n in zip(table.unfitted, extra, strict=True)}
     return room, call
+
+
+def axes_of(shape: Shape) -> Axes:
+    """A shape as files have it."""
+    return tuple(str(d) if is_symbolic(d) else int(d) for d in shape)

@@ -15,24 +15,25 @@ checked when a manifest is read.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bucketjit._artifact.expressions import check_comparison, check_expression
+from bucketjit._ir.expressions import FUNCTIONS, parsed
+from bucketjit._ir.guards import Guard
 from bucketjit._stages.explain import MaskedEquation
 from bucketjit.errors import ArtifactError
 
-FORMAT = 2
-"""The version of the format that is written and read."""
-
+FORMAT = 2  # the version that is written and read
 NAME = "manifest.json"
 
-_LARGEST = 2**63  # sizes and positions are below
+_LARGEST = 2**63  # sizes, positions and numbers in expressions are below
 
 Axes = tuple[int | str, ...]  # sizes: numbers, or text of an expression of variables
 
@@ -60,9 +61,7 @@ class Output:
     """A result.
 
     Attributes:
-        dtype: Name of its dtype.
-        axes: Its sizes.
-        weak_type: JAX's weak type.
+        dtype, axes, weak_type: See `SavedLeaf`.
     """
 
     dtype: str
@@ -75,8 +74,7 @@ class Constant:
     """An array that programs close over; it is stored once for all buckets.
 
     Attributes:
-        dtype: Name of its dtype.
-        shape: Its shape.
+        dtype, shape: Name of its dtype, and its shape.
         member: The member with its bytes, in C order and little endian.
     """
 
@@ -92,8 +90,7 @@ class Bucket:
     Attributes:
         sizes: Padded size of each variable.
         module: The member with the module.
-        arguments: Padded shape of each array argument; sizes themselves are left out.
-        results: Padded shape of each result.
+        arguments, results: Padded shape of each of them; arguments that are sizes are left out.
         executables: Members with compiled executables, by the digest of their environment; each
             with the positions of the arguments that the executable takes.
     """
@@ -110,8 +107,7 @@ class SizeTable:
     """Constants that depend on the logical sizes, tabulated for all sizes of the buckets.
 
     Attributes:
-        axes: The shape of each constant, in sizes.
-        dtypes: The dtype of each constant.
+        axes, dtypes: The shape of each constant, in sizes, and its dtype.
         unfitted: Names of the variables whose size no expression of the others gives.
         rows: The logical sizes that have a row, in the order of the program's own variables.
         extra: For each row, the sizes of ``unfitted``.
@@ -196,9 +192,8 @@ class SavedFunction:
         name: Its name.
         tree: The member with the trees of its arguments and results, as a module that takes and
             returns one number a leaf.
-        arity: Number of positional arguments, static ones left out.
+        arity, names: Number and names of the positional arguments, static ones left out.
         keywords: Names of the keyword arguments.
-        names: Names of the positional arguments.
         leaves: The leaves of its arguments.
         statics: Static arguments as text: those with a position, then those given by name.
         donated: Positions of the arguments whose buffers are given away.
@@ -218,12 +213,7 @@ class SavedFunction:
 
 @dataclass(frozen=True)
 class Member:
-    """What is known of a member of the archive.
-
-    Attributes:
-        size: Its bytes, uncompressed.
-        sha256: Digest of its bytes, in hexadecimal.
-    """
+    """The bytes of a member of the archive, uncompressed: their number, and their digest."""
 
     size: int
     sha256: str
@@ -236,7 +226,7 @@ class Manifest:
     Attributes:
         format: The version of the format.
         versions: Versions of the libraries that wrote it.
-        calling_convention: The version of JAX's convention for calls of modules.
+        calling_convention: That of JAX's convention for calls of modules.
         platforms: The platforms that the modules can be compiled for.
         out: The form of results, ``jax``, ``numpy`` or ``padded``.
         config: JAX's configuration when the function was traced.
@@ -272,11 +262,11 @@ def decoded(raw: bytes) -> Manifest:
             f"{NAME}: format {version}, and this version of bucketjit reads format {FORMAT}; load "
             "the file with the version of bucketjit that wrote it"
         )
-    found: Manifest = _decoded(Manifest, value, NAME)
-    if found.out not in ("jax", "numpy", "padded"):
-        raise _error(NAME, f"out is {found.out!r}, expected one of jax, numpy, padded")
-    named = [constant.member for constant in found.constants]
-    for function in found.functions:
+    manifest: Manifest = _decoded(Manifest, value, NAME)
+    if manifest.out not in ("jax", "numpy", "padded"):
+        raise _error(NAME, f"out is {manifest.out!r}, expected one of jax, numpy, padded")
+    named = [constant.member for constant in manifest.constants]
+    for function in manifest.functions:
         place, names = f"{NAME}: {function.name}", set[str]()
         named.append(function.tree)
         for program in function.programs:
@@ -284,7 +274,7 @@ def decoded(raw: bytes) -> Manifest:
             if not program.buckets:
                 raise _error(place, "a program has no bucket")
             names.update(program.variables)
-            if any(i >= len(found.constants) for i in program.constants):
+            if any(i >= len(manifest.constants) for i in program.constants):
                 raise _error(place, "a program names no constant")
             named += [] if program.table is None else program.table.members
             named += [] if program.dynamic is None else [program.dynamic]
@@ -293,9 +283,9 @@ def decoded(raw: bytes) -> Manifest:
         if any(leaf.dtype is None and len(leaf.axes) != 1 for leaf in function.leaves):
             raise _error(place, "an argument that is a size has other than one size")
         _check_axes(place, names, *(leaf.axes for leaf in function.leaves))
-    if missing := set(named) - found.members.keys():
+    if missing := set(named) - manifest.members.keys():
         raise _error(NAME, f"{min(missing)!r} is named and is no member")
-    return found
+    return manifest
 
 
 def _error(place: str, what: str) -> ArtifactError:
@@ -303,54 +293,104 @@ def _error(place: str, what: str) -> ArtifactError:
 
 
 def _check_texts(place: str, program: SavedProgram) -> None:
-    """Check the texts of a program that Python computes with."""
     names = set(program.variables)
-    known = set(names)
-    for made in program.computed:
-        _check_axes(place, known, made.bound)
-        if made.variable in known:
-            raise _error(place, f"{made.variable!r} is no name of a computed size")
-        known.add(made.variable)
-    if any(not name.isidentifier() for name in known):
-        raise _error(place, f"{min(known)!r} is no name of a size")
+    with_computed = set(names)
+    for size in program.computed:
+        _check_axes(place, with_computed, size.bound)
+        if size.variable in with_computed:
+            raise _error(place, f"{size.variable!r} is no name of a computed size")
+        with_computed.add(size.variable)
+    if any(not name.isidentifier() for name in with_computed):
+        raise _error(place, f"{min(with_computed)!r} is no name of a size")
     _check_axes(place, names, *program.inputs, *(side for two in program.reshapes for side in two))
     _check_axes(place, names, *(() if program.table is None else program.table.axes))
-    _check_axes(place, known, *(out.axes for out in program.outputs))
-    for guards, allowed in ((program.guards, names), (program.presumed, known)):
-        for guard in guards:
-            check_comparison(guard, allowed, place)
+    _check_axes(place, with_computed, *(out.axes for out in program.outputs))
+    for guards, allowed in ((program.guards, names), (program.presumed, with_computed)):
+        for guard in (guard_of(text, place) for text in guards):
+            _check_axes(place, allowed, (guard.left, guard.right))
 
 
 def _check_axes(place: str, names: set[str], *shapes: Axes) -> None:
-    for axis in (axis for shape in shapes for axis in shape):
-        if isinstance(axis, str):
-            check_expression(axis, names, place)
+    for axis in (axis for shape in shapes for axis in shape if isinstance(axis, str)):
+        _check_expression(axis, names, place)
 
 
-def _decoded(kind: Any, value: Any, at: str) -> Any:
+def _decoded(kind: Any, value: Any, place: str) -> Any:
     """A value of JSON as a value of an annotated type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
         if lack := hints.keys() - value.keys():
-            raise _error(at, f"there is no {min(lack)!r}")
-        fields = {f: _decoded(hint, value[f], f"{at}: {f}") for f, hint in hints.items()}
+            raise _error(place, f"there is no {min(lack)!r}")
+        fields = {f: _decoded(hint, value[f], f"{place}: {f}") for f, hint in hints.items()}
         return kind(**fields)  # type: ignore[operator]
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in args:
             return None
-        for one in args:
-            is_plain = isinstance(one, type) and not dataclasses.is_dataclass(one)
-            if type(value) is one if is_plain else isinstance(value, dict):
-                return _decoded(one, value, at)
+        for choice in args:
+            is_plain = isinstance(choice, type) and not dataclasses.is_dataclass(choice)
+            if type(value) is choice if is_plain else isinstance(value, dict):
+                return _decoded(choice, value, place)
     elif origin is tuple and isinstance(value, list):
         every = args[:1] * len(value) if args[-1] is Ellipsis else args
         if len(every) == len(value):
-            rows = enumerate(zip(every, value, strict=True))
-            return tuple(_decoded(a, one, f"{at}[{i}]") for i, (a, one) in rows)
+            items = enumerate(zip(every, value, strict=True))
+            return tuple(_decoded(hint, x, f"{place}[{i}]") for i, (hint, x) in items)
     elif origin is Mapping and isinstance(value, dict):
-        return {name: _decoded(args[1], one, f"{at}.{name}") for name, one in value.items()}
+        return {name: _decoded(args[1], x, f"{place}.{name}") for name, x in value.items()}
     elif type(value) is kind and not (kind is int and not 0 <= value < _LARGEST):
         return value
     name = getattr(kind, "__name__", str(kind))
-    raise _error(at, f"expected {name}, got {type(value).__name__} {str(value)[:40]!r}")
+    raise _error(place, f"expected {name}, got {type(value).__name__} {str(value)[:40]!r}")
+
+
+# --- expressions of sizes ---
+
+_LONGEST = 2000  # characters of an expression
+_HIGHEST = 8  # exponent
+_HIGHEST_IN_ALL = 64  # exponents of powers of powers, multiplied
+_COMPARISON = re.compile(r"(.+?) (>=|<=|==|!=) (.+)")
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod)
+
+
+def _check_expression(text: str, variables: Set[str], place: str) -> None:
+    """Refuse a text that is not arithmetic on dimension variables: it becomes Python code."""
+    try:
+        if len(text) > _LONGEST or not text.isprintable():
+            raise SyntaxError("it is too long, or has other characters than text")
+        _check(parsed(text), variables)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
+        names = ", ".join(sorted(variables))
+        raise _error(place, f"{shown!r} is no expression of the sizes {names} ({error})") from None
+
+
+def guard_of(text: str, place: str = NAME) -> Guard:
+    """The guard that a text is."""
+    if (sides := _COMPARISON.fullmatch(text)) is None:
+        raise _error(place, f"{text[:60]!r} is no comparison of sizes")
+    return Guard(*sides.groups())
+
+
+def _check(node: ast.expr, variables: Set[str], power_around: int = 1) -> None:
+    match node:
+        case ast.Constant(value=int(value)) if type(value) is int and abs(value) < _LARGEST:
+            return
+        case ast.Name(id=name) if name in variables:
+            return
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            parts = [operand]
+        case ast.BinOp(left=left, op=ast.Pow(), right=ast.Constant(value=int(power))):
+            if not 0 <= power <= _HIGHEST or power * power_around > _HIGHEST_IN_ALL:
+                raise ValueError(f"the power {power}")
+            parts, power_around = [left], max(power, 1) * power_around
+        case ast.BinOp(left=left, op=op, right=right) if isinstance(op, _OPERATORS):
+            parts = [left, right]
+        case ast.Call(func=ast.Name(id=name), args=parts, keywords=[]) if (
+            name in FUNCTIONS["int"] and len(parts) == 2
+        ):
+            pass
+        case _:
+            raise ValueError(f"{ast.unparse(node)} is not arithmetic")
+    for part in parts:
+        _check(part, variables, power_around)

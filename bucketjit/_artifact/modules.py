@@ -1,4 +1,4 @@
-"""Modules of one bucket: how a program becomes one, and which modules of a file are trusted.
+"""What is in a file: modules of buckets, which of them are trusted, and arrays as bytes.
 
 program   jaxpr of symbolic sizes, constants
 module    main(constants..., int32[k] sizes, size constants..., padded arrays...)
@@ -12,26 +12,19 @@ from typing import Any
 
 import jax
 import jax.export  # an attribute of jax only after this import
+import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._compile.bodies import masked
 from bucketjit._extras import Extra
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.program import Program
+from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import key_impl, traced_for, with_type
-from bucketjit._jax.stablehlo import (
-    BadModule,
-    for_older_readers,
-    foreign_operations,
-    register_namedtuples,
-    stable_targets,
-    without_assertion_effects,
-)
 from bucketjit._masking.interpreter import Hook
 from bucketjit._masking.rule_context import RuleTable
 from bucketjit._raised import in_one_line, is_of_machine
-from bucketjit._stages.dynamic import evaluator
-from bucketjit._stages.refine import exported_from
+from bucketjit._stages.dynamic import evaluator, exported_from
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError, ExportError, MaskingError
 
@@ -88,9 +81,9 @@ def bucket_module(
     padded = program.sizes_in(bucket).padded_shape
 
     def main(constants: Any, sizes: Any, by_size: Any, arrays: Any) -> list[Any]:
-        consts, given = _as_traced(program, types, constants, arrays)
+        consts, padded_arrays = _as_traced(program, types, constants, arrays)
         body = masked(program, consts, bucket, call.variables, rules, after)
-        return body(sizes, tuple(by_size), given)
+        return body(sizes, tuple(by_size), padded_arrays)
 
     values = zip(program.size_constant_shapes, call.size_constants.values, strict=True)
     by_size = [jax.ShapeDtypeStruct(padded(s), np.asarray(value).dtype) for s, value in values]
@@ -127,10 +120,10 @@ def serialized(module: jax.export.Exported) -> bytes:
         # JAX's own error is an ImportError that names no package.
         import flatbuffers  # type: ignore[import-untyped]  # noqa: F401
 
-        register_namedtuples(module.in_tree)
-        register_namedtuples(module.out_tree)
+        stablehlo.register_namedtuples(module.in_tree)
+        stablehlo.register_namedtuples(module.out_tree)
         try:
-            return bytes(for_older_readers(module).serialize())
+            return bytes(stablehlo.for_older_readers(module).serialize())
         except (ValueError, NotImplementedError) as error:
             raise ArtifactError(
                 f"jax.export cannot serialize it: {in_one_line(error)} (a NamedTuple need not be "
@@ -144,10 +137,10 @@ def deserialized(raw: bytes, place: str, trusted: bool = False) -> jax.export.Ex
         module: jax.export.Exported = exported_from(raw, place)
     except ExportError as error:
         raise ArtifactError(str(error)) from error
-    allowed = stable_targets() - (frozenset() if trusted else _OPAQUE)
+    allowed = stablehlo.stable_targets() - (frozenset() if trusted else _OPAQUE)
     try:
-        foreign = foreign_operations(module.mlir_module_serialized, allowed)
-    except BadModule as error:
+        foreign = stablehlo.foreign_operations(module.mlir_module_serialized, allowed)
+    except stablehlo.BadModule as error:
         raise ArtifactError(f"{place}: it holds no module that can be read: {error}") from error
     if foreign:
         raise ArtifactError(
@@ -176,5 +169,58 @@ def dynamic_module(
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, (dtype, _) in pairs]
     with lenient_jax():
         args = list(map(_plain_type, program.consts)), arrays
-        made = exported(main, platforms, args, {})
-    return without_assertion_effects(made)
+        module = exported(main, platforms, args, {})
+    return stablehlo.without_assertion_effects(module)
+
+
+# --- arrays and their dtypes ---
+
+_KEY = "key:"
+
+
+def name_of(dtype: Any) -> str:
+    """The name of a dtype in files."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        impl = key_impl(dtype)
+        if not isinstance(impl, str):
+            raise ArtifactError(
+                f"random keys of the generator {impl} cannot be saved: only generators of JAX can; "
+                "pass jax.random.key_data(key)"
+            )
+        return f"{_KEY}{impl}"
+    return str(np.dtype(dtype).name)
+
+
+def dtype_of(name: str, place: str) -> Any:
+    """The dtype of a name."""
+    try:
+        if name.startswith(_KEY):
+            return jax.eval_shape(lambda: jax.random.key(0, impl=name[len(_KEY) :])).dtype
+        dtype = jnp.dtype(name)
+        if dtype.name != name or dtype.kind in "OSUMm":
+            raise TypeError(name)
+    except (TypeError, ValueError, AttributeError):
+        raise ArtifactError(
+            f"{place}: this version of JAX has no dtype {name!r}; load it with a later one"
+        ) from None
+    return dtype
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+    """The values of an array in C order, little endian."""
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    flat = np.ascontiguousarray(array).reshape(-1)
+    words: Any = flat.view(np.uint8) if flat.size else np.empty(0, np.uint8)
+    return memoryview(words)
+
+
+def from_bytes(data: memoryview, dtype: Any, shape: tuple[int, ...], place: str) -> np.ndarray:
+    """The array in bytes that `as_bytes` made. The array shares their memory."""
+    wanted = int(np.prod(shape, dtype=object)) * int(dtype.itemsize)
+    if len(data) != wanted:
+        raise ArtifactError(
+            f"{place}: {len(data)} bytes, and {dtype.name}{list(shape)} has {wanted}; the file is "
+            "damaged or was altered"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)

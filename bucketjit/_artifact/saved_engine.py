@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from bucketjit._artifact.dtypes import dtype_of
-from bucketjit._artifact.manifest import Bucket, SavedFunction
+from bucketjit._artifact.manifest import SavedFunction
+from bucketjit._artifact.modules import dtype_of
 from bucketjit._artifact.saved_program import (
     LoadedProgram,
     SavedBodies,
@@ -28,13 +28,13 @@ from bucketjit._artifact.saved_program import (
 from bucketjit._compile.argument_types import device_of
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Config, Fallback, Out
-from bucketjit._events import shown
+from bucketjit._events import Verbatim, shown
 from bucketjit._ir.dynamic_axes import STATIC, Tokens
 from bucketjit._ir.expressions import smallest_holding
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.serialization import NotPlain, Placement, serialized
 from bucketjit._raised import in_one_line
-from bucketjit._runtime.buckets import ChoosesBuckets, Exactly
+from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts, SharedState
 from bucketjit._tracing.axis_guesses import Shapes
@@ -74,7 +74,7 @@ class LoadedFunction:
                 else LeafType(dtype_of(leaf.dtype, place), leaf.weak_type, len(leaf.axes))
                 for leaf in record.leaves
             )
-            positional, keyword = ({k: _Text(v) for k, v in of.items()} for of in record.statics)
+            positional, keyword = ({k: Verbatim(v) for k, v in of.items()} for of in record.statics)
             self.arguments = MadeFor(
                 "saved for",
                 self.tree,
@@ -174,7 +174,7 @@ class LoadedFunction:
             "out": Out(self.source.manifest.out),
             "donate_argnums": self.record.donated,
             "per_dim": {
-                v: Boundaries(sorted({one[v] for one in sizes if v in one})) for v in self.variables
+                v: Boundaries(sorted({row[v] for row in sizes if v in row})) for v in self.variables
             },
         }
         parts = Parts(
@@ -192,61 +192,49 @@ class LoadedFunction:
         They are for the device of a topology, or, without one, for this machine. They are compiled
         from the modules as a process compiles them that loads the file.
         """
-        engine = self.engine()
-        programs = []
+        engine, programs = self.engine(), []
         for number, program in enumerate(self.programs):
-            added = f"{place}-{number}", add, target
-            compiled = functools.partial(self._compiled, engine, program, *added)
-            buckets = tuple(map(compiled, program.record.buckets))
-            programs.append(dataclasses.replace(program.record, buckets=buckets))
+            buckets = []
+            for bucket in program.record.buckets:
+                sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
+                if built := self._built(engine, program, bucket.sizes, target):
+                    digest, raw, kept = built
+                    member = add(f"{place}-{number}/{sizes}-{digest[:8]}.bin", raw)
+                    bucket = dataclasses.replace(bucket, executables={digest: (member, kept)})
+                buckets.append(bucket)
+            programs.append(dataclasses.replace(program.record, buckets=tuple(buckets)))
         return dataclasses.replace(self.record, programs=tuple(programs))
 
-    def _compiled(
-        self,
-        engine: Engine,
-        program: LoadedProgram,
-        place: str,
-        add: Callable[[str, bytes], str],
-        target: Any,
-        bucket: Bucket,
-    ) -> Bucket:
-        """A bucket with its executable."""
-        args, kwargs = self.like(bucket.sizes)
+    def _built(
+        self, engine: Engine, program: LoadedProgram, bucket: Mapping[str, int], target: Any
+    ) -> tuple[str, bytes, tuple[int, ...]] | None:
+        """The digest of its environment, the bytes and the arguments of a bucket's executable."""
+        sizes = {v: n for v, n in bucket.items() if v not in program.unfitted}
+        constants = program.size_constants(sizes)
+        if constants is None:  # a guard keeps these sizes from the program
+            return None
+        args, kwargs = self.like(bucket)
         call = engine.signer.sign(args, kwargs, structs=True)
         if target is not None:
             on_target = operator.methodcaller("update", sharding=target)
             call = call.with_leaves(
                 [on_target(x) if hasattr(x, "update") else x for x in call.leaves]
             )
-        sizes = {v: n for v, n in bucket.sizes.items() if v not in program.unfitted}
-        constants = program.size_constants(sizes)
-        if constants is None:  # a guard keeps these sizes from the program
-            return bucket
         tokens = self.tokens_of(program)
         call = call.resolved(Resolution(tokens, sizes, program, size_constants=constants))
-        entry = engine.requests.masked(call, bucket.sizes).build()
+        entry = engine.requests.masked(call, bucket).build()
         device = device_of(call.leaves)
         try:
             raw, kept, _ = serialized(entry.compiled, Placement.on(device))
         except NotPlain as error:
             raise ArtifactError(
-                f"the executable of {shown(bucket.sizes)} cannot be saved: {error}; save without "
+                f"the executable of {shown(bucket)} cannot be saved: {error}; save without "
                 "executables=True"
             ) from error
-        digest = environment_digest(device)
-        name = f"{place}/{','.join(f'{v}={n}' for v, n in bucket.sizes.items())}-{digest[:8]}.bin"
-        return dataclasses.replace(bucket, executables={digest: (add(name, raw), kept)})
-
-
-class _Text(str):
-    """The text of a static argument; its ``repr`` is the text itself."""
-
-    def __repr__(self) -> str:
-        return str(self)
+        return environment_digest(device), raw, kept
 
 
 def _no_program(function: LoadedFunction, tokens: Tokens, shapes: Shapes) -> Resolution:
-    """Say why no program serves the sizes of a call."""
     programs, every = function.programs, variables_in(function.tokens)
     empty = [v for v in every if v not in variables_in(tokens)]
     zeros = [[f"{v} == 0" for v in every if v not in p.record.variables] for p in programs]
@@ -277,18 +265,17 @@ class SavedBuckets(ChoosesBuckets):
         """The smallest saved bucket that holds a call; its sizes if a module takes all sizes."""
         assert isinstance(program, LoadedProgram)
         sizes = dict(zip(call.variables, call.ordered, strict=True))
-        found = _smallest(program, sizes)
-        if found is None and program.record.dynamic is None:
+        bucket = _smallest(program, sizes)
+        if bucket is None and program.record.dynamic is None:
             raise _overflow(program, sizes)
-        return dict(sizes if found is None else found)
+        return dict(sizes if bucket is None else bucket)
 
-    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """Whether a call is beyond the saved buckets, and the file has a module for it."""
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> tuple[str, bool] | None:
+        """See `ChoosesBuckets.beyond`; the module of all sizes runs such calls."""
         assert isinstance(program, LoadedProgram)
         if program.record.dynamic is None or _smallest(program, sizes) is not None:
             return None
-        reason = f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it"
-        return Exactly(reason, True)
+        return f"no saved bucket holds {shown(sizes)}; the module of all sizes runs it", True
 
 
 def _smallest(program: LoadedProgram, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
@@ -299,13 +286,13 @@ def _overflow(program: LoadedProgram, sizes: Mapping[str, int]) -> BucketOverflo
     saved = [bucket.sizes for bucket in program.record.buckets]
     largest = {v: max(bucket[v] for bucket in saved) for v in sizes}
     variable = next((v for v, n in sizes.items() if n > largest[v]), None)
-    told = f"no saved bucket holds {shown(sizes)}, there are {'; '.join(map(shown, saved[-8:]))}"
+    text = f"no saved bucket holds {shown(sizes)}, there are {'; '.join(map(shown, saved[-8:]))}"
     if variable is not None:
-        told = (
+        text = (
             f"dimension {variable!r} has size {sizes[variable]}, beyond the largest saved bucket "
             f"{largest[variable]}"
         )
     variable = variable or next(iter(sizes))
     error = BucketOverflowError(sizes[variable], largest[variable], variable)
-    error.args = (f"{told}; save the function with larger sizes, or with dynamic=True",)
+    error.args = (f"{text}; save the function with larger sizes, or with dynamic=True",)
     return error

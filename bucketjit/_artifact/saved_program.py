@@ -15,9 +15,8 @@ import numpy as np
 
 from bucketjit._artifact import modules
 from bucketjit._artifact.archive import EXECUTABLES, Archive
-from bucketjit._artifact.dtypes import dtype_of, from_bytes
-from bucketjit._artifact.expressions import sides_of
-from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable
+from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable, guard_of
+from bucketjit._artifact.modules import dtype_of, from_bytes
 from bucketjit._compile.argument_types import Body, Transform, device_of, without_values
 from bucketjit._compile.bodies import Options
 from bucketjit._compile.executable import Executable, Pads
@@ -29,7 +28,6 @@ from bucketjit._config import Config
 from bucketjit._events import shown
 from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.expressions import Shape, evaluate_text
-from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.arrays import with_type
@@ -149,7 +147,7 @@ class LoadedPairing:
 def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgram:
     """A program of a function."""
     place = f"{source.path}: manifest.json"
-    guards = tuple(map(_guard, record.guards))
+    guards = tuple(map(guard_of, record.guards))
     with lenient_jax():
         scope = jax.export.SymbolicScope([str(g) for g in guards if g.op != "!="])
         shape_of = functools.partial(_shape, scope=scope)
@@ -163,11 +161,11 @@ def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> Loade
             lower=record.lower,
             reshapes={(shape_of(a), shape_of(b)): "" for a, b in record.reshapes},
             computed={
-                made.variable: Computed(str(made.bound[0]), made.line, made.is_checked)
-                for made in record.computed
+                size.variable: Computed(str(size.bound[0]), size.line, size.is_checked)
+                for size in record.computed
             },
             counts=record.counts,
-            presumed=tuple(map(_guard, record.presumed)),
+            presumed=tuple(map(guard_of, record.presumed)),
             roomy=record.roomy,
             unfitted=() if table is None else table.unfitted,
             size_constant_shapes=() if table is None else tuple(map(shape_of, table.axes)),
@@ -196,20 +194,14 @@ def _check_module(program: LoadedProgram, bucket: Bucket) -> None:
     ]
     returns = list(zip(bucket.results, dtypes, strict=True))
     ranks = [len(shape) for shape in (*program.in_shapes, *program.out_shapes)]
-    told = [len(shape) for shape in (*bucket.arguments, *bucket.results[: len(record.outputs)])]
+    padded = (*bucket.arguments, *bucket.results[: len(record.outputs)])
     if (
         bucket.sizes.keys() != set(record.variables)
         or takes[: len(before)] + takes[first:] != [*before, *bucket.arguments]
         or [(tuple(a.shape), a.dtype) for a in module.out_avals] != returns
-        or ranks != told
+        or ranks != list(map(len, padded))
     ):
         raise ValueError(f"{bucket.module} takes or returns other arrays than the manifest tells")
-
-
-def _guard(text: str) -> Guard:
-    sides = sides_of(text)
-    assert sides is not None  # the manifest was checked
-    return Guard(*sides)
 
 
 def _shape(axes: Axes, scope: Any) -> Shape:
@@ -228,25 +220,25 @@ def _pairing(source: Source, record: SavedProgram) -> LoadedPairing:
     table = record.table
     if table is None:
         return LoadedPairing(record.samples, record.why, record.buckets, None)
-    own = record.variables[: len(record.variables) - len(table.unfitted)]
-    columns = [list(_column(source, table, number, own)) for number in range(len(table.members))]
+    variables = record.variables[: len(record.variables) - len(table.unfitted)]
+    columns = [list(_column(source, table, i, variables)) for i in range(len(table.members))]
     rows = zip(table.rows, table.extra, strict=True)
     constants = {
         row: SizeConstants(extra, tuple(column[i] for column in columns))
         for i, (row, extra) in enumerate(rows)
     }
-    return LoadedPairing(record.samples, record.why, record.buckets, table, constants, own)
+    return LoadedPairing(record.samples, record.why, record.buckets, table, constants, variables)
 
 
 def _column(
-    source: Source, table: SizeTable, number: int, own: Sequence[str]
+    source: Source, table: SizeTable, number: int, variables: Sequence[str]
 ) -> Iterator[np.ndarray]:
     """The values of one tabulated constant, one for each row."""
     member = table.members[number]
     place = f"{source.path}: {member}"
     dtype, raw = dtype_of(table.dtypes[number], place), source.archive.view(member)
     for row, extra in zip(table.rows, table.extra, strict=True):
-        sizes = dict(zip(itertools.chain(own, table.unfitted), (*row, *extra), strict=True))
+        sizes = dict(zip(itertools.chain(variables, table.unfitted), (*row, *extra), strict=True))
         shape = shape_at(table.axes[number], sizes)
         size = int(np.prod(shape, dtype=object)) * int(dtype.itemsize)
         yield from_bytes(raw[:size], dtype, shape, place)
@@ -297,8 +289,8 @@ class SavedBodies:
 
         _check_platform(program, call)
         of_xla = options(program.workarounds.options())
-        given = call, record.sizes, pads, self._check, of_xla
-        return kernel(transform, body, *given, program.constants)
+        how = call, record.sizes, pads, self._check, of_xla
+        return kernel(transform, body, *how, program.constants)
 
     def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
         """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
@@ -360,23 +352,23 @@ class InFile:
 
     def load(self) -> Executable | None:
         """The executable; None if the file has none for this machine and these versions."""
-        began, made = time.perf_counter(), self._make()
-        program = made.call.program
-        if made.is_exact:
+        began, kernel = time.perf_counter(), self._make()
+        program = kernel.call.program
+        if kernel.is_exact:
             return None
         assert isinstance(program, LoadedProgram)
         bucket = program.bucket(self._sizes)
         if not bucket.executables or not program.source.executables:
             return None
         try:
-            placement = Placement.on(device_of([*program.constants, *made.leaves]))
+            placement = Placement.on(device_of([*program.constants, *kernel.leaves]))
             member, kept = bucket.executables[environment_digest(placement.device)]
             xla = deserialized(program.source.executables[member], placement)
         except Exception as error:  # its module can be compiled in its place
             if is_of_machine(error):
                 raise
             return None
-        return loaded(made, xla, kept, made.results(), placement, (), lambda error: None, began)
+        return loaded(kernel, xla, kept, kernel.results(), placement, (), lambda error: None, began)
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""

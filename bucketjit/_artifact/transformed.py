@@ -24,15 +24,14 @@ from bucketjit._arrays.padding import copied, fresh, without_padding
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.executable import sizes_argument
-from bucketjit._compile.kernel import Kernel
 from bucketjit._config import Out
 from bucketjit._ir.expressions import evaluate
 from bucketjit._jax.arrays import is_key, key_impl, with_type
 from bucketjit._jax.config import eval_context, only_differentiated
 from bucketjit._runtime.decisions import Masked
+from bucketjit._runtime.derivatives import note_inlined
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import is_differentiable
-from bucketjit._runtime.inlined import note_inlined
 from bucketjit.errors import ArtifactError
 
 _INLINED = (
@@ -88,9 +87,9 @@ class Transformed:
         def backward(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
             # A cotangent has the weak type of its result; the pullback is saved without.
             floats = [with_type(ct, ct.dtype, False) for ct in cotangents if is_differentiable(ct)]
-            found = iter(self._differentiable(order + 1, ())(*leaves, *floats))
+            pulled = iter(self._differentiable(order + 1, ())(*leaves, *floats))
             return tuple(
-                next(found) if is_differentiable(x) else np.zeros(np.shape(x), jax.dtypes.float0)
+                next(pulled) if is_differentiable(x) else np.zeros(np.shape(x), jax.dtypes.float0)
                 for x in leaves
             )
 
@@ -115,17 +114,16 @@ class Transformed:
         alive = weakref.ref(self)
 
         def inlined(*arrays: Any) -> tuple[Any, ...]:
-            own = alive()
-            if own is None:
+            transformed = alive()
+            if transformed is None:
                 raise ArtifactError("the loaded function is gone; keep it as long as it is mapped")
-            args, kwargs = own._functions[order].tree.unflatten(_with_sizes(arrays, sizes))
-            return _inlined(own._engines[order], args, kwargs)
+            args, kwargs = transformed._functions[order].tree.unflatten(_with_sizes(arrays, sizes))
+            return _inlined(transformed._engines[order], args, kwargs)
 
         return jax.custom_batching.sequential_vmap(inlined)
 
 
 def _with_sizes(arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
-    """The leaves of a call, with the sizes in their places."""
     leaves = list(arrays)
     for position, size in sizes:  # in increasing order
         leaves.insert(position, size)
@@ -147,30 +145,27 @@ def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         for x, kind in zip(call.leaves, call.signature.types, strict=True)
     ]
     call = call.with_leaves(leaves)
-    if not isinstance(decision, Masked):
-        args, kwargs = call.tree.unflatten(leaves)
-        made = engine.requests.kernel(call)
-        return _run(made, *args, **kwargs)
-    assert program is not None
-    made = engine.requests.kernel(call, decision.bucket)
-    for i, shape in made.pads:
+    lead: tuple[Any, ...] = ()
+    if isinstance(decision, Masked):
+        kernel = engine.requests.kernel(call, decision.bucket)
+        lead = (sizes_argument(call, kernel.size_constant_shapes),)
+    else:
+        kernel = engine.requests.kernel(call)
+    for i, shape in kernel.pads:
         leaves[i] = _padded(leaves[i], shape)
     args, kwargs = call.tree.unflatten(leaves)
-    outs = _run(made, sizes_argument(call, made.size_constant_shapes), *args, **kwargs)
-    known = dict(zip(call.variables, call.ordered, strict=True))
+    with jax.disable_jit(False):
+        outs = jax.tree_util.tree_leaves(kernel.function.inlined(*lead, *args, **kwargs))
+    if not lead or program is None:
+        return tuple(outs)
+    logical = dict(zip(call.variables, call.ordered, strict=True))
     return tuple(
-        lax.slice(out, (0,) * len(shape), [evaluate(d, known) for d in shape])
+        lax.slice(out, (0,) * len(shape), [evaluate(d, logical) for d in shape])
         for out, shape in zip(outs, program.out_shapes, strict=True)
     )
 
 
-def _run(made: Kernel, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    with jax.disable_jit(False):
-        return tuple(jax.tree_util.tree_leaves(made.function.inlined(*args, **kwargs)))
-
-
 def _padded(value: Any, shape: Sequence[int]) -> Any:
-    """An array with zeros behind it."""
     if is_key(value):
         words = jax.random.key_data(value)
         padded = _padded(words, (*shape, *words.shape[value.ndim :]))

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -27,7 +27,7 @@ from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import is_key, key_shape
 from bucketjit._jax.module_building import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
-from bucketjit._stages.refine import refine
+from bucketjit._stages.dynamic import refine
 from bucketjit.errors import ArtifactError, ExportError
 
 LAYOUT = "layout.json"
@@ -37,34 +37,23 @@ _LONGEST = 100  # characters in the name of a module's file
 Json = dict[str, Any]
 
 
-class Written(NamedTuple):
-    """What was unpacked.
-
-    Attributes:
-        files: The files, relative to the directory, in the order in which they were written.
-        nbytes: Their bytes.
-    """
-
-    files: tuple[str, ...]
-    nbytes: int
-
-
 def unpack(
     archive: Archive,
     directory: Path,
     platform: str | None = None,
     text: bool = False,
     force: bool = False,
-) -> Written:
+) -> dict[str, int]:
     """Write what a file holds into a directory, for programs without Python.
 
+    Returns the bytes of each file, by its name in the directory, in the order of writing.
     A failure leaves the directory as it was: files are replaced after all new ones are complete,
     and ``layout.json`` comes last.
     """
-    known = archive.manifest.platforms
-    if platform is not None and platform not in known:
+    platforms = archive.manifest.platforms
+    if platform is not None and platform not in platforms:
         raise ArtifactError(
-            f"{archive.path} has modules for {', '.join(known)}, not for {platform!r}; save it "
+            f"{archive.path} has modules for {', '.join(platforms)}, not for {platform!r}; save it "
             f"with platforms=[..., {platform!r}]"
         )
     if directory.is_symlink() or directory.exists():
@@ -74,7 +63,7 @@ def unpack(
             raise ArtifactError(
                 f"{directory} is not empty; name another directory, or write into it with --force"
             )
-    files = _Unpacked(archive, known if platform is None else (platform,), text).files
+    files = _Unpacked(archive, platforms if platform is None else (platform,), text).files
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=directory.parent) as stage:
         for name, data in files.items():
@@ -85,7 +74,7 @@ def unpack(
         for name in files:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(stage) / name, directory / name)
-    return Written(tuple(files), sum(map(len, files.values())))
+    return {name: len(data) for name, data in files.items()}
 
 
 class _Unpacked:
@@ -106,8 +95,8 @@ class _Unpacked:
             "platforms": list(platforms),
             "padding": 0,
             "constants": [
-                {**_some(one, "dtype", "shape"), "file": self._array("constants", i, one.member)}
-                for i, one in enumerate(manifest.constants)
+                {**_some(c, "dtype", "shape"), "file": self._array("constants", i, c.member)}
+                for i, c in enumerate(manifest.constants)
             ],
             "functions": [
                 self._function(function, f"derivative{order}" if order else "function")
@@ -167,7 +156,7 @@ class _Unpacked:
         raw = self._archive.read(bucket.module)
         place = f"{self._archive.path}: {bucket.module}"
         exported = modules.deserialized(raw, place)
-        told: Json = {
+        record: Json = {
             "sizes": dict(bucket.sizes),
             "inputs": [_typed(aval) for aval in exported.in_avals],
             "outputs": [_typed(aval) for aval in exported.out_avals],
@@ -176,12 +165,12 @@ class _Unpacked:
         }
         for platform in self._platforms:
             artifact, module = _plain(raw, exported, platform, place)
-            at = "modules" if len(exported.platforms) == 1 else f"modules/{platform}"
-            told["modules"][platform] = self._add(f"{at}/{name}.mlirbc", artifact)
-            told["custom_calls"][platform] = custom_call_targets(artifact)
+            folder = "modules" if len(exported.platforms) == 1 else f"modules/{platform}"
+            record["modules"][platform] = self._add(f"{folder}/{name}.mlirbc", artifact)
+            record["custom_calls"][platform] = custom_call_targets(artifact)
             if self._text:
-                self._add(f"{at}/{name}.mlir", str(module).encode())
-        return told
+                self._add(f"{folder}/{name}.mlir", str(module).encode())
+        return record
 
 
 def _typed(aval: Any) -> Json:
@@ -192,7 +181,6 @@ def _typed(aval: Any) -> Json:
 
 
 def _some(record: Any, *fields: str) -> Json:
-    """Fields of a record of the manifest."""
     return {field: value for field, value in asdict(record).items() if field in fields}
 
 
@@ -211,6 +199,5 @@ def _plain(raw: bytes, exported: Any, platform: str, place: str) -> tuple[bytes,
 
 
 def _name(bucket: Bucket, number: int) -> str:
-    """The name of the files of a bucket."""
     name = ",".join(f"{variable}={size}" for variable, size in bucket.sizes.items())
     return name if name and name.isascii() and len(name) <= _LONGEST else f"bucket{number}"

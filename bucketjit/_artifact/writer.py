@@ -13,37 +13,17 @@ import jax.export  # an attribute of jax only after this import
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._artifact import modules
-from bucketjit._artifact.archive import (
-    CONSTANTS,
-    EXECUTABLES,
-    Archive,
-    checked_key,
-    member_of,
-    pack,
-    write_archive,
-)
-from bucketjit._artifact.asked_buckets import BucketCall, buckets_of, sizes_of, table_of, unmasked
-from bucketjit._artifact.dtypes import as_bytes, name_of
-from bucketjit._artifact.manifest import (
-    FORMAT,
-    Axes,
-    Bucket,
-    ComputedSize,
-    Constant,
-    Manifest,
-    Member,
-    Output,
-    SavedFunction,
-    SavedLeaf,
-    SavedProgram,
-)
+from bucketjit._artifact import archive as archives
+from bucketjit._artifact import asked_buckets, modules
+from bucketjit._artifact import manifest as manifests
+from bucketjit._artifact.modules import as_bytes, name_of
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import OF_BACKENDS, Source
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.files.environment import versions
+from bucketjit._config import is_int_from
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._ir.expressions import Shape, evaluate, is_symbolic
+from bucketjit._ir.expressions import evaluate
 from bucketjit._ir.program import Program
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
@@ -59,16 +39,7 @@ _OPTIONS_OF_JAX = ("jax_enable_x64", "jax_default_matmul_precision", "jax_defaul
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """What `BucketedExec.save` was asked for.
-
-    Attributes:
-        sizes: Sizes of the calls; None for the buckets in the cache.
-        platforms: The platforms to save for; None for the default one.
-        derivatives: The number of orders of derivatives.
-        dynamic: Whether to save a module for sizes beyond the buckets.
-        executables: Whether to save compiled executables.
-        key: A secret to sign with, or None.
-    """
+    """What `BucketedExec.save` was asked for; see its arguments."""
 
     sizes: object = None
     platforms: Sequence[str] | None = None
@@ -78,9 +49,9 @@ class SaveOptions:
     key: object = None
 
     def __post_init__(self) -> None:
-        given = self.derivatives
-        if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-            raise SpecError(f"save: derivatives is an order, 0, 1 or more, got {given!r}")
+        order = self.derivatives
+        if not is_int_from(order, 0):
+            raise SpecError(f"save: derivatives is an order, 0, 1 or more, got {order!r}")
         for name in ("dynamic", "executables"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"save: {name} is True or False, got {getattr(self, name)!r}")
@@ -102,27 +73,27 @@ class _Members:
 
     Attributes:
         contents: The bytes of each member.
-        known: What the manifest says of each.
+        records: What the manifest says of each.
         constants: The constants, each once.
     """
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes | memoryview] = {}
-        self.known: dict[str, Member] = {}
-        self.constants: dict[Any, Constant] = {}
+        self.records: dict[str, manifests.Member] = {}
+        self.constants: dict[Any, manifests.Constant] = {}
 
     def add(self, name: str, data: bytes | memoryview) -> str:
-        self.contents[name], self.known[name] = data, member_of(data)
+        self.contents[name], self.records[name] = data, archives.member_of(data)
         return name
 
     def add_constant(self, value: Any) -> int:
         """Add a constant, or find the equal one that is there. Returns its position."""
         array = modules.plain_constant(value)
         data, dtype = as_bytes(array), name_of(array.dtype)
-        key = member_of(data).sha256, dtype, array.shape
+        key = archives.member_of(data).sha256, dtype, array.shape
         if key not in self.constants:
-            name = self.add(f"{CONSTANTS}{len(self.constants)}.bin", data)
-            self.constants[key] = Constant(dtype, tuple(array.shape), name)
+            name = self.add(f"{archives.CONSTANTS}{len(self.constants)}.bin", data)
+            self.constants[key] = manifests.Constant(dtype, tuple(array.shape), name)
         return list(self.constants).index(key)
 
 
@@ -135,7 +106,7 @@ def save(
     options: SaveOptions,
 ) -> None:
     """Write a file; see `BucketedExec.save`."""
-    key = checked_key(options.key)
+    key = archives.checked_key(options.key)
     if engine.config.always_exact:
         raise ArtifactError(
             "a function without a strategy has no buckets to save: choose them, such as "
@@ -149,9 +120,9 @@ def save(
     if call.program is None:
         engine.signer.parameters.check_call(args, kwargs)  # no axis is open without arguments
         why = call.refusal or MaskingError("no axis is open", "name the open axes in dynamic_axes")
-        raise unmasked(why)
-    sizes = sizes_of(engine, call, options.sizes)
-    filled = next((one for one in sizes if all(one.values())), None)
+        raise asked_buckets.unmasked(why)
+    sizes = asked_buckets.sizes_of(engine, call, options.sizes)
+    filled = next((row for row in sizes if all(row.values())), None)
     if filled is not None:  # so that the derivatives, too, have all open axes
         call = at_sizes(call, call.signature.open_axes(call, call.shapes)[0], filled)
         call = engine.resolve(call)
@@ -163,30 +134,30 @@ def save(
     functions = tuple(writer.function(sizes) for writer in writers)
     module = writers[0].exported
     assert module is not None
-    found, jax_config = versions(), jax.config.values
-    manifest = Manifest(
-        format=FORMAT,
-        versions={n: found[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
+    installed, jax_config = versions(), jax.config.values
+    manifest = manifests.Manifest(
+        format=manifests.FORMAT,
+        versions={n: installed[n].partition(" ")[0] for n in ("bucketjit", "jax", "jaxlib")},
         calling_convention=module.calling_convention_version,
         platforms=tuple(module.platforms),
         out=engine.config.out.value,
         config={name: str(jax_config.get(name)) for name in _OPTIONS_OF_JAX},
         constants=tuple(members.constants.values()),
         functions=functions,
-        members=members.known,
+        members=members.records,
     )
     if options.executables:
         file = io.BytesIO()
-        pack(file, manifest, members.contents)
-        source = Source(Archive(path, data=file.getvalue()), trusted=True)
+        archives.pack(file, manifest, members.contents)
+        source = Source(archives.Archive(path, data=file.getvalue()), trusted=True)
         functions = tuple(
             LoadedFunction(source, record).with_executables(
-                f"{EXECUTABLES}{order}", members.add, target
+                f"{archives.EXECUTABLES}{order}", members.add, target
             )
             for order, record in enumerate(functions)
         )
-        manifest = replace(manifest, functions=functions, members=members.known)
-    write_archive(path, manifest, members.contents, key)
+        manifest = replace(manifest, functions=functions, members=members.records)
+    archives.write_archive(path, manifest, members.contents, key)
 
 
 class _FunctionWriter:
@@ -205,26 +176,28 @@ class _FunctionWriter:
         kinds = [t for t in call.signature.types if t.dtype is not None]
         self._types = [(t.dtype, t.weak_type) for t in kinds]
 
-    def function(self, sizes: Sequence[Mapping[str, int]]) -> SavedFunction:
+    def function(self, sizes: Sequence[Mapping[str, int]]) -> manifests.SavedFunction:
         """Add the members of all programs."""
         engine = self._engine
         call = engine.resolve(self._like)
-        tokens, own = call.signature.open_axes(call, call.shapes)
-        found = buckets_of(engine, call, tokens, [{**own, **one} for one in sizes])
+        tokens, logical = call.signature.open_axes(call, call.shapes)
+        buckets = asked_buckets.buckets_of(
+            engine, call, tokens, [{**logical, **row} for row in sizes]
+        )
         programs = tuple(
             self._program(f"{self._place}/programs/{number}", program, calls)
-            for number, (program, calls) in enumerate(found.items())
+            for number, (program, calls) in enumerate(buckets.items())
         )
-        opened = {v for calls in found.values() for v in calls[0][1].variables}
+        opened = {v for calls in buckets.values() for v in calls[0][1].variables}
         positional, keywords = call.tree.unflatten(call.leaves)
         name = engine.signer.name
-        return SavedFunction(
+        return manifests.SavedFunction(
             name=engine.name,
             tree=self._members.add(f"{self._place}/tree.stablehlo", _tree(call)),
             arity=len(positional),
             keywords=tuple(sorted(keywords)),
             names=tuple(map(name, call.dynamic))[: len(positional)],
-            leaves=_leaves(call, without_empty(tokens, frozenset(own) - opened)),
+            leaves=_leaves(call, without_empty(tokens, frozenset(logical) - opened)),
             statics=(
                 {name(i): repr(v) for i, v in call.statics.positional.items()},
                 {k: repr(v) for k, v in call.statics.keyword.items()},
@@ -233,7 +206,9 @@ class _FunctionWriter:
             programs=programs,
         )
 
-    def _program(self, where: str, program: Program, calls: list[BucketCall]) -> SavedProgram:
+    def _program(
+        self, where: str, program: Program, calls: list[asked_buckets.BucketCall]
+    ) -> manifests.SavedProgram:
         try:
             refuse_callbacks(program.jaxpr)
         except ExportError as error:
@@ -245,23 +220,30 @@ class _FunctionWriter:
                     "the tree of the results depends on the sizes, so it cannot be saved; return a "
                     "tree that is the same at every size"
                 )
-            table, calls = table_of(program, calls, self._members.add, where)
+            table, calls = asked_buckets.table_of(program, calls, self._members.add, where)
         constants = tuple(map(self._members.add_constant, program.consts))
         needed = self._engine.requests.needed(program)
         try:
             masked = masked_equations(program, calls[0][0], self._engine.requests.rules())
             after = needed.after()
-            buckets = tuple(self._bucket(where, program, *one, after) for one in calls)
+            buckets = tuple(self._bucket(where, program, *bucket, after) for bucket in calls)
         except MaskingError as error:
-            raise unmasked(error) from error
-        return SavedProgram(
+            raise asked_buckets.unmasked(error) from error
+        dynamic = None
+        if self._options.dynamic:
+            sizes, platforms = calls[0][1].sizes, self._options.platforms
+            module = modules.dynamic_module(program, sizes, self._types, platforms)
+            dynamic = self._members.add(f"{where}/dynamic.stablehlo", modules.serialized(module))
+        return manifests.SavedProgram(
             variables=calls[0][1].variables,
             lower=dict(program.lower),
             guards=tuple(map(str, program.guards)),
-            reshapes=tuple((_axes(a), _axes(b)) for a, b in program.reshapes),
-            inputs=tuple(map(_axes, program.in_shapes)),
+            reshapes=tuple(
+                (asked_buckets.axes_of(a), asked_buckets.axes_of(b)) for a, b in program.reshapes
+            ),
+            inputs=tuple(map(asked_buckets.axes_of, program.in_shapes)),
             outputs=tuple(
-                Output(name_of(dtype), _axes(shape), weak)
+                manifests.Output(name_of(dtype), asked_buckets.axes_of(shape), weak)
                 for shape, (dtype, weak) in zip(program.out_shapes, program.out_types, strict=True)
             ),
             constants=constants,
@@ -271,10 +253,10 @@ class _FunctionWriter:
             samples=() if pairing is None else tuple(dict(s) for s in pairing.samples),
             why="" if pairing is None else pairing.why,
             masked=masked,
-            dynamic=self._dynamic(where, program, calls[0][1]) if self._options.dynamic else None,
+            dynamic=dynamic,
             computed=tuple(
-                ComputedSize(v, (made.bound,), made.line, made.is_checked)
-                for v, made in program.computed.items()
+                manifests.ComputedSize(v, (size.bound,), size.line, size.is_checked)
+                for v, size in program.computed.items()
             ),
             counts=program.counts,
             presumed=tuple(map(str, program.presumed)),
@@ -283,22 +265,18 @@ class _FunctionWriter:
 
     def _bucket(
         self, where: str, program: Program, bucket: Mapping[str, int], call: Call, after: Any
-    ) -> Bucket:
-        given = program, call, bucket, self._engine.requests.rules(), after, self._types
-        module = self.exported = modules.bucket_module(*given, self._options.platforms)
+    ) -> manifests.Bucket:
+        rules, platforms = self._engine.requests.rules(), self._options.platforms
+        module = modules.bucket_module(program, call, bucket, rules, after, self._types, platforms)
+        self.exported = module
         arrays = module.in_avals[len(module.in_avals) - len(self._types) :]
         name = f"{where}/buckets/{','.join(f'{v}={n}' for v, n in bucket.items())}.stablehlo"
-        return Bucket(
+        return manifests.Bucket(
             sizes=dict(bucket),
             module=self._members.add(name, modules.serialized(module)),
             arguments=tuple(tuple(a.shape) for a in arrays),
             results=tuple(tuple(a.shape) for a in module.out_avals),
         )
-
-    def _dynamic(self, where: str, program: Program, call: Call) -> str:
-        given = program, call.sizes, self._types, self._options.platforms
-        raw = modules.serialized(modules.dynamic_module(*given))
-        return self._members.add(f"{where}/dynamic.stablehlo", raw)
 
 
 def _refuse_placed(call: Call) -> None:
@@ -311,10 +289,10 @@ def _refuse_placed(call: Call) -> None:
             )
 
 
-def _leaves(call: Call, tokens: Tokens) -> tuple[SavedLeaf, ...]:
+def _leaves(call: Call, tokens: Tokens) -> tuple[manifests.SavedLeaf, ...]:
     rows = zip(call.signature.paths, call.signature.types, tokens, call.shapes, strict=True)
     return tuple(
-        SavedLeaf(
+        manifests.SavedLeaf(
             path,
             None if kind.dtype is None else name_of(kind.dtype),
             tuple(n if t == "_" or t.isdigit() else t for t, n in zip(row, shape, strict=True)),
@@ -322,10 +300,6 @@ def _leaves(call: Call, tokens: Tokens) -> tuple[SavedLeaf, ...]:
         )
         for path, kind, row, shape in rows
     )
-
-
-def _axes(shape: Shape) -> Axes:
-    return tuple(str(d) if is_symbolic(d) else int(d) for d in shape)
 
 
 def _tree(call: Call) -> bytes:
@@ -371,8 +345,8 @@ def _pullback(
         inner = values
         values = [*values, *(_cotangent(outs[i]) for i in floats)]
         outs = [_cotangent(inner[i]) for i in wrt]
-    made = derivatives.engine_at(call, steps)
-    return made, made.signer.sign(tuple(values), {}, structs=True)
+    pulled = derivatives.engine_at(call, steps)
+    return pulled, pulled.signer.sign(tuple(values), {}, structs=True)
 
 
 def _is_float(value: Any) -> bool:

@@ -24,7 +24,7 @@ from bucketjit._compile.argument_types import Body, Transform
 from bucketjit._config import Sharded
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.interface import Interface
-from bucketjit._jax.arrays import array_of_parts, with_weak_type
+from bucketjit._jax.arrays import array_of_parts, is_key, with_weak_type
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArgumentError, SpecError
 
@@ -89,8 +89,8 @@ def local_shards(chosen: Sharded) -> LocalShards:
     """The shards of this process."""
     mesh, axis = chosen.mesh, chosen.axis
     here = jax.process_index()
-    own = [row for row in _by_shard(mesh, axis) if row[0].process_index == here]
-    if not own:
+    rows = [row for row in _by_shard(mesh, axis) if row[0].process_index == here]
+    if not rows:
         raise ArgumentError(
             f"with_processes: process {here} calls, and the mesh has none of its devices"
         )
@@ -99,7 +99,7 @@ def local_shards(chosen: Sharded) -> LocalShards:
     return LocalShards(
         axis,
         chosen.count,
-        tuple(own),
+        tuple(rows),
         NamedSharding(plain, PartitionSpec(axis)),
         NamedSharding(plain, PartitionSpec()),
     )
@@ -196,16 +196,16 @@ class AllShards(Transform):
         self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The types of the global arrays."""
-        shards, found = self._shards, []
+        shards, types = self._shards, []
         for i in array_leaves(call):
             kind, padded = call.signature.types[i], pads.get(i)
             if padded is None:
                 of = {"sharding": shards.whole, "weak_type": kind.weak_type}
-                found.append(jax.ShapeDtypeStruct(call.shapes[i], kind.dtype, **of))
+                types.append(jax.ShapeDtypeStruct(call.shapes[i], kind.dtype, **of))
             else:
                 whole = (shards.count * padded[0], *padded[1:])
-                found.append(jax.ShapeDtypeStruct(whole, kind.dtype, sharding=shards.rows))
-        return tuple(found), {}
+                types.append(jax.ShapeDtypeStruct(whole, kind.dtype, sharding=shards.rows))
+        return tuple(types), {}
 
     def sizes(
         self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None
@@ -226,17 +226,17 @@ class AllShards(Transform):
         """The axis of the shards."""
         return (self._shards.axis,)
 
-    def results(self, program: Interface, at: BucketSizes) -> list[jax.ShapeDtypeStruct]:
+    def results(self, program: Interface, sizes: BucketSizes) -> list[jax.ShapeDtypeStruct]:
         """The types of the global results."""
         opened, count = program.open_outs, self._shards.count
         return [
             x.update(shape=(x.shape[0] * count, *x.shape[1:])) if i in opened else x
-            for i, x in enumerate(super().results(program, at))
+            for i, x in enumerate(super().results(program, sizes))
         ]
 
     def of_host(self, consts: Sequence[Any]) -> list[Any]:
         """The constants in host memory, as their own device may be none of the mesh."""
-        return [_of_host(c) for c in consts]
+        return [np.asarray(c) if isinstance(c, jax.Array) and not is_key(c) else c for c in consts]
 
     def run(
         self, body: Body, program: Interface, leaves: Sequence[int], opened: Collection[int]
@@ -247,8 +247,8 @@ class AllShards(Transform):
         def spec(is_cut: bool) -> PartitionSpec:
             return PartitionSpec(axis) if is_cut else PartitionSpec()
 
-        def one(sizes: Any, *own: Any) -> list[Any]:
-            return body(sizes[0], (), own)
+        def one(sizes: Any, *arrays: Any) -> list[Any]:
+            return body(sizes[0], (), arrays)
 
         def every(sizes: Any, arrays: Sequence[Any], is_poisoned: bool) -> Any:
             mapped = jax.shard_map(
@@ -266,12 +266,3 @@ class AllShards(Transform):
 def array_leaves(call: Call) -> list[int]:
     """The leaves of a call that are arrays, not sizes."""
     return [i for i, kind in enumerate(call.signature.types) if kind.dtype is not None]
-
-
-def _of_host(constant: Any) -> Any:
-    """A constant of the program in host memory, as its own device may be none of the mesh."""
-    if isinstance(constant, jax.Array) and not jax.dtypes.issubdtype(
-        constant.dtype, jax.dtypes.prng_key
-    ):
-        return np.asarray(constant)
-    return constant

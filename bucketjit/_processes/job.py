@@ -63,26 +63,25 @@ class Job:
                 return texts
 
     def _meet(self, step: int, text: str, seconds: float) -> list[str | None]:
-        """One meeting."""
         path, until = _path(step), time.monotonic() + seconds
         piece = min(_SLICE, seconds / 4)
         if self.rank or self._is_behind:
             self._store.set(f"{path}/{self.rank}", text)
         wanted = [f"{path}/{i}" for i in range(1, self._count)]
-        found = {}
+        texts_by_key = {}
         for key in [f"{path}/all"] if self.rank else wanted:
             value = None
             while value is None and time.monotonic() < until:
                 value = self._store.get(key, min(piece, until - time.monotonic()))
                 if value is None and not self.rank:  # it is not this process that is missing
                     self._store.set(f"{path}/0", text)
-            found[key] = value
-        published = found.get(f"{path}/all")
+            texts_by_key[key] = value
+        published = texts_by_key.get(f"{path}/all")
         if published is None:
-            if self.rank or None in found.values():
-                found = {f"{path}/{i}": x for i, x in self._store.under(f"{path}/").items()}
-            found[f"{path}/{self.rank}"] = text
-            every = [found.get(f"{path}/{i}") for i in range(self._count)]
+            if self.rank or None in texts_by_key.values():
+                texts_by_key = {f"{path}/{i}": x for i, x in self._store.under(f"{path}/").items()}
+            texts_by_key[f"{path}/{self.rank}"] = text
+            every = [texts_by_key.get(f"{path}/{i}") for i in range(self._count)]
             published = self._store.publish(f"{path}/all", json.dumps(every))
         if self.rank == 0 and step % _GROUP == 1 and step > _GROUP:
             # Who gives a text to a meeting has read the list of the one before.
@@ -91,7 +90,6 @@ class Job:
         return texts
 
     def _is_begun(self, step: int) -> bool:
-        """Whether another process is in a meeting."""
         for pause in _LOOK_AHEAD:
             time.sleep(pause)
             if self._store.under(f"{_path(step)}/"):
@@ -100,25 +98,24 @@ class Job:
 
 
 def _path(step: int) -> str:
-    """Where the keys of a meeting are."""
     return f"{ROOT}/{step // _GROUP}/{step % _GROUP}"
 
 
 @functools.lru_cache(maxsize=2)
-def _job_of(found: Any) -> Job:
+def _job_of(store_client: Any) -> Job:
     """The job of a client of the store. Another ``jax.distributed.initialize`` makes another."""
-    return Job(KeyValueStore(found), jax.process_index(), jax.process_count())
+    return Job(KeyValueStore(store_client), jax.process_index(), jax.process_count())
 
 
 def this_job() -> Job:
     """The job of this process."""
-    if (found := client()) is None:
+    if (store_client := client()) is None:
         raise AgreementError(
             f"JAX has {jax.process_count()} processes, and they have no key-value store to agree "
             "by: call jax.distributed.initialize() first, or give with_agreement(by=...) a "
             "function that returns the bucket of all processes"
         )
-    return _job_of(found)
+    return _job_of(store_client)
 
 
 class Meeting(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -42,12 +42,12 @@ from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import Because
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.fast_path.dispatch import Arguments
 from bucketjit._runtime.runs import counted
 from bucketjit.errors import FallbackError, MaskingError, SpecError
 
 
 def _followed(analysis: Analysis[Any], program: Program) -> list[Any]:
-    """What an analysis finds of the results of a program."""
     jaxpr = program.jaxpr
     constants = {var: analysis.unknown(var) for var in jaxpr.constvars}
     return follow(analysis, jaxpr, list(map(analysis.unknown, jaxpr.invars)), constants)
@@ -75,8 +75,8 @@ class _SameOnAll(Analysis[bool]):
     def literal(self, atom: Literal) -> bool:
         return True
 
-    def join(self, one: bool, other: bool) -> bool:
-        return one and other
+    def join(self, left: bool, right: bool) -> bool:
+        return left and right
 
     def row(self, value: bool, var: Var) -> bool:
         return value and not _is_open(var)
@@ -136,8 +136,8 @@ class _OneWeighting(Analysis[_Through]):
     def unknown(self, atom: Any) -> _Through:
         return frozenset()
 
-    def join(self, one: _Through, other: _Through) -> _Through:
-        return one | other
+    def join(self, left: _Through, right: _Through) -> _Through:
+        return left | right
 
     def row(self, value: _Through, var: Any) -> _Through:
         return value
@@ -162,7 +162,6 @@ class _OneWeighting(Analysis[_Through]):
 
 
 def _axes(eqn: JaxprEqn) -> Sequence[Any]:
-    """The axes that a collective names."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     return names if isinstance(names, tuple | list) else (names,)
 
@@ -205,14 +204,14 @@ class OnShards:
         self._chosen = chosen
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
-    def cut(self, engine: Engine, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> ShardedCall:
+    def cut(self, engine: Engine, arguments: Arguments) -> ShardedCall:
         """Cut a call into those of the shards of this process, and resolve them.
 
         Arrays of several devices that are not placed as results become local.
         """
-        if any(map(_is_spread, jax.tree_util.tree_leaves(given))):
-            given = jax.tree_util.tree_map(_local, given)
-        call = engine.signer.sign(*given)
+        if any(map(_is_spread, jax.tree_util.tree_leaves(arguments))):
+            arguments = jax.tree_util.tree_map(_local, arguments)
+        call = engine.signer.sign(*arguments)
         if engine.config.check is not Check.OFF:
             raise SpecError(
                 f"check={engine.config.check.value!r}: a call on shards of different sizes is not "
@@ -248,16 +247,16 @@ class OnShards:
 
     def run(self, engine: Engine, call: ShardedCall, entry: Executable, out: Out) -> Any:
         """Run a call in a bucket that all processes have chosen."""
-        shards, given, shapes = local_shards(self._chosen), call.given, dict(entry.pads)
-        real = sum(math.prod(given.shapes[i]) for i in shapes)
+        shards, whole, shapes = local_shards(self._chosen), call.whole, dict(entry.pads)
+        real = sum(math.prod(whole.shapes[i]) for i in shapes)
         total = len(call.parts) * sum(map(math.prod, shapes.values()))
-        sizes, key = call.call.sizes, given.shape_key
+        sizes, key = call.call.sizes, whole.shape_key
         line = CallCounter(sizes, entry.sizes, real, total, key=key)
         with counted(engine.counters, line):
             vectors = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = []
-            for i in array_leaves(given):
-                value = given.leaves[i]
+            for i in array_leaves(whole):
+                value = whole.leaves[i]
                 if i not in shapes:
                     arguments.append(global_whole(shards, plain(value)))
                     continue
@@ -287,7 +286,6 @@ def no_exact_shape(why: MaskingError) -> FallbackError:
 
 
 def _named(program: Interface, position: int) -> str:
-    """How messages name a result."""
     tree = program.out_tree.unflatten(range(program.out_tree.num_leaves))
     for path, i in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if i == position and path:
@@ -308,8 +306,8 @@ def _results(
             continue
         there = {shard.device: shard.data for shard in value.addressable_shards}
         parts = [
-            Padded.of_result(there[own[0]], opened[i].logical(*part.call.ordered))
-            for own, part in zip(shards.devices, call.parts, strict=True)
+            Padded.of_result(there[devices[0]], opened[i].logical(*part.call.ordered))
+            for devices, part in zip(shards.devices, call.parts, strict=True)
         ]
         if len(parts) > 1:
             leaves[i] = joined(parts, opened[i].weak_type, out)

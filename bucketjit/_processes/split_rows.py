@@ -35,21 +35,21 @@ class Part(NamedTuple):
     call: Call
     cuts: Mapping[int, tuple[int, int]]
 
-    def value(self, leaf: int, given: Any) -> Any:
+    def value(self, leaf: int, argument: Any) -> Any:
         """The part of an argument that this shard gets."""
-        return part_of(given, 0, *self.cuts[leaf]) if leaf in self.cuts else given
+        return part_of(argument, 0, *self.cuts[leaf]) if leaf in self.cuts else argument
 
 
 class ShardedCall(NamedTuple):
     """A call of this process, cut into those of its shards.
 
     Attributes:
-        given: The call, with its arrays.
+        whole: The call, with its arrays.
         parts: The calls of the shards, the largest first. All have one program.
         rows: The variable along which it is cut; None if it is not cut.
     """
 
-    given: Call
+    whole: Call
     parts: Sequence[Part]
     rows: str | None = None
 
@@ -90,15 +90,16 @@ def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
             f"{total} rows ({rows}) cannot be given to the {count} devices of this process, "
             "as each shard needs one row at least; give more rows, or a mesh of fewer devices"
         )
-    own = {n: at_sizes(abstract, tokens, {**sizes, rows: n}) for n in (each + bool(more), each)}
+    counts = (each + bool(more), each)
+    shard_calls = {n: at_sizes(abstract, tokens, {**sizes, rows: n}) for n in counts}
     scales = {
         i: call.shapes[i][0] // total
         for i in opened
-        if any(part.shapes[i] != call.shapes[i] for part in own.values())
+        if any(part.shapes[i] != call.shapes[i] for part in shard_calls.values())
     }
     for i in scales:
         length, *rest = call.shapes[i]
-        for n, part in own.items():
+        for n, part in shard_calls.items():
             first, *others = part.shapes[i]
             if others != rest or first * total != length * n:
                 raise ArgumentError(
@@ -106,7 +107,7 @@ def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
                     f"its shape is ({', '.join(opened[i])}): only axis 0 may depend on {rows}, and "
                     "must be a multiple of it; use one device a process"
                 )
-    calls = _with_one_program({n: engine.resolve(call) for n, call in own.items()})
+    calls = _with_one_program({n: engine.resolve(call) for n, call in shard_calls.items()})
     parts, start = [], 0
     for i in range(count):
         stop = start + each + (i < more)
@@ -126,9 +127,9 @@ def _rows_of(opened: Mapping[int, Sequence[str]], count: int) -> str:
     names = sorted({v for token in leading for v in variables_of(token)})
     if len(names) == 1:
         return names[0]
-    told = f"the first open axes are {', '.join(names)}" if names else "no first axis is open"
+    text = f"the first open axes are {', '.join(names)}" if names else "no first axis is open"
     raise ArgumentError(
-        f"the rows of this process cannot be given to its {count} devices, as {told}; open the "
+        f"the rows of this process cannot be given to its {count} devices, as {text}; open the "
         "first axis of the arguments that are cut, by one name, or use one device a process"
     )
 

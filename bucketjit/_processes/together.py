@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from bucketjit import errors
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import Requests
 from bucketjit._config import Agreed, Check, Config, is_int_from
@@ -30,15 +31,9 @@ from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import Parts, SharedState
+from bucketjit._runtime.fast_path.dispatch import Arguments
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.parameters import PLAIN_STATICS
-from bucketjit.errors import (
-    AgreementError,
-    BucketOverflowError,
-    FallbackError,
-    MaskingError,
-    SpecError,
-)
 
 _MOST_INPUTS = 6  # arguments that a message shows
 
@@ -79,8 +74,8 @@ def digest_of(lines: Sequence[str]) -> str:
 def differences(every: Sequence[Sequence[str]]) -> dict[int, str]:
     """What each process calls: the first line, and the first one in which they differ."""
     rows = enumerate(itertools.zip_longest(*every, fillvalue="another number of arguments"))
-    at, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
-    return {i: f"{x[0]}, {row[i]}" if at else x[0] for i, x in enumerate(every)}
+    line, row = next(((i, row) for i, row in rows if len(set(row)) > 1), (0, ()))
+    return {i: f"{x[0]}, {row[i]}" if line else x[0] for i, x in enumerate(every)}
 
 
 def _static(value: object) -> str:
@@ -91,9 +86,6 @@ def _static(value: object) -> str:
 def _plain(text: str) -> str:
     """A text without addresses, which differ between processes."""
     return re.sub(r"\b0x[0-9a-f]+\b", "0x", text)
-
-
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
 class Offer(NamedTuple):
@@ -134,7 +126,7 @@ class Agreement:
             try:
                 offer = self._offer(engine, arguments)
             except Exception as error:
-                with contextlib.suppress(AgreementError):
+                with contextlib.suppress(errors.AgreementError):
                     meeting.all(["", [], [], True])
                     meeting.all([f"raised {in_one_line(error)}"])
                 raise
@@ -145,7 +137,6 @@ class Agreement:
             return self._run(engine, offer, masked, entry, is_compiled)
 
     def _offer(self, engine: Engine, arguments: Arguments) -> Offer:
-        """What this process would run."""
         sharded = None
         if self._shards is not None:
             sharded = self._shards.cut(engine, arguments)
@@ -154,7 +145,7 @@ class Agreement:
             call = engine.signer.sign(*arguments)
             call = engine.resolve(call)
             if engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
-                raise SpecError(
+                raise errors.SpecError(
                     "check: processes that agree on a bucket have no common exact shape to compare "
                     "with; use check='poison'"
                 )
@@ -166,12 +157,12 @@ class Agreement:
         offer = Offer(call, digest, sharded)
         try:
             return offer._replace(bucket=self._bucket(engine, offer))
-        except (FallbackError, BucketOverflowError) as error:
+        except (errors.FallbackError, errors.BucketOverflowError) as error:
             return offer._replace(error=error)
 
     def _bucket(self, engine: Engine, offer: Offer) -> Mapping[str, int]:
         """The bucket of a call, as if it were made on this process alone."""
-        why: MaskingError
+        why: errors.MaskingError
         call = offer.call
         if self._shards is not None:
             _, sizes = call.signature.open_axes(call, call.shapes)
@@ -185,10 +176,10 @@ class Agreement:
             case Masked(program, bucket, None) if not program.is_checked_after_runs:
                 return bucket
             case Masked(beyond=None):
-                why = MaskingError("a run decides by sizes that it computes")
+                why = errors.MaskingError("a run decides by sizes that it computes")
             case Masked(beyond=beyond):
                 remedy = "choose a larger bucket, or overflow='extend'"
-                why = MaskingError(str(beyond), remedy)
+                why = errors.MaskingError(str(beyond), remedy)
             case Unpadded(Because.NO_OPEN_AXIS) if self._shards is None:
                 return {}
             case Unpadded(because, why):
@@ -201,9 +192,9 @@ class Agreement:
         ready = [key[1] for key, _ in engine.cache.items() if key[0] is program]
         failed = offer.error is not None
         every = meeting.all([offer.digest, list(offer.bucket.values()), ready, failed])
-        digests, buckets, readies, errors = zip(*every, strict=True)
-        if any(errors) or len(set(digests)) > 1:
-            self._raise_difference(engine, meeting, offer, any(errors))
+        digests, buckets, readies, failures = zip(*every, strict=True)
+        if any(failures) or len(set(digests)) > 1:
+            self._raise_difference(engine, meeting, offer, any(failures))
         if not offer.bucket or program is None:
             return None, True
         sizes = map(max, zip(*buckets, strict=True))
@@ -240,7 +231,7 @@ class Agreement:
                 lambda: engine.requests.masked(offer.call, masked.bucket),
                 may_stand_in=False,
             )
-        except MaskingError as refusal:
+        except errors.MaskingError as refusal:
             engine.refusals.note(masked.key, refusal)
             failed = refusal if self._shards is None else no_exact_shape(refusal)
         except Exception as error:
@@ -257,7 +248,6 @@ class Agreement:
     def _run(
         self, engine: Engine, offer: Offer, masked: Masked, entry: Executable, is_compiled: bool
     ) -> Any:
-        """Run a call in the agreed bucket."""
         call, out = offer.call, engine.config.out
         if offer.sharded is not None:
             assert self._shards is not None
@@ -274,15 +264,15 @@ def _of_user(
     name: str, by: Callable[[dict[str, int]], Any], bucket: dict[str, int]
 ) -> dict[str, int]:
     """The bucket that the user's function says all processes have."""
-    found = by(dict(bucket))
-    good = isinstance(found, Mapping) and found.keys() == bucket.keys()
-    if not good or not all(is_int_from(found[v], n) for v, n in bucket.items()):
-        raise AgreementError(
+    agreed = by(dict(bucket))
+    good = isinstance(agreed, Mapping) and agreed.keys() == bucket.keys()
+    if not good or not all(is_int_from(agreed[v], n) for v, n in bucket.items()):
+        raise errors.AgreementError(
             f"{name}: with_agreement(by=...) was given the bucket {shown(bucket)} and returned "
-            f"{found!r}; it must return a dict of the same variables, with sizes that are at least "
-            "as large"
+            f"{agreed!r}; it must return a dict of the same variables, with sizes that are at "
+            "least as large"
         )
-    return {v: int(found[v]) for v in bucket}
+    return {v: int(agreed[v]) for v in bucket}
 
 
 def engine_of(config: Config, shared: SharedState | None) -> Engine:
@@ -314,4 +304,4 @@ def refuse_on_shards(config: Config, what: str) -> None:
         AllShards(config.sharded).refuse(what)
     if config.shardings:
         options = " and ".join(config.shardings)
-        raise SpecError(f"{what} is not there with {options}; use a function without them")
+        raise errors.SpecError(f"{what} is not there with {options}; use a function without them")

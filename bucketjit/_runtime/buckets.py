@@ -12,7 +12,7 @@ import functools
 import weakref
 from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import cachetools
 
@@ -67,11 +67,6 @@ def on_platforms(
     return fitted, f"{variable}: on a {platform.upper()}, {reason}"
 
 
-def policy_of(config: Config, variable: str) -> Overflow:
-    """The overflow policy of a variable: its own one, or that of the configuration."""
-    return config.overflow_per_dim.get(variable, config.overflow)
-
-
 def padded_sizes(
     config: Config,
     fitted: Mapping[str, Strategy],
@@ -92,7 +87,7 @@ def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None
     try:
         return checked_bucket(strategy, variable, n)
     except BucketOverflowError:
-        match policy_of(config, variable):
+        match config.overflow_per_dim.get(variable, config.overflow):
             case Overflow.EXTEND:
                 return checked_bucket(Extended(strategy), variable, n)
             case Overflow.EXACT:
@@ -110,38 +105,6 @@ def bucket_or_size(
         return False, n
 
 
-class Exactly(NamedTuple):
-    """A call in which some variables keep their exact size.
-
-    Attributes:
-        reason: Why, in words.
-        wholly: Whether no variable is padded, so that masks are not needed.
-    """
-
-    reason: str
-    wholly: bool
-
-
-def exactly(config: Config, sizes: Mapping[str, int]) -> Exactly | None:
-    """The sizes that are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
-    found: dict[str, int] = {}
-    exact = 0
-    for variable, n in sizes.items():
-        strategy = config.strategy_of(variable)
-        if isinstance(strategy, strategies.Exact):
-            exact += 1
-        elif policy_of(config, variable) is Overflow.EXACT:
-            try:
-                checked_bucket(strategy, variable, n)
-            except BucketOverflowError as error:
-                found[variable] = error.largest
-                exact += 1
-    if not found:
-        return None
-    told = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in found.items())
-    return Exactly(f"the size of {told} (overflow='exact')", exact == len(sizes))
-
-
 class ChoosesBuckets(Protocol):
     """Chooses the bucket of each call: by strategies, or among fixed ones, as those of a file.
 
@@ -151,8 +114,11 @@ class ChoosesBuckets(Protocol):
     def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable of a call; without what was learnt, by strategies."""
 
-    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """The sizes that are beyond their largest bucket and stay exact."""
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> tuple[str, bool] | None:
+        """Why some sizes are beyond their largest bucket and stay exact, in words; or None.
+
+        And whether no variable is padded, so that masks are not needed.
+        """
         return None
 
     def learning(
@@ -182,14 +148,11 @@ class Buckets:
     ) -> None:
         self._config, self._requests = config, requests
         self._learns = config.learns
-        self._learning: weakref.WeakKeyDictionary[Interface, dict[bool, Learning | None]]
-        self._learning = weakref.WeakKeyDictionary()
+        self._learning = weakref.WeakKeyDictionary[Interface, dict[bool, Learning | None]]()
         self._lock = lock
         self._cut: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
-        self._largest: weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]
-        self._largest = weakref.WeakKeyDictionary()
-        self._demanded: weakref.WeakKeyDictionary[Interface, Mapping[str, int]]
-        self._demanded = weakref.WeakKeyDictionary()
+        self._largest = weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]()
+        self._demanded = weakref.WeakKeyDictionary[Interface, Mapping[str, int]]()
 
     def clear(self) -> None:
         """Forget the cut buckets and the largest unfitted sizes."""
@@ -204,10 +167,10 @@ class Buckets:
         if not self._learns or program is None:
             return None
         with self._lock:
-            known = self._learning.setdefault(program, {})
-            if call is not None and of_rows not in known:
-                known[of_rows] = self._learner(program, call, of_rows)
-            return known.get(of_rows)
+            learners = self._learning.setdefault(program, {})
+            if call is not None and of_rows not in learners:
+                learners[of_rows] = self._learner(program, call, of_rows)
+            return learners.get(of_rows)
 
     def _learner(self, program: Interface, call: Call, of_rows: bool) -> Learning | None:
         """What is to learn the buckets of a program; None if no variable has learnt buckets."""
@@ -224,16 +187,16 @@ class Buckets:
         multiples, fitted = self._multiples(program, call), self._fitted(program, call)
         rounded = functools.partial(padded_sizes, self._config, fitted, multiples)
         files = () if of_rows else self._requests.kept(call)
-        kept = [(one.sizes, one.seconds) for one in files]
+        kept = [(record.sizes, record.seconds) for record in files]
         return Learning(program, tuple(call.sizes), tuple(auto), most, rounded, kept, multiples)
 
     def _multiples(self, program: Interface, call: Call) -> Mapping[str, int]:
         """What meshes and kernels demand of the size of each variable."""
-        known = self._demanded.get(program)
-        if known is None:
-            known = call.signature.shardings.multiples(call.tokens, program)
-            self._demanded[program] = known
-        return known
+        multiples = self._demanded.get(program)
+        if multiples is None:
+            multiples = call.signature.shardings.multiples(call.tokens, program)
+            self._demanded[program] = multiples
+        return multiples
 
     def _fitted(self, program: Interface, call: Call) -> dict[str, Strategy]:
         """The strategies that fit the devices of a call where that makes a difference."""
@@ -251,9 +214,9 @@ class Buckets:
             fitted, reason = self._config.strategy_of(v), ""
             if platforms:
                 fitted, reason = on_platforms(fitted, v, program, platforms)
-            own, suited = (bucket_or_size(self._config, v, n, s)[1] for s in (None, fitted))
+            usual, suited = (bucket_or_size(self._config, v, n, s)[1] for s in (None, fitted))
             even = rounded_up({v: suited}, multiples)[v]
-            reasons += [reason] if own != suited and even == bucket[v] else []
+            reasons += [reason] if usual != suited and even == bucket[v] else []
             if suited != even == bucket[v]:
                 reasons.append(f"{v}: a kernel or a mesh takes multiples of {multiples[v]}")
         learnt = "" if learning is None else learning.why(bucket)
@@ -270,13 +233,28 @@ class Buckets:
         with self._lock:
             seen = self._largest.setdefault(program, {}).setdefault(tuple(bucket.values()), {})
             for name, size in zip(program.unfitted, call.size_constants.sizes, strict=True):
-                known = max(there.get(name, 0), seen.get(name, 0))
-                seen[name] = known if size <= known else max(size, 2 * known)
+                largest = max(there.get(name, 0), seen.get(name, 0))
+                seen[name] = largest if size <= largest else max(size, 2 * largest)
             return {**bucket, **seen}
 
-    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> Exactly | None:
-        """The sizes that are beyond their largest bucket and stay exact."""
-        return exactly(self._config, sizes)
+    def beyond(self, program: Interface, sizes: Mapping[str, int]) -> tuple[str, bool] | None:
+        """Why sizes are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
+        beyond: dict[str, int] = {}
+        exact, policies = 0, self._config.overflow_per_dim
+        for variable, n in sizes.items():
+            strategy = self._config.strategy_of(variable)
+            if isinstance(strategy, strategies.Exact):
+                exact += 1
+            elif policies.get(variable, self._config.overflow) is Overflow.EXACT:
+                try:
+                    checked_bucket(strategy, variable, n)
+                except BucketOverflowError as error:
+                    beyond[variable] = error.largest
+                    exact += 1
+        if not beyond:
+            return None
+        words = ", ".join(f"{v} is beyond its largest bucket {n}" for v, n in beyond.items())
+        return f"the size of {words} (overflow='exact')", exact == len(sizes)
 
     def chosen(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
         """The padded size of each variable, unfitted sizes left out."""
@@ -297,11 +275,11 @@ class Buckets:
                 return bucket
         key = tuple(sizes.items())
         with self._lock:
-            known = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
-            if key not in known:
-                known[key] = _cut_bucket(program, sizes, bucket)
-            found: dict[str, int] = known[key]
-            return found
+            cuts = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
+            if key not in cuts:
+                cuts[key] = _cut_bucket(program, sizes, bucket)
+            cut: dict[str, int] = cuts[key]
+            return cut
 
 
 def _cut_bucket(

@@ -18,7 +18,7 @@ from bucketjit._jax.config import NO_TRACE, THREAD_TRACE, jit_disabled
 from bucketjit._jax.tracebacks import shortened
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.bucket_handler import Evicted
-from bucketjit._runtime.fast_path.dispatch import CallArguments, FastPath
+from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._tracing.leaf_types import note_arguments
 
 P = ParamSpec("P")
@@ -113,11 +113,12 @@ class CallPath(Generic[P, R]):
             return self._of_copies(*args, **kwargs)
         if engine.together is not None and engine.together.is_active:
             return engine.together.serve(engine, (args, kwargs))
-        given = CallArguments(args, kwargs)
-        handler = engine.handler_at_new_sizes(given)
+        handler = None
+        if engine.preparer is None:
+            handler = engine.memory.at_new_sizes((args, kwargs), engine.served)
         if handler is not None:
             try:
                 return handler.serve(args, kwargs)
             except (SignatureChanged, NotPlaced, Evicted, NothingSelected):  # nothing that counts
                 pass
-        return engine.serve(engine.signer.sign(args, kwargs), given)
+        return engine.serve(engine.signer.sign(args, kwargs), (args, kwargs))

@@ -7,9 +7,9 @@ search for the rule to blame, are in `bucketjit._masking.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 from bucketjit._compile.bodies import one_by_one
 from bucketjit._compile.executable import Executable, arguments_with, run_poisoned
@@ -17,69 +17,54 @@ from bucketjit._config import Check, Out
 from bucketjit._events import LONGEST, logger, one_line
 from bucketjit._ir.program import Program
 from bucketjit._masking.checks import POISONS, blame, compare, failed
-from bucketjit._masking.rule_context import Rule
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.call import Call
 
 
-class CheckedCall(NamedTuple):
-    """A call in a bucket that is to be checked.
-
-    Attributes:
-        name: Name of the function in messages.
-        check: What the call is compared with.
-        rules: Returns the table of masking rules.
-        entry: The executable of the bucket.
-        call: The call.
-        call: The same call, resolved.
-        out: The form of its results.
-    """
-
-    name: str
-    check: Check
-    rules: Callable[[], Mapping[Any, Rule]]
-    entry: Executable
-    call: Call
-    out: Out
-
-    def result(
-        self,
-        counting: AbstractContextManager[None],
-        run: Callable[[], Any],
-        run_exact: Callable[[], Any],
-    ) -> Any:
-        """Run the call and compare its result."""
-        if self.check is Check.POISON:
-            given = (self.entry, self.call)
-            with counting:
-                results = [run_poisoned(*given, i, self.out) for i in range(len(POISONS))]
-            self._compare(results[0], results[1], "the same call with other padding", True)
-            return results[0]
+def checked(
+    engine: Any,
+    entry: Executable,
+    call: Call,
+    out: Out,
+    counting: AbstractContextManager[None],
+    run: Callable[[], Any],
+) -> Any:
+    """Run a call of an `Engine` in a bucket, and compare its result."""
+    check = engine.config.check
+    if check is Check.POISON:
         with counting:
-            result = run()
-        # `Check.EXACT` compares the first call of each executable only.
-        is_known = self.entry.checked and self.check is not Check.EXACT_ALWAYS
-        if not is_known:
-            self._compare(result, run_exact(), "the unpadded run", False)
-        return result
+            results = [run_poisoned(entry, call, i, out) for i in range(len(POISONS))]
+        _compare(engine, entry, call, results, "the same call with other padding", True)
+        return results[0]
+    with counting:
+        result = run()
+    # `Check.EXACT` compares the first call of each executable only.
+    if check is Check.EXACT_ALWAYS or not entry.checked:
+        results = [result, engine.run_unpadded(call)]
+        _compare(engine, entry, call, results, "the unpadded run", False)
+    return result
 
-    def _compare(self, result: object, other: object, what: str, to_the_bit: bool) -> None:
-        problem = compare(result, other, what, to_the_bit)
-        # Two runs of one executable must agree to the bit, so jit cannot be at fault there.
-        if problem and (to_the_bit or not is_of_jit(self.name, problem, self.call, result)):
-            program = self.call.program
-            assert isinstance(program, Program)
-            blamed = blame(
-                program,
-                self.rules(),
-                dict(zip(self.call.variables, self.call.ordered, strict=True)),
-                self.entry.sizes,
-                self.call.size_constants.values,
-                lambda kind: arguments_with(self.entry, self.call, kind),
-                not to_the_bit,
-            )
-            raise failed(self.name, problem, blamed)
-        self.entry.checked = True
+
+def _compare(
+    engine: Any, entry: Executable, call: Call, results: Any, what: str, to_the_bit: bool
+) -> None:
+    """Raise an error that names the equation to blame if two results differ."""
+    result, reference = results
+    problem = compare(result, reference, what, to_the_bit)
+    # Two runs of one executable must agree to the bit, so jit cannot be at fault there.
+    if problem and (to_the_bit or not is_of_jit(engine.name, problem, call, result)):
+        assert isinstance(call.program, Program)
+        blamed = blame(
+            call.program,
+            engine.requests.rules(),
+            dict(zip(call.variables, call.ordered, strict=True)),
+            entry.sizes,
+            call.size_constants.values,
+            lambda kind: arguments_with(entry, call, kind),
+            not to_the_bit,
+        )
+        raise failed(engine.name, problem, blamed)
+    entry.checked = True
 
 
 def is_of_jit(name: str, problem: str, call: Call, result: object) -> bool:

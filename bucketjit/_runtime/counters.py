@@ -16,18 +16,25 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bucketjit._compile.cache import AtomicCount, Slot
+from bucketjit._compile.executable import Executable
 from bucketjit._ir.interface import Interface
-from bucketjit._runtime.moments import History, Moment
 from bucketjit._runtime.statistics import (
+    MOMENTS,
     SHAPES_KEPT,
     BucketStats,
     FrozenDict,
-    Reasons,
+    History,
+    Moment,
     Stats,
     share,
+    shown_reason,
 )
 
 _SIZES_KEPT = 4096  # logical sizes counted one by one for each variable; then they are rounded up
+
+
+REASONS_KEPT = 64  # distinct reasons counted by name; each is a time series in `bucketjit.metrics`
+OTHER = "other"  # the name under which all further reasons are counted
 
 
 class CountedBatch(NamedTuple):
@@ -38,8 +45,7 @@ class CountedBatch(NamedTuple):
         logical: Their logical sizes, each with the number of examples that had them.
         padded: Padded size of each dimension variable; empty at an exact shape.
         padded_rows: How many examples the executable takes.
-        real: Elements of the padded arguments that are not padding.
-        total: Elements of the padded arguments.
+        real, total: Elements of the padded arguments, without and with padding.
         keys: `Call.shape_key` of the examples, each once.
     """
 
@@ -78,8 +84,8 @@ class CallCounter:
         self.calls = AtomicCount()
         self.history: History
         self.also: Callable[[], object] | None
-        own = {} if padded is None else {v: padded[v] for v in logical}
-        self.like = CountedBatch(0, ((dict(logical), 1),), own, 1, real, total, (key,))
+        bucket = {} if padded is None else {v: padded[v] for v in logical}
+        self.like = CountedBatch(0, ((dict(logical), 1),), bucket, 1, real, total, (key,))
         self.reason = reason
 
     def told(self) -> int:
@@ -102,8 +108,8 @@ class _Sizes:
         if len(self.counts) > _SIZES_KEPT:
             self.step *= 2
             before, self.counts = self.counts, Counter()
-            for known, count in before.items():
-                self.add(known, count)
+            for rounded, count in before.items():
+                self.add(rounded, count)
 
 
 @dataclass
@@ -177,7 +183,8 @@ class Counters:
         with self._lock:
             self._lines: dict[int, CallCounter] = {}
             self._retired: deque[CallCounter] = deque()
-            self._reasons = Reasons()
+            self._reasons: set[str] = set()  # by name, the first `REASONS_KEPT`
+            self._noted: set[tuple[str, str]] = set()
             self._has_inlined = False
         self.reset()
 
@@ -191,8 +198,7 @@ class Counters:
                 **dict.fromkeys(("compiles", "loads", "inlined_calls"), 0),
                 **dict.fromkeys(("compile_seconds", "load_seconds"), 0.0),
             }
-            self._selected: weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]
-            self._selected = weakref.WeakKeyDictionary()
+            self._selected = weakref.WeakKeyDictionary[Interface, dict[str, SelectedRows]]()
             self.history.keep(*self._every_line())  # for snapshots that threads have just taken
             for line in self._every_line():
                 line.calls.reset()
@@ -211,10 +217,10 @@ class Counters:
     def call(self, line: CallCounter) -> None:
         """Count one call of the slow path."""
         with self._lock:
-            self._name_reason(line)
-            self._sums.add(line.like, reason=line.reason)
             if line.reason is not None:
+                line.reason = self._name(line.reason)
                 self._fallbacks.add()
+            self._sums.add(line.like, reason=line.reason)
 
     def batch(self, batch: CountedBatch) -> None:
         """Count a batch of examples; it is one call."""
@@ -224,18 +230,18 @@ class Counters:
     def alone(self, reason: str, examples: int) -> bool:
         """Count examples that ran one by one. Returns whether the reason is new."""
         with self._lock:
-            name = self._reasons.name(reason)
+            name = self._name(reason)
             self._sums.alone[name] += examples
-            return self._reasons.is_new("alone", name)
+            return self._is_new("alone", name)
 
     def fallback(self, reason: str, counted: bool = True) -> bool:
         """Count a fallback, if its call did not. Returns whether the reason is new."""
         with self._lock:
-            name = self._reasons.name(reason)
+            name = self._name(reason)
             if not counted:
                 self._sums.reasons[name] += 1
                 self._fallbacks.add()
-            return self._reasons.is_new("fallback", name)
+            return self._is_new("fallback", name)
 
     def inlined(self) -> bool:
         """Count a call inside a transformation. Returns whether it is the first one."""
@@ -247,9 +253,9 @@ class Counters:
     def open(self, line: CallCounter) -> None:
         """Add a call counter of the fast path."""
         with self._lock:
-            self._name_reason(line)
-            line.history = self.history
-            line.also = None if line.reason is None else self._fallbacks.add
+            line.history, line.also = self.history, None
+            if line.reason is not None:
+                line.reason, line.also = self._name(line.reason), self._fallbacks.add
             self._lines[id(line)] = line
 
     def close(self, line: CallCounter) -> None:
@@ -269,9 +275,19 @@ class Counters:
     def _every_line(self) -> Iterable[CallCounter]:
         return (*self._lines.values(), *self._retired)
 
-    def _name_reason(self, line: CallCounter) -> None:
-        if line.reason is not None:
-            line.reason = self._reasons.name(line.reason)
+    def _name(self, reason: str) -> str:
+        name = shown_reason(reason)
+        if name not in self._reasons:
+            if len(self._reasons) >= REASONS_KEPT:
+                return OTHER
+            self._reasons.add(name)
+        return name
+
+    def _is_new(self, what: str, name: str) -> bool:
+        """Whether a reason is counted for this purpose for the first time."""
+        count = len(self._noted)
+        self._noted.add((what, name))
+        return len(self._noted) > count
 
     def built(self, seconds: float, is_loaded: bool = False) -> None:
         """Count an executable that was compiled or read from a file, and the seconds that took."""
@@ -294,11 +310,13 @@ class Counters:
         with self._lock:
             return dict(self._selected.get(program, {}))
 
-    def _bucket(self, slot: Slot[Any], moment: Moment) -> BucketStats | None:
-        """The statistics of the executable in a slot; None if it has just left the cache."""
-        entry = slot.entry
-        if entry is None:
-            return None
+    def buckets(self, slots: Iterable[Slot[Any]], moment: Moment) -> tuple[BucketStats, ...]:
+        """The statistics of the executables in the slots of a cache."""
+        return tuple(
+            self._bucket(entry, slot, moment) for slot in slots if (entry := slot.entry) is not None
+        )
+
+    def _bucket(self, entry: Executable, slot: Slot[Any], moment: Moment) -> BucketStats:
         hits, last_used = moment.told(slot)
         return BucketStats(
             sizes=FrozenDict(entry.sizes),
@@ -313,26 +331,18 @@ class Counters:
             memory=FrozenDict(entry.memory),
         )
 
-    def snapshot(self, hits: Any, misses: int, evictions: int, slots: Any, **parts: Any) -> Stats:
-        """A snapshot of the counters.
-
-        All but ``misses`` and ``evictions`` may be functions of the `Moment`.
-        """
-
-        def buckets(moment: Moment) -> tuple[BucketStats, ...]:
-            every = slots(moment) if callable(slots) else slots
-            return tuple(b for slot in every if (b := self._bucket(slot, moment)) is not None)
-
-        self.history.make_room()
+    def snapshot(
+        self, misses: int = 0, evictions: int = 0, **parts: Callable[[Moment], Any]
+    ) -> Stats:
+        """A snapshot of the counters; ``parts`` compute further fields when they are asked for."""
+        if len(self.history.moments()) >= MOMENTS:  # they need not be told of changes then
+            self.history.settle()
         with self._lock:
             sums = self._own_sums
-            parts |= {"counts": lambda moment: self._counts(sums, moment), "hits": hits}
-            computed = {name: part for name, part in parts.items() if callable(part)}
-            moment = Moment({**computed, "buckets": buckets})
-            now = {**parts, **self._totals, "misses": misses, "evictions": evictions}
-            now |= {"fallback_calls": self._fallbacks.read(), "since": self._since}
+            moment = Moment({**parts, "counts": lambda moment: self._counts(sums, moment)})
+            now = {**self._totals, "misses": misses, "evictions": evictions, "since": self._since}
             stats = object.__new__(Stats)
-            vars(stats).update({k: v for k, v in now.items() if k not in computed}, _moment=moment)
+            vars(stats).update(now, fallback_calls=self._fallbacks.read(), _moment=moment)
             self.history.add(moment)
         return stats
 

@@ -8,22 +8,24 @@ masked; that is noted in `Refusals`, and the next decision is `Unpadded`.
 from __future__ import annotations
 
 import enum
-import warnings
 import weakref
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.requests import Requests
-from bucketjit._events import LONGEST, printable, shown
+from bucketjit._events import shown
 from bucketjit._ir.interface import Interface
-from bucketjit._raised import frames_inside
+from bucketjit._ir.program import Program
+from bucketjit._jax.arrays import key_impl
+from bucketjit._jax.jaxprs import all_equations, name_of
+from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._runtime.buckets import ChoosesBuckets
-from bucketjit._runtime.computed_sizes import EagerSignatures
 from bucketjit._tracing.call import Call
-from bucketjit.errors import ArgumentError, FallbackWarning, MaskingError
+from bucketjit.errors import ArgumentError, MaskingError
 
 
 class Refusals:
@@ -32,64 +34,72 @@ class Refusals:
     Keys are those of executables: a program, and the padded sizes of its bucket.
 
     Attributes:
-        eager: The signatures whose function runs without ``jit`` where it runs exact.
+        eager: The signatures whose function ``jit`` cannot trace, as it computes sizes.
+        batches: Why programs that were looked at take one example at a time; None for one that
+            takes several.
         version: Grows whenever a program is refused: decisions from before may not hold any more.
     """
 
     def __init__(self) -> None:
         self.version = 0
-        self.eager = EagerSignatures()
+        self.eager: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.batches = weakref.WeakKeyDictionary[Interface, MaskingError | None]()
         # By the padded sizes of a bucket; None stands for all buckets.
-        self._found: weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]
-        self._found = weakref.WeakKeyDictionary()
-        # Of programs that were looked at; None for one that takes several examples.
-        self._batches: weakref.WeakKeyDictionary[Interface, MaskingError | None]
-        self._batches = weakref.WeakKeyDictionary()
+        self._by_bucket = weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
         """Remember that a program cannot be masked."""
         program, bucket = key
-        at = bucket if refusal.in_bucket else None
-        self._found.setdefault(program, {})[at] = refusal.without_frames()
+        place = bucket if refusal.in_bucket else None
+        self._by_bucket.setdefault(program, {})[place] = refusal.without_frames()
         self.version += 1
 
     def of_program(self, program: Interface) -> MaskingError | None:
         """Why a program cannot be masked in any bucket; None if it may be possible."""
-        return self._found.get(program, {}).get(None) or program.refusal
+        return self._by_bucket.get(program, {}).get(None) or program.refusal
 
     def of(self, key: tuple[Interface, Hashable]) -> MaskingError | None:
         """Why a program cannot be masked in a bucket; None if it may be possible."""
         program, bucket = key
-        found = self._found.get(program, {})
-        return found.get(None) or found.get(bucket)
+        refusals = self._by_bucket.get(program, {})
+        return refusals.get(None) or refusals.get(bucket)
 
     def note_batches(self, program: Interface, refusal: MaskingError | None) -> None:
-        """Remember whether a program takes several examples at a time; see `rows`."""
-        self._batches[program] = None if refusal is None else refusal.without_frames()
+        """Remember whether a program takes several examples at a time."""
+        self.batches[program] = None if refusal is None else refusal.without_frames()
         self.version += refusal is not None
 
-    def is_known_for_batches(self, program: Interface) -> bool:
-        """Whether `note_batches` was called for a program."""
-        return program in self._batches
+    def of_batches(
+        self, program: Interface, call: Call, mapped: Collection[int]
+    ) -> MaskingError | None:
+        """Why the examples of a program run one by one; None if they can run in batches."""
+        if not isinstance(program, Program):
+            return OF_FILE
+        if any(call.signature.types[i].dtype == jax.dtypes.float0 for i in mapped):
+            return MaskingError("an argument is of dtype float0")
+        if program not in self.batches:
+            why, remedy = _why_not(program), "leave that out of the function, or call it alone"
+            self.note_batches(program, None if why is None else MaskingError(why, remedy))
+        return self.batches.get(program)
 
-    def of_batches(self, program: Interface) -> MaskingError | None:
-        """Why a program takes one example at a time; None if it may take several."""
-        return self._batches.get(program)
+    def compiled_exact(self, call: Call, compile: Callable[[], Any]) -> Any | None:
+        """What compiles the exact shape of a call; None if the function runs without ``jit``."""
+        is_presumed = call.program is not None and call.program.presumed
+        if is_presumed or getattr(call.refusal, "computes_sizes", False):
+            self.eager.add(call.signature)
+        if call.signature not in self.eager:
+            try:
+                with Noticing().active():
+                    return compile()
+            except SizeIsComputed:
+                self.eager.add(call.signature)
+        return None
 
     def clear(self) -> None:
         """Forget all refusals."""
-        self._found.clear()
-        self._batches.clear()
+        self._by_bucket.clear()
+        self.batches.clear()
         self.version += 1
-
-
-def warn_of_fallback(name: str, refusal: MaskingError, is_eager: bool) -> None:
-    """Warn that calls are not masked."""
-    how = "at its exact shapes, one compile each"
-    if is_eager:
-        how = "without jit, operation by operation"
-    message = f"{name} runs {how}: {refusal}"
-    warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=frames_inside())
 
 
 _REMEDY = (
@@ -203,11 +213,38 @@ class Decisions:
         bucket = self._buckets.of(program, call)
         # `Overflow.EXACT` has left sizes beyond the largest bucket in `bucket` as they are. If that
         # is all of them, there is nothing to mask.
-        beyond = self._buckets.beyond(program, call.sizes)
-        if beyond is not None and beyond.wholly:
-            return Unpadded(Because.BEYOND, MaskingError(beyond.reason))
+        beyond, is_unpadded = self._buckets.beyond(program, call.sizes) or (None, False)
+        if beyond is not None and is_unpadded:
+            return Unpadded(Because.BEYOND, MaskingError(beyond))
         refuse_global(call, bucket)
-        masked = Masked(program, bucket, None if beyond is None else beyond.reason)
+        masked = Masked(program, bucket, beyond)
         if (refusal := self._refusals.of(masked.key)) is not None:
             return Unpadded(Because.UNMASKED, refusal)
         return masked
+
+
+# --- many examples at once ---
+
+# Random bits of this generator depend on the key alone. The others draw the bits of all rows from
+# one key under `vmap`.
+_PER_KEY = "threefry2x32"
+
+OF_FILE = MaskingError("a function from a file has modules for one example at a time")
+
+
+def _why_not(program: Program) -> str | None:
+    """Why a program does more for each example than compute its results alone; None if not."""
+    if program.counts:
+        return "its results or decisions depend on sizes that it computes, each example its own"
+    if program.jaxpr.effects:
+        kinds = sorted(type(effect).__name__ for effect in program.jaxpr.effects)
+        return f"the program has effects ({', '.join(dict.fromkeys(kinds))})"
+    for eqn in all_equations(program.jaxpr):
+        if name_of(eqn) in ("rng_bit_generator", "rng_uniform"):
+            return f"{name_of(eqn)} draws other numbers in a batch"
+        for atom in (*eqn.invars, *eqn.outvars):
+            dtype = getattr(atom.aval, "dtype", None)
+            is_key = dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+            if is_key and (generator := key_impl(dtype)) != _PER_KEY:
+                return f"keys of {generator} draw other numbers in a batch"
+    return None

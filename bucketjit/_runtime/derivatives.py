@@ -1,28 +1,39 @@
-"""Calls under ``jax.grad`` and the like: which run in buckets, and which engine serves them.
+"""Calls inside transformations: derivatives in buckets, and calls of the function itself.
 
-`bucketjit._runtime.equations` has what JAX sees of such a call.
+`bucketjit._runtime.equations` has what JAX sees of a call under ``jax.grad`` and the like. Inside
+``jit``, ``vmap`` and the like the function itself runs, which is counted and warned of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._arrays.padding import copied
 from bucketjit._config import Config, Out
+from bucketjit._events import Event, emit, warn
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import is_symbolic, variables_of
 from bucketjit._ir.program import Program
-from bucketjit._jax.config import eval_context
+from bucketjit._jax import config as jax_config
 from bucketjit._jax.jaxprs import first_effect
+from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.tracebacks import derived
+from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.runs import OF_TRACERS
 from bucketjit._tracing.call import Call
-from bucketjit.errors import MaskingError
+from bucketjit._tracing.mutations import is_traced_here, refusing_mutations
+from bucketjit._tracing.parameters import Static, Statics, without_static
+from bucketjit._tracing.signer import Signer
+from bucketjit.errors import InlinedWarning, MaskingError, SelectionError
 
 if TYPE_CHECKING:
     from bucketjit._runtime import equations
@@ -51,7 +62,9 @@ class Derivatives:
             if refusal is not None:
                 raise refusal.without_frames()
             raise MaskingError("it has no open axes", "name them in dynamic_axes")
-        derivative = self._function(call, program).at(path)
+        derivative = self._function(call, program)
+        for step, key in path:
+            derivative = getattr(derivative, step)(*key)
         engine: Engine = getattr(derivative.execute, "_engine", self._engine)
         return engine
 
@@ -60,7 +73,7 @@ class Derivatives:
         from bucketjit._runtime import equations
 
         engine = self._engine
-        with eval_context():
+        with jax_config.eval_context():
             call = engine.signer.sign(args, kwargs)
             call = engine.resolve(call)
         program, refusal = call.program, self.refusal(call)
@@ -82,13 +95,12 @@ class Derivatives:
         """The differentiable function of a call's signature, axes and program. Made once."""
         with self._engine.lock:
             key = (call.signature, call.tokens, program)
-            found = self._functions.get(key)
-            if found is None:
-                found = self._functions[key] = self._differentiable(call, program)
-        return found
+            function = self._functions.get(key)
+            if function is None:
+                function = self._functions[key] = self._differentiable(call, program)
+        return function
 
     def _differentiable(self, call: Call, program: Program) -> equations.Bucketed:
-        """Make the differentiable function of a call, with flat arguments and results."""
         from bucketjit._runtime import equations
 
         # It is kept, and must not keep the arguments.
@@ -103,8 +115,8 @@ class Derivatives:
             shapes = [np.shape(x) for x in leaves]
             if engine.config.copy_inputs:
                 leaves = tuple(map(copied, leaves))
-            given = dataclasses.replace(call, leaves=list(leaves), shapes=shapes)
-            return jax.tree_util.tree_leaves(engine.serve(given))
+            bound = dataclasses.replace(call, leaves=list(leaves), shapes=shapes)
+            return jax.tree_util.tree_leaves(engine.serve(bound))
 
         def derive(fn: Callable[..., list[Any]], ins: equations.Shapes) -> Callable[..., list[Any]]:
             names = {v for row in ins for t in row if t != STATIC for v in variables_of(t)}
@@ -144,7 +156,6 @@ class Derivatives:
 
 
 def _refused(call: Call, program: Program) -> MaskingError | None:
-    """Why derivatives of a program are not bucketed, or None."""
     kinds = zip(call.signature.paths, call.signature.types, strict=True)
     if sizes := [path for path, kind in kinds if kind.dtype is None]:
         return MaskingError(
@@ -165,3 +176,99 @@ def _refused(call: Call, program: Program) -> MaskingError | None:
             "make a bucketed function of the gradient",
         )
     return None
+
+
+# --- calls inside jit, vmap and the like ---
+
+INLINED = (
+    "so it runs there as it is: nothing is padded, and what is around it compiles for each size. "
+    "Call the bucketed function outside, or make it the outermost one: bucketjit.jit in the place "
+    "of jax.jit, its map in the place of jax.vmap, and bucketjit.integrations in the place of the "
+    "jit of a library."
+)
+
+
+def note_inlined(config: Config, name: str, counters: Counters, what: str = INLINED) -> None:
+    """Count a call that is inlined; the first one is an event, and warned of.
+
+    There is no warning without a strategy, as nothing would be padded anyway, nor inside another
+    bucketed function, which pads its own arguments. ``jax.eval_shape`` runs nothing, so it does not
+    count; nor does a later ``jit`` that has its trace.
+
+    Warns:
+        InlinedWarning: Of the first such call.
+    """
+    if jax_config.only_shapes() or not counters.inlined():
+        return
+    where = jax_config.innermost_transformation()
+    why = f"is called inside {where}, {what}"
+    emit(Event("inlined", name, detail=why), config.listeners)
+    if not config.always_exact and not is_traced_here():
+        warn(f"{name} {why}", InlinedWarning)
+
+
+def nested(
+    fn: Callable[..., Any], signer: Signer, **options: Any
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], Any]:
+    """A call of the function under ``jax.jit``, with its options; sizes among them are static."""
+
+    @functools.wraps(fn, updated=())
+    def with_sizes(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = signer.changed(without_static, args, kwargs)
+        return fn(*args, **kwargs)
+
+    static = signer.parameters
+    numbers, names = sorted(static.static_nums), sorted(static.static_names)
+    jitted = jax.jit(with_sizes, static_argnums=numbers, static_argnames=names, **options)
+
+    def call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        args, kwargs = signer.with_static_sizes(args, kwargs)
+        return jitted(*args, **kwargs)
+
+    return call
+
+
+class Inlined:
+    """A function inside ``jit``, ``vmap`` and the like, where it is a part of what is around it.
+
+    It sees what it would see under a ``jax.jit`` there. A change of an argument is refused, as in
+    buckets.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str, signer: Signer, **options: Any) -> None:
+        self._fn, self._name, self._signer = fn, name, signer
+        refusing = refusing_mutations(fn, signer.parameters.names(0))
+        self._nested = nested(refusing, signer, inline=True, **options)
+        self._eager: set[Statics] = set()  # of calls that compute sizes
+
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call the function; without ``jit`` if it computes sizes, as under `jax.grad`.
+
+        Raises:
+            SelectionError: It computes a size inside of another transformation.
+        """
+        statics = self._signer.parameters.split(args, kwargs)[2]
+        if not (jax_config.only_differentiated() and statics in self._eager):
+            try:
+                return self._nested(args, kwargs)
+            except OF_TRACERS:
+                from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
+
+                trial, quietly = Noticing(), contextlib.suppress(Exception)
+                with quietly, forgetful_jax(), selecting_jax(), trial.active():
+                    self._nested(args, kwargs)
+                if not trial.noticed:
+                    raise
+        args, kwargs = self._signer.with_static_sizes(args, kwargs)
+        args, kwargs = self._signer.changed(_as_array, args, kwargs)
+        try:
+            result = self._fn(*args, **kwargs)
+        except OF_TRACERS as error:
+            what = f"{self._name}: it computes a size inside jax.jit, vmap or scan"
+            raise SelectionError(what, "call the bucketed function outside of these") from error
+        self._eager.add(statics)
+        return result
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf.value if isinstance(leaf, Static) else jnp.asarray(leaf)

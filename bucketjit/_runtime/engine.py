@@ -18,31 +18,28 @@ from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
-from bucketjit._events import Event, emit
+from bucketjit._events import Event, emit, warn
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.tracebacks import hide_own_frames, hide_own_lines
 from bucketjit._raised import is_of_machine
-from bucketjit._runtime.computed_sizes import NOT_PADDED, run_eagerly
 from bucketjit._runtime.counters import CallCounter
-from bucketjit._runtime.decisions import (
-    Because,
-    Decision,
-    Decisions,
-    Masked,
-    Refusals,
-    Unpadded,
-    warn_of_fallback,
-)
-from bucketjit._runtime.engine_parts import TRACED, Parts, Preparer, SharedState, Together
-from bucketjit._runtime.fast_path.bucket_handler import Handler
-from bucketjit._runtime.fast_path.dispatch import CallArguments
-from bucketjit._runtime.fast_path.memory import RememberedCalls, ServedCall
+from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Refusals, Unpadded
+from bucketjit._runtime.engine_parts import TRACED, Parts, SharedState
+from bucketjit._runtime.fast_path.dispatch import Arguments, ServedCall
+from bucketjit._runtime.fast_path.memory import RememberedCalls
 from bucketjit._runtime.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
-from bucketjit._runtime.runs import counted, counter_of, exact_finisher, run_padded
+from bucketjit._runtime.runs import (
+    NOT_PADDED,
+    counted,
+    counter_of,
+    exact_finisher,
+    run_eagerly,
+    run_padded,
+)
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import bind_sizes
-from bucketjit.errors import ArtifactError, FallbackError, MaskingError
+from bucketjit.errors import ArtifactError, FallbackError, FallbackWarning, MaskingError
 
 _NOT_AS_TRACED = MaskingError(
     "once padded, its arguments are sharded in another way than its program was traced for",
@@ -71,8 +68,9 @@ class Engine:
             `bucketjit._runtime.rows.run`.
         lock: Held while programs are traced, and while what is known of them changes. Reentrant,
             because the function that is traced may call its own bucketed function.
-        preparer: Compiles for later calls, or None.
-        together: Runs calls in the bucket that all processes of a job agree on, or None.
+        preparer: Compiles for later calls (`bucketjit._stages.ahead.Ahead`), or None.
+        together: Runs calls in the bucket that all processes of a job agree on, or None; see
+            `bucketjit._processes.together.Agreement`.
     """
 
     def __init__(
@@ -96,8 +94,8 @@ class Engine:
         self.takes_turns: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()
         self.explained: weakref.WeakKeyDictionary[Interface, Any] = weakref.WeakKeyDictionary()
         self.decisions = Decisions(self.buckets, self.refusals)
-        self.preparer: Preparer | None = None
-        self.together: Together | None = None
+        self.preparer: Any = None
+        self.together: Any = None
 
     def clear(self) -> None:
         """Drop every executable and program, and start the counters again."""
@@ -122,15 +120,15 @@ class Engine:
         """Log an event, and hand it to the listeners."""
         emit(event, self.config.listeners)
 
-    def serve(self, call: Call, given: CallArguments | None = None, out: Out | None = None) -> Any:
+    def serve(self, call: Call, arguments: Arguments | None = None, out: Out | None = None) -> Any:
         """Run a call."""
         if self.config.always_exact:
             call = call.resolved(call.signature.declared(call.shapes))
-            return self._run_exact(call, out or self.config.out, given)
-        return self.serve_resolved(self.resolve(call), given, out)
+            return self._run_exact(call, out or self.config.out, arguments)
+        return self.serve_resolved(self.resolve(call), arguments, out)
 
     def serve_resolved(
-        self, call: Call, given: CallArguments | None = None, out: Out | None = None
+        self, call: Call, arguments: Arguments | None = None, out: Out | None = None
     ) -> Any:
         """Run a call whose sizes and program are known."""
         out = out or self.config.out
@@ -147,9 +145,9 @@ class Engine:
         decision = self.decisions.decide(call)
         match decision:
             case Masked():
-                return self._run_masked(decision, call, out, given)
+                return self._run_masked(decision, call, out, arguments)
             case Unpadded(Because.UNMASKED, why):
-                result = self._fall_back(why, call, out, given)
+                result = self._fall_back(why, call, out, arguments)
                 # Tracing failed. Only now that the exact run has succeeded is it known that the
                 # cause is not a wrong call, so only now is tracing given up for such calls.
                 if call.program is None:
@@ -158,15 +156,15 @@ class Engine:
                 return result
             case Unpadded(Because.BEYOND, why):
                 self._note_beyond(why.reason, call)
-                return self._run_exact(call, out, given, why.reason)
+                return self._run_exact(call, out, arguments, why.reason)
             case Unpadded(because):
-                result = self._run_exact(call, out, given)
-                is_eager = self.refusals.eager.is_eager(call.signature)
+                result = self._run_exact(call, out, arguments)
+                is_eager = call.signature in self.refusals.eager
                 if is_eager and because is Because.NO_OPEN_AXIS:
                     self.note_fallback(NOT_PADDED, is_eager=True)
                 return result
 
-    def _run_masked(self, masked: Masked, call: Call, out: Out, given: CallArguments | None) -> Any:
+    def _run_masked(self, masked: Masked, call: Call, out: Out, arguments: Arguments | None) -> Any:
         if masked.beyond is not None:
             self._note_beyond(masked.beyond, call)
         if self.preparer is not None:
@@ -183,7 +181,7 @@ class Engine:
             refused = error
         if refused is not None:
             self.refusals.note(masked.key, refused)
-            return self._fall_back(refused, call, out, given)
+            return self._fall_back(refused, call, out, arguments)
         is_compiled = source == "compile"
         learning = None if stands_in else self.buckets.learning(call.program)
         if learning is not None:
@@ -209,23 +207,11 @@ class Engine:
         # After a stand-in the next call must ask the provider again: its own bucket may be ready.
         # So does one in a bucket that is still timed.
         is_timed = learning is not None and learning.wants_seconds(masked.bucket)
-        if given is not None and not (stands_in or is_timed):
+        if arguments is not None and not (stands_in or is_timed):
             # Every call that is larger, up to these padded sizes, has the same bucket.
             up_to = None if masked.beyond is not None else tuple(masked.bucket.values())
-            self.memory.add_masked(call, given, served, up_to)
+            self.memory.add_masked(call, arguments, served, up_to)
         return result
-
-    def handler_at_new_sizes(self, given: CallArguments) -> Handler | None:
-        """The handler of a call that differs from an earlier one in sizes alone.
-
-        None if it is not masked in a bucket that is compiled already.
-        """
-        found = None if self.preparer is not None else self.memory.at_new_sizes(given)
-        if found is None:
-            return None
-        new, entry = found
-        served = self.served(new.key, entry, new.call, self.config.out)
-        return self.memory.add_new_sizes(given, new, served)
 
     def tell_compiled(
         self, learning: Learning, program: Interface | None, of_rows: bool = False
@@ -235,17 +221,19 @@ class Engine:
             if owner is program and (entry.rows is not None) == of_rows:
                 learning.compiled(entry.sizes, entry.compile_seconds)
 
-    def served(self, key: object, entry: Executable, call: Call, out: Out) -> ServedCall:
+    def served(
+        self, key: object, entry: Executable, call: Call, out: Out | None = None
+    ) -> ServedCall:
         """How an executable serves a call."""
         sizes = entry.sizes_for(call)
-        finish = entry.finisher(call, out, self.counters)
+        finish = entry.finisher(call, out or self.config.out, self.counters)
         line = counter_of(entry, call)
-        learning = self.buckets.learning(call.program)
-        if learning is None:
-            return ServedCall(key, sizes, finish, line)
-        with self.lock:
-            learning.watch(line)
-            return ServedCall(key, sizes, finish, line, learning.clock)
+        learning, clock = self.buckets.learning(call.program), None
+        if learning is not None:
+            with self.lock:
+                learning.watch(line)
+                clock = learning.clock
+        return ServedCall(key, sizes, finish, line, clock)
 
     def run(self, entry: Executable, call: Call, served: ServedCall, out: Out) -> Any:
         """Run a call in a bucket, checked if that is configured, and count it."""
@@ -254,11 +242,9 @@ class Engine:
         if self.config.check is Check.OFF:
             with counting:
                 return run()
-        from bucketjit._runtime.checked_calls import CheckedCall
+        from bucketjit._runtime.checked_calls import checked
 
-        return CheckedCall(
-            self.name, self.config.check, self.requests.rules, entry, call, out
-        ).result(counting, run, lambda: self.run_unpadded(call))
+        return checked(self, entry, call, out, counting, run)
 
     def run_unpadded(self, call: Call) -> Any:
         """Run a call at its exact shape, for a comparison; it is not counted."""
@@ -320,20 +306,20 @@ class Engine:
         self,
         call: Call,
         out: Out,
-        given: CallArguments | None = None,
+        arguments: Arguments | None = None,
         reason: str | None = None,
         is_call: bool = True,
     ) -> Any:
         args, kwargs = call.tree.unflatten(map(plain, call.leaves))
         key = self.requests.exact_key(call)
-        found = self.refusals.eager.compiled(
+        compiled = self.refusals.compiled_exact(
             call, lambda: self.provider.get(key, lambda: self.requests.exact(call))
         )
-        if found is None:
+        if compiled is None:
             line = CallCounter(call.sizes, reason=reason)
             with counted(self.counters, line) if is_call else nullcontext():
                 return run_eagerly(call, out, reason)
-        entry, source, _ = found
+        entry, source, _ = compiled
         finish = exact_finisher(entry, call, None if reason is None else call.program, out)
         named = call.sizes or call.signature.guessed_sizes(call.shapes)
         line = CallCounter(named, reason=reason, key=call.shape_key)
@@ -343,20 +329,20 @@ class Engine:
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
             self.recompiles.note(call, entry, is_fallback=reason is not None)
-        if is_call and given is not None and self.config.check is Check.OFF:
+        if is_call and arguments is not None and self.config.check is Check.OFF:
             opened = [i for i, spec in enumerate(call.signature.specs) if spec is not None]
-            self.memory.add(call, given, opened, ServedCall(key, None, finish, line))
+            self.memory.add(call, arguments, opened, ServedCall(key, None, finish, line))
         return result
 
     def _fall_back(
-        self, refusal: MaskingError, call: Call, out: Out, given: CallArguments | None
+        self, refusal: MaskingError, call: Call, out: Out, arguments: Arguments | None
     ) -> Any:
         if self.config.fallback is Fallback.EXACT:  # may raise; such a call is no fallback
-            result = self._run_exact(call, out, given, refusal.reason)
+            result = self._run_exact(call, out, arguments, refusal.reason)
         elif isinstance(refusal, NothingSelected):  # the function may raise an error of its own
             with suppress(ArtifactError):  # without its source
                 run_eagerly(call, out, refusal.reason)
-        is_eager = self.refusals.eager.is_eager(call.signature)
+        is_eager = call.signature in self.refusals.eager
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result
 
@@ -368,4 +354,6 @@ class Engine:
             raise FallbackError(refusal.reason, refusal.remedy) from refusal
         if self.counters.fallback(refusal.reason, counted):
             self.emit(Event("fallback", self.name, detail=str(refusal)))
-            warn_of_fallback(self.name, refusal, is_eager)
+            how = "without jit, operation by operation"
+            how = how if is_eager else "at its exact shapes, one compile each"
+            warn(f"{self.name} runs {how}: {refusal}", FallbackWarning)

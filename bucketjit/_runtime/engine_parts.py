@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from bucketjit._compile.budget import Allowance
 from bucketjit._compile.cache import ExecutableCache
@@ -23,13 +23,12 @@ from bucketjit._events import Event, emit
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.buckets import Buckets, ChoosesBuckets
 from bucketjit._runtime.counters import Counters
-from bucketjit._tracing.call import Call
 from bucketjit._tracing.signer import Signer
 
 
 def alive(engines: weakref.WeakKeyDictionary[Any, None]) -> list[Any]:
     """The engines that exist now; other threads may add some meanwhile."""
-    return [engine for known in engines.keyrefs() if (engine := known()) is not None]
+    return [engine for reference in engines.keyrefs() if (engine := reference()) is not None]
 
 
 class SharedState:
@@ -90,31 +89,6 @@ class SharedState:
         self.engines.clear()
 
 
-class Preparer(Protocol):
-    """Compiles for later calls before a new call runs; see `bucketjit._stages.ahead`.
-
-    It is called on the slow path only.
-    """
-
-    def prepare(self, engine: Any, call: Call, key: object) -> None:
-        """Compile what later calls of the program need."""
-
-
-class Together(Protocol):
-    """Runs calls in the bucket that all processes agree on; see `bucketjit._processes`."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether calls are agreed on: not if there is one process."""
-
-    def serve(self, engine: Any, given: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-        """Run a call."""
-
-
-MakeRequests = Callable[[Config, str, ExecutableCache[Any, Executable]], Requests]
-MakeBuckets = Callable[[Config, AbstractContextManager[Any], Requests], ChoosesBuckets]
-
-
 class Parts(NamedTuple):
     """What makes the parts of an engine that know where its programs come from.
 
@@ -126,8 +100,8 @@ class Parts(NamedTuple):
     """
 
     signer: Callable[[Config], Signer] = Signer
-    requests: MakeRequests = Requests
-    buckets: MakeBuckets = Buckets
+    requests: Callable[..., Requests] = Requests
+    buckets: Callable[..., ChoosesBuckets] = Buckets
     lock: Callable[[], AbstractContextManager[Any]] = threading.RLock
 
 

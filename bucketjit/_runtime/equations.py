@@ -39,7 +39,6 @@ Shapes = tuple[tuple[str, ...], ...]  # a token per axis of each argument or res
 # The steps from a function to a derivative of some order: methods of `Bucketed`, with arguments.
 Path = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 _REMEMBERED = 64  # backward passes
-STEPS = {"pushforward": 2, "pullback": 2, "with_gradient": 1}  # the number of their arguments
 
 
 def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
@@ -47,11 +46,11 @@ def _kept(make: Callable[..., Bucketed]) -> Callable[..., Bucketed]:
 
     @functools.wraps(make)
     def kept(self: Bucketed, *key: tuple[int, ...]) -> Bucketed:
-        found = self.derivatives.get((make.__name__, key))
-        if found is None:
-            found = make(self, *key)
+        derivative = self.derivatives.get((make.__name__, key))
+        if derivative is None:
+            derivative = make(self, *key)
         # Another thread may have made it meanwhile: the first one stays.
-        return self.derivatives.setdefault((make.__name__, key), found)
+        return self.derivatives.setdefault((make.__name__, key), derivative)
 
     return kept
 
@@ -82,15 +81,6 @@ class Bucketed:
     of: tuple[Bucketed, tuple[int, ...], tuple[int, ...]] | None = None
     used: deque[bool] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     derivatives: dict[Any, Bucketed] = field(default_factory=dict)
-
-    def at(self, path: Path) -> Bucketed:
-        """The derivative at the end of a path; made if it does not exist yet."""
-        found = self
-        for name, key in path:
-            if name not in STEPS:
-                raise ValueError(f"{name} is no derivative")
-            found = getattr(found, name)(*key)
-        return found
 
     def _of(self, wrt: Sequence[int], primals: Sequence[Any], chosen: Sequence[Any]) -> list[Any]:
         """The results, with the arguments at the positions ``wrt`` replaced."""
@@ -159,12 +149,10 @@ def is_differentiable(value: object) -> bool:
 
 
 def _floats(values: Sequence[Any]) -> tuple[int, ...]:
-    """Positions of the values that have tangents."""
     return tuple(i for i, value in enumerate(values) if is_differentiable(value))
 
 
 def _tangent_types(values: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the tangents of some values."""
     return tuple(jax.typeof(value).to_tangent_aval() for value in values)
 
 
@@ -175,27 +163,31 @@ bucketed_p = jex_core.Primitive("bucketed")
 
 def call(fn: Bucketed, values: Sequence[Any], types: Sequence[Any] | None = None) -> list[Any]:
     """Run a bucketed function on arrays, some of which are being differentiated."""
-    return bucketed_p.bind(*values, fn=fn, types=types)
+    return bucketed_p.bind(*values, fn=fn, types=types, gradients=0)
 
 
-def _run(*values: object, fn: Bucketed, types: object) -> list[Any]:
-    """Evaluate the equation: run the function in buckets."""
+# The equation of a pushforward may have the gradient of the first result as operands in front, of
+# the number ``gradients``, for its transpose. All other rules leave them out.
+
+
+def _run(*values: object, fn: Bucketed, types: object, gradients: int) -> list[Any]:
     with eval_context():
-        return list(fn.execute(*values))
+        return list(fn.execute(*values[gradients:]))
 
 
-def _out_types(*ins: Any, fn: Bucketed, types: Any) -> list[Any]:
+def _out_types(*ins: Any, fn: Bucketed, types: Any, gradients: int) -> list[Any]:
     """The types of the results, by a trace if they are not known."""
     if types is not None:
         return list(types)
-    outs = jax.eval_shape(fn.flat, *map(struct_of, ins))
+    outs = jax.eval_shape(fn.flat, *map(struct_of, ins[gradients:]))
     return [shaped(out) for out in outs]
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, fn: Bucketed, types: Any, gradients: int
 ) -> tuple[Any, Any]:
     """The forward derivative: the same equation, and one of the pushforward."""
+    primals, tangents = primals[gradients:], tangents[gradients:]
     outs = call(fn, primals, types)
     floats = _floats(outs)
     wrt = tuple(i for i in _floats(primals) if type(tangents[i]) is not ad.Zero)
@@ -210,38 +202,50 @@ def _jvp(
 
 
 def _transpose(
-    cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object
+    cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object, gradients: int
 ) -> list[Any]:
-    """The transpose of a pushforward: an equation of the pullback.
+    """The transpose of a pushforward: the gradient if the cotangent is that of `jax.grad`.
 
-    The arguments of a pushforward are the primal arguments, then the tangents. It is linear in the
-    tangents only.
+    Else it is an equation of the pullback. The arguments of a pushforward are the primal arguments,
+    then the tangents. It is linear in the tangents only.
     """
     assert fn.of is not None, "only pushforwards are linear"
     base, wrt, floats = fn.of
-    count = len(base.ins)
-    primals = values[:count]
+    count = gradients + len(base.ins)
     asked = [i for i in range(count, len(values)) if ad.is_undefined_primal(values[i])]
-    kept = tuple(wrt[i - count] for i in asked)
-    # In NumPy: JAX would compile zeros for every size.
-    whole = [_zeros(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents]
-    pulled_types = _tangent_types([primals[i] for i in kept])
-    pulled = call(base.pullback(kept, floats), (*primals, *whole), pulled_types)
-    found: list[Any] = [None] * len(values)
+    pulled: list[Any]
+    is_used = bool(gradients) and _is_one(cotangents[0])
+    is_used = is_used and all(type(ct) is ad.Zero for ct in cotangents[1:])
+    if gradients:
+        base.used.append(is_used)
+    if is_used:
+        pulled = [values[i - count] for i in asked]
+    else:
+        kept, primals = tuple(wrt[i - count] for i in asked), values[gradients:count]
+        # In NumPy: JAX would compile zeros for every size.
+        whole = [_zeros(ct.aval) if type(ct) is ad.Zero else ct for ct in cotangents]
+        pulled_types = _tangent_types([primals[i] for i in kept])
+        pulled = call(base.pullback(kept, floats), (*primals, *whole), pulled_types)
+    results: list[Any] = [None] * len(values)
     for i, ct in zip(asked, pulled, strict=True):
-        found[i] = ct
-    return found
+        results[i] = ct
+    return results
 
 
 def _linearize(
-    in_reverse: bool, nonzero: Sequence[bool], *primals: object, fn: Bucketed, types: object
+    in_reverse: bool,
+    nonzero: Sequence[bool],
+    *primals: object,
+    fn: Bucketed,
+    types: object,
+    gradients: int,
 ) -> tuple[Any, Any, Any, Any] | None:
     """The reverse mode of a likely loss: run the function together with its gradient.
 
     Returns None, by which JAX uses the ordinary rules, in forward mode, for a derivative, if the
     first result is no float scalar, and if most gradients were not used so far. Otherwise the
     residuals are the gradient and the primal arguments, and the linear function is an equation of
-    `along_gradient_p`.
+    the pushforward with the gradient in front.
     """
     if not (in_reverse and fn.dtypes and 2 * sum(fn.used) >= len(fn.used)):
         return None
@@ -255,9 +259,8 @@ def _linearize(
 
     def linear(residuals: Sequence[Any], *tangents: object) -> list[Any]:
         chosen = [ad.instantiate_zeros(tangents[i]) for i in wrt]
-        pushed = along_gradient_p.bind(
-            *residuals, *chosen, fn=fn.pushforward(wrt, floats), types=pushed_types
-        )
+        along = {"fn": fn.pushforward(wrt, floats), "types": pushed_types, "gradients": len(wrt)}
+        pushed = bucketed_p.bind(*residuals, *chosen, **along)
         out: list[Any] = list(map(ad.Zero, out_types))
         for i, t in zip(floats, pushed, strict=True):
             out[i] = t
@@ -265,53 +268,6 @@ def _linearize(
 
     with_tangent = [i in floats for i in range(len(outs))]
     return outs, with_tangent, [*gradient, *primals], linear
-
-
-# A pushforward with the gradient of the first result as additional operands, for its transpose.
-# The operands are the gradient, the primal arguments, and the tangents.
-along_gradient_p = jex_core.Primitive("along_gradient")
-
-
-def _brought(fn: Bucketed) -> int:
-    """How many operands are the gradient."""
-    assert fn.of is not None
-    return len(fn.of[1])
-
-
-def _dropping(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule of the pushforward, for its equation with the gradient in front."""
-
-    def dropped(*args: Any, fn: Bucketed, types: object) -> Any:
-        return rule(*args[_brought(fn) :], fn=fn, types=types)
-
-    return dropped
-
-
-def _dropping_pairs(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The same for a rule of operands and what belongs to each."""
-
-    def dropped(one: Sequence[Any], other: Sequence[Any], *, fn: Bucketed, types: object) -> Any:
-        return rule(one[_brought(fn) :], other[_brought(fn) :], fn=fn, types=types)
-
-    return dropped
-
-
-def _along_transpose(
-    cotangents: Sequence[Any], *values: object, fn: Bucketed, types: object
-) -> list[Any]:
-    """Its transpose: the gradient, if the cotangent is that of `jax.grad`; else the pullback."""
-    assert fn.of is not None
-    base, count = fn.of[0], _brought(fn)
-    used = _is_one(cotangents[0]) and all(type(ct) is ad.Zero for ct in cotangents[1:])
-    base.used.append(used)
-    if not used:
-        pulled = _transpose(cotangents, *values[count:], fn=fn, types=types)
-        return [*[None] * count, *pulled]
-    found: list[Any] = [None] * len(values)
-    for i, gradient in enumerate(values[:count], len(values) - count):
-        if ad.is_undefined_primal(values[i]):
-            found[i] = gradient
-    return found
 
 
 def _is_one(cotangent: object) -> bool:
@@ -326,25 +282,24 @@ def _is_one(cotangent: object) -> bool:
 
 
 def _zeros(aval: Any) -> np.ndarray:
-    """Zeros in host memory."""
     return np.zeros(aval.shape, aval.dtype)
 
 
 def _batch(
-    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object
+    values: Sequence[Any], dims: Sequence[Any], *, fn: Bucketed, types: object, gradients: int
 ) -> tuple[Any, Any]:
     """Batching: ``vmap`` of the function itself, which is not bucketed."""
-    outs = jax.vmap(jax.jit(fn.flat), in_axes=list(dims))(*values)
+    outs = jax.vmap(jax.jit(fn.flat), in_axes=list(dims[gradients:]))(*values[gradients:])
     return outs, [0] * len(outs)
 
 
-def _lower(*values: object, fn: Bucketed, types: object) -> list[Any]:
+def _lower(*values: object, fn: Bucketed, types: object, gradients: int) -> list[Any]:
     """What is compiled if the equation is inside ``jit``: the function itself, not bucketed."""
-    return fn.flat(*values)
+    return fn.flat(*values[gradients:])
 
 
 def register() -> None:
-    """Register the equations' rules with JAX. A second call does nothing.
+    """Register the equation's rules with JAX. A second call does nothing.
 
     Must be called before the first equation is made.
     """
@@ -352,19 +307,11 @@ def register() -> None:
         return
     hold_weakly(Bucketed)  # JAX caches by equation parameters, and would keep the functions alive
     set_linearization(bucketed_p, _linearize)
-    plain, pairs = _dropping, _dropping_pairs
-    along = plain(_run), plain(_out_types), pairs(_batch), plain(_lower), pairs(_jvp)
-    itself = _run, _out_types, _batch, _lower, _jvp
-    for prim, transpose, rules in (
-        (along_gradient_p, _along_transpose, along),
-        (bucketed_p, _transpose, itself),
-    ):
-        impl, types, batch, lower, jvp = rules
-        prim.multiple_results = True
-        prim.def_impl(impl)
-        prim.def_abstract_eval(types)
-        ad.primitive_transposes[prim] = transpose
-        batching.primitive_batchers[prim] = batch
-        mlir.register_lowering(prim, mlir.lower_fun(lower, multiple_results=True))
-        # Last: other threads take it as the sign that all is registered.
-        ad.primitive_jvps[prim] = jvp
+    bucketed_p.multiple_results = True
+    bucketed_p.def_impl(_run)
+    bucketed_p.def_abstract_eval(_out_types)
+    ad.primitive_transposes[bucketed_p] = _transpose
+    batching.primitive_batchers[bucketed_p] = _batch
+    mlir.register_lowering(bucketed_p, mlir.lower_fun(_lower, multiple_results=True))
+    # Last: other threads take it as the sign that all is registered.
+    ad.primitive_jvps[bucketed_p] = _jvp

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -52,8 +51,8 @@ class Learning:
         learnt: Sequence[str],
         most: int,
         rounded: Callable[[Sizes], Sizes],
-        kept: Sequence[tuple[Sizes, float]] = (),
-        multiples: Sizes = MappingProxyType({}),
+        kept: Sequence[tuple[Sizes, float]],
+        multiples: Sizes,
     ) -> None:
         from bucketjit.strategies.learning import Learner
 
@@ -115,10 +114,9 @@ class Learning:
         self.clock.wind(self._learner.until_look)
         return has_changed
 
-    def _read_counters(self, told: Callable[[CallCounter], int] = CallCounter.told) -> None:
-        """Count the calls of handlers."""
+    def _read_counters(self, count_of: Callable[[CallCounter], int] = CallCounter.told) -> None:
         for line, before in list(self._lines.items()):
-            calls = told(line)
+            calls = count_of(line)
             more = calls - before if calls >= before else calls  # they may have been reset
             if more:
                 self._lines[line] = calls
@@ -176,12 +174,12 @@ class Learning:
         """Why a bucket is there, or would be made."""
         return self._learner.why(self._sizes_of(bucket))
 
-    def learnt(self, told: Callable[[CallCounter], int]) -> list[LearntBucket]:
+    def learnt(self, count_of: Callable[[CallCounter], int]) -> list[LearntBucket]:
         """What was learnt of each bucket, by what counters tell."""
-        self._read_counters(told)
+        self._read_counters(count_of)
         return [
-            LearntBucket(FrozenDict(self._named(one.sizes)), *one[1:])
-            for one in self._learner.learnt()
+            LearntBucket(FrozenDict(self._named(bucket.sizes)), *bucket[1:])
+            for bucket in self._learner.learnt()
         ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from time import monotonic
@@ -16,9 +15,8 @@ from typing import Any
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._compile.executable import Executable
 from bucketjit._config import Config
-from bucketjit._events import LONGEST, Event, counted, emit, printable
+from bucketjit._events import Event, counted, emit, warn
 from bucketjit._ir.dynamic_axes import STATIC
-from bucketjit._raised import frames_inside
 from bucketjit._runtime.engine_parts import SharedState, alive
 from bucketjit._tracing.call import Call
 from bucketjit.errors import RecompileWarning
@@ -80,8 +78,7 @@ class Recompiles:
                 return
             self._is_told = True
         emit(Event("recompile", self._name, call.sizes, detail=why), self._config.listeners)
-        message = printable(f"{self._name} {why}", LONGEST)
-        warnings.warn(message, RecompileWarning, stacklevel=frames_inside())
+        warn(f"{self._name} {why}", RecompileWarning)
 
     def _add(self, call: Call, entry: Executable, is_fallback: bool) -> None:
         self._buckets.add(tuple(self._bucket(*size) for size in call.sizes.items()))
@@ -131,7 +128,6 @@ class Recompiles:
                 yield f"{name} varied{' (static)' * bool(is_static)},", "sizes", size, str(size)
 
     def _why(self) -> str | None:
-        """What there is to warn of, and what to do; None if there is nothing."""
         config, after = self._config, self._config.warn_after
         if after is None and config.has_no_strategy:
             if max(self._sizes.values()) <= _SIZES_WITHOUT_A_WORD:
@@ -163,8 +159,7 @@ class Recompiles:
         return f"{compiled}: {self._varied()}. {_CURE}" if is_slow or count > most else None
 
     def _varied(self) -> str:
-        """What varied, that with most values first."""
-        told = [
+        texts_of = [
             f"{name} {len(seen)} {what}"
             + (f": {', '.join(texts[:_TOLD])}" if texts else "")
             + (", ..." if len(texts) > _TOLD else "")
@@ -172,10 +167,10 @@ class Recompiles:
             if len(seen) > 1
             for texts in [[text for text in seen.values() if text]]
         ]
-        if not told:
+        if not texts_of:
             return "neither shapes nor types of arguments varied"
-        more = len(told) - _THINGS_TOLD
-        return "; ".join(told[:_THINGS_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        more = len(texts_of) - _THINGS_TOLD
+        return "; ".join(texts_of[:_THINGS_TOLD]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _short(value: object) -> str:

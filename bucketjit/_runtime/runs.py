@@ -1,4 +1,4 @@
-"""Run one executable: pad its arguments, cut its results, count the call."""
+"""Run a call: by an executable, whose arguments are padded and results cut; or without ``jit``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import failed_running
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import is_of_machine, text_of
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import bind_sizes
+from bucketjit.errors import MaskingError, SelectionError
 
 # The function is traced at sizes ``first * n + second * i`` for the i-th variable. Several factors,
 # because a few rows more need not show in the shape of ``x[::2]``.
@@ -40,11 +41,6 @@ def open_outs(entry: Executable, call: Call) -> Sequence[int]:
     return entry.open_outs
 
 
-def has_empty_axis(shapes: Sequence[Sequence[int]]) -> bool:
-    """Whether one of the shapes has an axis of size 0."""
-    return any(0 in shape for shape in shapes)
-
-
 def open_axes(call: Call) -> list[list[int]] | None:
     """The axes of each result that change with the sizes of the arguments; None if all may.
 
@@ -60,14 +56,14 @@ def open_axes(call: Call) -> list[list[int]] | None:
         for by, more in _LARGER
     ]
     try:
-        found = [result_types(at_sizes(call, tokens, at)) for at in (sizes, *larger)]
+        traced = [result_types(at_sizes(call, tokens, each)) for each in (sizes, *larger)]
     except Exception as error:  # from the user's function, at sizes it was never called with
         if is_of_machine(error):
             raise
         return None
-    if len(set(map(jax.tree_util.tree_structure, found))) > 1:
+    if len(set(map(jax.tree_util.tree_structure, traced))) > 1:
         return None
-    results = zip(*map(jax.tree_util.tree_leaves, found), strict=True)
+    results = zip(*map(jax.tree_util.tree_leaves, traced), strict=True)
     shapes = [[t.shape for t in types] for types in results]
     if any(len(set(map(len, every))) > 1 for every in shapes):
         return None
@@ -135,3 +131,34 @@ def _padded(leaves: Sequence[Any], entry: Executable) -> list[Any]:
         return pad(leaf, shapes[i])
 
     return [padded(i, leaf) for i, leaf in enumerate(leaves)]
+
+
+# --- without jit ---
+
+OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
+
+NOT_PADDED = MaskingError(
+    "it computes a size, and no axis is open",
+    "open an axis in dynamic_axes, or leave dynamic_axes out",
+)
+
+
+def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
+    """Run the function of a call without ``jit``."""
+    from bucketjit._compile.bodies import eagerly
+
+    try:
+        result = eagerly(call)
+    except (IndexError, TypeError, ValueError) as error:
+        if reason is None:
+            raise
+        raised: Exception = error
+        if isinstance(error, OF_TRACERS) or "Tracer" in text_of(error):
+            raised = SelectionError(reason, "eager JAX cannot run it either; use jnp.where there")
+        raised.add_note(f"bucketjit runs the function without jit, because: {reason}")
+        if raised is error:
+            raise
+        raise raised from error
+    if out is Out.JAX:
+        return result
+    return jax.tree_util.tree_map(as_numpy if out is Out.NUMPY else as_padded, result)

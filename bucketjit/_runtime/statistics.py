@@ -1,7 +1,7 @@
 """Frozen snapshots of the counters of a bucketed function: `Stats`, and what it is made of.
 
 `bucketjit._runtime.counters` counts and makes the snapshots. What takes time is computed when it is
-asked for, and tells of the moment of the snapshot: see `bucketjit._runtime.moments`.
+asked for, and tells of the `Moment` of the snapshot.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping
+import threading
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -38,12 +40,12 @@ def summary_of(stats: Mapping[str, Any]) -> str | None:
     saved = shapes - executables
     if saved > 0:
         about = f", about {_shown(saved * _usual(stats))}," if compiles and seconds else ""
-        told = f"{least}{counted(saved, 'compile')}{about} saved"
+        savings = f"{least}{counted(saved, 'compile')}{about} saved"
     elif fallbacks >= calls:
-        told = "no compile saved, because every call ran at its exact shape"
+        savings = "no compile saved, because every call ran at its exact shape"
     else:
-        told = "no compile saved yet"
-    parts = [f"{called}, {built}: {told}"]
+        savings = "no compile saved yet"
+    parts = [f"{called}, {built}: {savings}"]
     if fallbacks < calls:
         parts.append("padding " + ("under 1 %" if 0 < waste < 0.005 else f"{100 * waste:.0f} %"))
         if fallbacks:
@@ -73,10 +75,6 @@ def _shown(seconds: float) -> str:
 V = TypeVar("V")
 
 K = TypeVar("K")
-
-REASONS_KEPT = 64  # distinct reasons counted by name; each is a time series in `bucketjit.metrics`
-
-OTHER = "other"  # the name under which all further reasons are counted
 
 
 class FrozenDict(dict[K, V]):
@@ -261,13 +259,13 @@ class Stats:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            known = vars(self)
-            moment = known.get("_moment")
+            fields = vars(self)
+            moment = fields.get("_moment")
             if moment is None or name not in self.__dataclass_fields__:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            told = {name: moment.ask(name)} if name in moment.parts else moment.ask("counts")
-            known.update(told)
-            return told[name]
+            computed = {name: moment.ask(name)} if name in moment.parts else moment.ask("counts")
+            fields.update(computed)
+            return computed[name]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -289,9 +287,9 @@ class Stats:
             >>> double.stats().summary
             '4 shapes, 1 executable: 3 compiles, about ..., saved; padding 19 %'
         """
-        told = summary_of(self.__getstate__())
-        assert told is not None  # it has all the fields
-        return told
+        text = summary_of(self.__getstate__())
+        assert text is not None  # it has all the fields
+        return text
 
     def to_json(self, indent: int | None = 2) -> str:
         """The snapshot as JSON, which ``python -m bucketjit report FILE`` shows.
@@ -319,29 +317,79 @@ def shown_reason(reason: str) -> str:
     return one_line(reason, LONGEST_LABEL)
 
 
-class Reasons:
-    """Names of the first `REASONS_KEPT` reasons seen; all others are counted as `OTHER`."""
-
-    def __init__(self) -> None:
-        self._names: set[str] = set()
-        self._told: set[tuple[str, str]] = set()
-
-    def name(self, reason: str) -> str:
-        """The name that a reason is counted under."""
-        name = shown_reason(reason)
-        if name not in self._names:
-            if len(self._names) >= REASONS_KEPT:
-                return OTHER
-            self._names.add(name)
-        return name
-
-    def is_new(self, what: str, name: str) -> bool:
-        """Whether this is the first time that a name is asked about for this purpose."""
-        is_new = (what, name) not in self._told
-        self._told.add((what, name))
-        return is_new
-
-
 def share(part: float, whole: float) -> float:
     """A part of a whole, from 0 to 1; 0 where the whole is 0."""
     return part / whole if whole else 0.0
+
+
+# --- the moments of snapshots ---
+
+MOMENTS = 16  # snapshots that are held and may still be asked; of more, all is computed
+
+
+class Moment:
+    """The moment of a snapshot, and what is computed of it by ``parts``.
+
+    A counter that counts on after the moment is in ``kept`` as it was. All else is computed before
+    it changes, if it was not yet.
+    """
+
+    def __init__(self, parts: Mapping[str, Callable[[Moment], Any]]) -> None:
+        self.parts, self._computed = parts, dict[str, Any]()
+        self.kept: dict[Any, Any] = {}
+
+    def told(self, counter: Any) -> Any:
+        """What a counter told at the moment."""
+        now = counter.told()  # read first: a thread that counts keeps it before
+        return self.kept.get(counter, now)
+
+    def ask(self, part: str) -> Any:
+        """A part of the snapshot."""
+        if part not in self._computed:
+            self._computed.setdefault(part, self.parts[part](self))  # the first thread's is right
+        return self._computed[part]
+
+
+class History:
+    """The moments of snapshots that somebody holds.
+
+    Attributes:
+        taken: How many there were. A counter that sees a new number calls `keep` before it counts.
+        held: References to them, the oldest first; some may be gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.taken = 0
+        self.held: list[weakref.ref[Moment]] = []
+
+    def moments(self) -> list[Moment]:
+        """The moments, the oldest first."""
+        return [moment for reference in self.held if (moment := reference()) is not None]
+
+    def add(self, moment: Moment) -> None:
+        """Add a moment."""
+        with self._lock:
+            self.held = [*map(weakref.ref, self.moments()), weakref.ref(moment)]
+            self.taken += 1
+
+    def keep(self, *counters: Any) -> int:
+        """Keep what counters tell before they count on. Returns ``taken``."""
+        taken = self.taken
+        for moment in self.moments() if self.held else ():
+            for counter in counters:
+                moment.kept.setdefault(counter, counter.told())
+        return taken
+
+    def settle(self, but: str = "") -> None:
+        """Compute all, or all but one part, before something else than counts changes.
+
+        Call it without a lock.
+        """
+        moments = self.moments() if self.held else ()
+        for moment in moments:
+            for part in moment.parts.keys() - {but}:
+                moment.ask(part)
+        if not but:
+            with self._lock:  # threads may have added others
+                self.held = [reference for reference in self.held if reference() not in moments]

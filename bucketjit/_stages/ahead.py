@@ -27,7 +27,7 @@ from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.provider import Cleared
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
-from bucketjit._config import Config, Fallback, is_int_from
+from bucketjit._config import Fallback, is_int_from
 from bucketjit._events import Event
 from bucketjit._ir.dynamic_axes import Tokens
 from bucketjit._ir.interface import Interface
@@ -35,7 +35,6 @@ from bucketjit._jax.config import ThreadConfig
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.decisions import Because, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.batchable import why_not_batched
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import Resolution
 from bucketjit.errors import CompileBudgetError, FallbackError, MaskingError, SpecError
@@ -49,15 +48,16 @@ BucketOf = Callable[[str, int], Hashable]
 
 
 def combinations(
-    sizes: Any, variables: Sequence[str], own: Mapping[str, int], bucket_of: BucketOf
+    sizes: Any, variables: Sequence[str], logical: Mapping[str, int], bucket_of: BucketOf
 ) -> list[dict[str, int]]:
     """The combinations of sizes that a warm-up is for.
 
     Too many combinations are thinned: of the sizes in one bucket of a variable, only the smallest
     and the largest are kept.
     """
+    v = (*variables, "batch")[0]
     if sizes is None:
-        return [dict(own)]
+        return [dict(logical)]
     if _is_strategy(sizes):
         if len(variables) != 1:
             raise SpecError(
@@ -67,7 +67,7 @@ def combinations(
         sizes = {variables[0]: sizes}
     if isinstance(sizes, Mapping):
         check_names(sizes, variables)
-        each = {v: _sizes_of(v, given) for v, given in sizes.items()}
+        each = {v: _sizes_of(v, entry) for v, entry in sizes.items()}
         if _count(each) > _LOOKED_AT_EACH:
             each = {v: _ends(ns, functools.partial(bucket_of, v)) for v, ns in each.items()}
         if (count := _count(each)) > MOST_LISTED:
@@ -77,40 +77,38 @@ def combinations(
             )
         return [dict(zip(each, c, strict=True)) for c in itertools.product(*each.values())]
     if not isinstance(sizes, Iterable) or isinstance(sizes, str):
-        v = (*variables, "batch")[0]
         raise SpecError(
             f"sizes must be a dict such as {{{v!r}: range(1, 65)}}, a list of dicts, or "
             f"a strategy, got {reprlib.repr(sizes)}"
         )
-    found: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
-    for i, one in enumerate(sizes):
+    distinct: dict[Hashable, dict[str, int]] = {}  # the same sizes may occur often
+    for i, row in enumerate(sizes):
         if i == _MOST_DICTS:
             raise SpecError(f"sizes: more than {_MOST_DICTS} dicts are too many to look at")
-        if not isinstance(one, Mapping):
-            v = (*variables, "batch")[0]
+        if not isinstance(row, Mapping):
             raise SpecError(
-                f"sizes: expected dicts such as {{{v!r}: 8}}, got {reprlib.repr(one)}; several "
+                f"sizes: expected dicts such as {{{v!r}: 8}}, got {reprlib.repr(row)}; several "
                 f"sizes of one variable are {{{v!r}: [8, 16]}}"
             )
-        check_names(one, variables)
-        if several := [v for v, n in one.items() if not isinstance(n, int | np.integer)]:
+        check_names(row, variables)
+        if several := [v for v, n in row.items() if not isinstance(n, int | np.integer)]:
             raise SpecError(
                 f"sizes: each dict of a list has one size of {several[0]!r}, an int, got "
-                f"{one[several[0]]!r}; a dict of all sizes stands by itself"
+                f"{row[several[0]]!r}; a dict of all sizes stands by itself"
             )
-        chosen = {v: _sizes_of(v, n)[0] for v, n in one.items()}
-        found.setdefault(frozenset(chosen.items()), chosen)
-    return list(found.values())
+        chosen = {v: _sizes_of(v, n)[0] for v, n in row.items()}
+        distinct.setdefault(frozenset(chosen.items()), chosen)
+    return list(distinct.values())
 
 
 def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
     """Check that all names are dimension variables."""
     if unknown := [v for v in sizes if v not in variables]:
-        known = _listed(variables)
+        existing = _listed(variables)
         if variables:
-            known += f"; write {{{variables[0]!r}: ...}}, or name axes in dynamic_axes"
+            existing += f"; write {{{variables[0]!r}: ...}}, or name axes in dynamic_axes"
         raise SpecError(
-            f"sizes: there is no dimension {unknown[0]!r}; these arguments have {known}"
+            f"sizes: there is no dimension {unknown[0]!r}; these arguments have {existing}"
         )
 
 
@@ -137,29 +135,29 @@ def _is_strategy(sizes: object) -> bool:
     return hasattr(sizes, "bucket") or hasattr(sizes, "boundaries")
 
 
-def _sizes_of(variable: str, given: Any) -> list[int]:
-    if _is_strategy(given):
-        given = strategies.buckets_of(given) or getattr(given, "boundaries", given)
-    if hasattr(given, "tolist"):  # an array of NumPy or JAX
-        given = given.tolist()
+def _sizes_of(variable: str, entry: Any) -> list[int]:
+    if _is_strategy(entry):
+        entry = strategies.buckets_of(entry) or getattr(entry, "boundaries", entry)
+    if hasattr(entry, "tolist"):  # an array of NumPy or JAX
+        entry = entry.tolist()
     values: list[Any] = []
     try:  # `given` may be any object, or an iterable without end
-        one = isinstance(given, int | np.integer)
-        values = [given] if one else list(itertools.islice(given, _MOST_SIZES + 1))
-        found = [int(n) for n in values]
+        is_number = isinstance(entry, int | np.integer)
+        values = [entry] if is_number else list(itertools.islice(entry, _MOST_SIZES + 1))
+        numbers = [int(n) for n in values]
     except (TypeError, ValueError):
-        found = []
-    if len(found) > _MOST_SIZES:
+        numbers = []
+    if len(numbers) > _MOST_SIZES:
         raise SpecError(
             f"sizes: more than {_MOST_SIZES} sizes of {variable!r} are too many to look at"
         )
-    if not found or not all(is_int_from(n, 0) for n in values):
+    if not numbers or not all(is_int_from(n, 0) for n in values):
         raise SpecError(
             f"the sizes of {variable!r} must be ints of at least 0, one or more, or a "
             "range, or a strategy that has a largest bucket such as Pow2(max=64) and not too many "
-            f"below it, got {reprlib.repr(given)}"
+            f"below it, got {reprlib.repr(entry)}"
         )
-    return found
+    return numbers
 
 
 class Unmasked(NamedTuple):
@@ -177,11 +175,7 @@ class Unmasked(NamedTuple):
 
 
 def requests_of(
-    engine: Engine,
-    call: Call,
-    tokens: Tokens,
-    sizes: dict[str, int],
-    rows: Sequence[Rows] = (),
+    engine: Engine, call: Call, tokens: Tokens, sizes: dict[str, int], rows: Sequence[Rows] = ()
 ) -> list[CompileRequest] | Unmasked:
     """What to compile for a call of some sizes: its bucket, or one executable for each of ``rows``.
 
@@ -193,20 +187,20 @@ def requests_of(
     call, decision = engine.chosen(call)
     if isinstance(decision, Masked) and engine.buckets.learning(decision.program) is not None:
         # Who asks for sizes means their buckets, not a larger one that was learnt and holds them.
-        own = engine.buckets.of(decision.program, call, learns=False)
-        decision = dataclasses.replace(decision, bucket=own)
+        bucket_of_strategy = engine.buckets.of(decision.program, call, learns=False)
+        decision = dataclasses.replace(decision, bucket=bucket_of_strategy)
     match decision:
-        case Masked(program, bucket, None) if rows and not why_not_batched(
-            engine, program, call, rows[0].mapped
+        case Masked(program, bucket, None) if rows and not engine.refusals.of_batches(
+            program, call, rows[0].mapped
         ):
             return [engine.requests.rows(call, bucket, each) for each in rows]
         case Masked(program, bucket):
-            found = [engine.requests.masked(call, bucket)]
+            requests = [engine.requests.masked(call, bucket)]
             if fewer := program.sizes_before(call.sizes, bucket):
                 call, decision = engine.chosen(at_sizes(call, tokens, fewer))
                 if isinstance(decision, Masked):
-                    found.append(engine.requests.masked(call, decision.bucket))
-            return found
+                    requests.append(engine.requests.masked(call, decision.bucket))
+            return requests
         case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
         case Unpadded(because, why):
@@ -315,7 +309,8 @@ class Ahead:
 
     def _compile(self, engine: Engine, call: Call, key: Hashable) -> str:
         """Compile what is missing. Returns what was not compiled and why; empty if all is there."""
-        listed = listed_buckets(engine.config, call)
+        every = ((v, strategies.buckets_of(engine.config.strategy_of(v))) for v in call.sizes)
+        listed = [[(v, n) for n in buckets] for v, buckets in every if buckets is not None]
         if not listed:
             return ""
         assert call.program is not None
@@ -325,8 +320,17 @@ class Ahead:
         if count > (_MOST if bound is None else bound):
             return f"no listed bucket is compiled: there are {count}, beyond the cache"
         epoch = engine.provider.epoch
-        sizes = [dict(row) for row in itertools.product(*listed)]
-        todo, problems = _missing(engine, call, sizes)
+        missing: dict[Hashable, CompileRequest] = {}
+        problems = []
+        for row in itertools.product(*listed):
+            try:
+                requests = requests_of(engine, call, call.tokens, {**call.sizes, **dict(row)})
+            except Exception as error:  # often of the function, which does not take these sizes
+                problems.append(in_one_line(error))
+                continue
+            if not isinstance(requests, Unmasked):
+                missing |= {r.key: r for r in requests if r.key not in engine.cache}
+        todo = list(missing.values())
         if bound is not None and len(todo) > bound - len(engine.cache):
             return f"no listed bucket is compiled: the cache has no room for {len(todo)} buckets"
         # The bucket of the call first, because it waits for it; then the largest.
@@ -352,26 +356,3 @@ class Ahead:
         if not problems:
             return ""
         return f"not all listed buckets are compiled: {'; '.join(dict.fromkeys(problems))}"
-
-
-def _missing(
-    engine: Engine, call: Call, every: Sequence[Mapping[str, int]]
-) -> tuple[list[CompileRequest], list[str]]:
-    """The requests for calls of these sizes that are not in the cache, and what went wrong."""
-    found: dict[Hashable, CompileRequest] = {}
-    problems = []
-    for sizes in every:
-        try:
-            requests = requests_of(engine, call, call.tokens, {**call.sizes, **sizes})
-        except Exception as error:  # often of the function, which does not take these sizes
-            problems.append(in_one_line(error))
-            continue
-        if not isinstance(requests, Unmasked):
-            found.update((one.key, one) for one in requests if one.key not in engine.cache)
-    return list(found.values()), problems
-
-
-def listed_buckets(config: Config, call: Call) -> list[list[tuple[str, int]]]:
-    """The buckets that the strategies of a call list."""
-    every = ((v, strategies.buckets_of(config.strategy_of(v))) for v in call.sizes)
-    return [[(v, size) for size in buckets] for v, buckets in every if buckets is not None]

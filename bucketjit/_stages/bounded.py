@@ -22,13 +22,7 @@ import jax
 from bucketjit._events import shown
 from bucketjit._ir.bucket_sizes import is_wide
 from bucketjit._ir.dynamic_axes import places_of
-from bucketjit._ir.expressions import (
-    evaluate_text,
-    is_symbolic,
-    parsed,
-    variables_in,
-    variables_of,
-)
+from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variables_in, variables_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
 from bucketjit._jax.module_building import (
@@ -70,11 +64,9 @@ def bounded_module(
     refuse_what_python_computes(program)
     _check_sizes(program, bucket, constraints)
     try:
-        kept = kept_arguments(lowered)
         module = copy_of(lowered.compiler_ir())
-        avals = jax.tree_util.tree_leaves(lowered.in_avals)
         with new_main(module, "masked") as build:
-            _Main(build, program, call, bucket, avals, kept).add()
+            _Main(build, program, call, bucket, lowered).add()
     except BadModule as error:
         raise ExportError(f"the masked module cannot have bounds: {error}") from error
     return module
@@ -99,11 +91,12 @@ def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Seque
             "smaller bucket"
         )
     for row in itertools.product(*(range(1, bucket[v] + 1) for v in names)):
-        at = dict(zip(names, row, strict=True))
-        every = {**dict.fromkeys(bucket, 1), **at}
-        if all(guard.holds(at) for guard in promised) and (why := _not_at(program, guards, every)):
+        sizes = dict(zip(names, row, strict=True))
+        if not all(guard.holds(sizes) for guard in promised):
+            continue
+        if why := _not_at(program, guards, {**dict.fromkeys(bucket, 1), **sizes}):
             raise ExportError(
-                f"at {shown(at)} {why}, and a module with bounds takes every size up to the "
+                f"at {shown(sizes)} {why}, and a module with bounds takes every size up to the "
                 "bucket; promise others by constraints=[...], or decide by no size"
             )
 
@@ -133,30 +126,25 @@ class _Argument(NamedTuple):
         type: Its type in the masked module, without open sizes.
         tokens: The expression of each open axis.
         is_size: Whether it is itself a size.
-        own: The size of each open axis, once the function is begun.
+        sizes: The size of each open axis, once the function is begun.
     """
 
     place: int | None
     type: Any
     tokens: Mapping[int, str]
     is_size: bool
-    own: dict[int, Value]
+    sizes: dict[int, Value]
 
 
 class _Main:
     """Adds the new ``main``."""
 
     def __init__(
-        self,
-        build: Building,
-        program: Program,
-        call: Call,
-        bucket: Mapping[str, int],
-        avals: Sequence[Any],
-        kept: Sequence[int],
+        self, build: Building, program: Program, call: Call, bucket: Any, lowered: Any
     ) -> None:
-        self._build, self._program, self._call = build, program, call
-        self._bucket, self._kept = bucket, kept
+        self._build, self._program, self._call, self._bucket = build, program, call, bucket
+        self._kept = kept = kept_arguments(lowered)
+        avals = jax.tree_util.tree_leaves(lowered.in_avals)
         opened: dict[int, dict[int, str]] = {}
         for place in places_of(call.tokens).opened:
             if not place.token.isdigit():
@@ -164,11 +152,11 @@ class _Main:
         self._arguments = []
         for leaf, aval in enumerate(avals[1:]):
             tokens, is_size = opened.get(leaf, {}), leaf in opened and not aval.shape
-            at = kept.index(leaf + 1) if leaf + 1 in kept else None
+            position = kept.index(leaf + 1) if leaf + 1 in kept else None
             type = build.scalar_type() if is_size else build.type_of(aval)
-            if at is not None and not is_size:
-                type = build.inputs[at]
-            self._arguments.append(_Argument(at, type, tokens, is_size, {}))
+            if position is not None and not is_size:
+                type = build.inputs[position]
+            self._arguments.append(_Argument(position, type, tokens, is_size, {}))
 
     def add(self) -> None:
         """Add the function."""
@@ -206,17 +194,17 @@ class _Main:
         old = self._build
         of_args = []
         for x, type in zip(self._arguments, inputs, strict=True):
-            own: dict[str, Any] = {}
+            attributes: dict[str, Any] = {}
             if x.place is not None and old.arg_attributes:
-                own = attributes_in(old.arg_attributes[x.place])
-            result = aliased_result(own)
+                attributes = attributes_in(old.arg_attributes[x.place])
+            result = aliased_result(attributes)
             if result is not None and results[result] != type:
-                del own["tf.aliasing_output"]
-            of_args.append({**own, "bucketjit.shape": self._shape_of(x)})
+                del attributes["tf.aliasing_output"]
+            of_args.append({**attributes, "bucketjit.shape": self._shape_of(x)})
         of_results = []
         for i, shape in enumerate(self._program.out_shapes):
-            own = attributes_in(old.result_attributes[i]) if old.result_attributes else {}
-            of_results.append({**own, "bucketjit.shape": str(tuple(shape))})
+            attributes = attributes_in(old.result_attributes[i]) if old.result_attributes else {}
+            of_results.append({**attributes, "bucketjit.shape": str(tuple(shape))})
         return of_args, of_results
 
     def _shape_of(self, x: _Argument) -> str:
@@ -238,14 +226,13 @@ class _Main:
             type = self._build.bounded(x.type, left)
             value = self._build.with_size(value, self._build.constant(shape[axis]), axis, type)
         for axis, token in x.tokens.items():
-            own = size = x.own[axis]
-            if sizes.get(token) is not own:  # another argument has decided
-                size = self._build.binary("minimum", own, self._expression(token, sizes))
+            logical = size = x.sizes[axis]
+            if sizes.get(token) is not logical:  # another argument has decided
+                size = self._build.binary("minimum", logical, self._expression(token, sizes))
             value = self._build.with_zeros(value, size, axis)
         return value
 
     def _cut(self, out: Value, shape: Sequence[Any], type: Any, sizes: Mapping[str, Value]) -> Any:
-        """A result with its logical sizes."""
         done: list[int] = []
         whole = out.type
         for axis, dim in enumerate(shape):
@@ -264,10 +251,10 @@ class _Main:
         places: list[tuple[str, Value]] = []
         for x, value in zip(self._arguments, self._build.arguments, strict=True):
             for axis, token in x.tokens.items():
-                x.own[axis] = value if x.is_size else self._build.size_of(value, axis)
-                places.append((token, x.own[axis]))
+                x.sizes[axis] = value if x.is_size else self._build.size_of(value, axis)
+                places.append((token, x.sizes[axis]))
                 if token.isidentifier():
-                    sizes.setdefault(token, x.own[axis])
+                    sizes.setdefault(token, x.sizes[axis])
         while missing := [v for v in self._call.variables if v not in sizes]:
             solved = self._solved(places, sizes)
             if solved is None:
@@ -285,12 +272,12 @@ class _Main:
         for token, value in places:
             unknown = [v for v in variables_of(token) if v not in sizes]
             if len(unknown) == 1 and _is_linear(token, unknown[0]):
-                at = [
+                values = [
                     self._expression(token, {**sizes, unknown[0]: self._build.constant(n)})
                     for n in (0, 1)
                 ]
-                slope = self._build.binary("subtract", at[1], at[0])
-                rest = self._build.binary("subtract", value, at[0])
+                slope = self._build.binary("subtract", values[1], values[0])
+                rest = self._build.binary("subtract", value, values[0])
                 return {unknown[0]: self._build.binary("divide", rest, slope)}
         return None
 
@@ -338,8 +325,8 @@ def _is_linear(text: str, variable: str) -> bool:
     others = [v for v in variables_of(text) if v != variable]
     for size in (1, 3):
         fixed = dict.fromkeys(others, size)
-        at = [evaluate_text(text, {**fixed, variable: n}) for n in range(4)]
-        steps = {b - a for a, b in itertools.pairwise(at)}
+        values = [evaluate_text(text, {**fixed, variable: n}) for n in range(4)]
+        steps = {b - a for a, b in itertools.pairwise(values)}
         if len(steps) != 1 or steps == {0}:
             return False
     return not any(variable in variables_of(ast.unparse(call)) for call in calls)

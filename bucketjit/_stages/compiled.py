@@ -75,8 +75,8 @@ class Compiled(CallPath[..., Any], Stage):
     ) -> None:
         Stage.__init__(self, subject, types)
         self._stage = as_stage(entry.compiled, lowered)
-        self._one = OneBucket(subject)
-        self._engine = engine_of(self._one, entry)
+        self._holder = OneBucket(subject)
+        self._engine = self._holder.engine(entry)
         self._fast_path = self._engine.memory.fast_path
         # It copies the arguments, and has an empty fast path, so that all its calls do so.
         self._of_copies = Compiled(subject, types, entry, lowered) if copies else None
@@ -108,7 +108,7 @@ class Compiled(CallPath[..., Any], Stage):
         """
         options = options_of(self._engine.config.out, reduce, None, None)
         examples = examples_of(self._engine.signer, args, kwargs, in_axes)
-        return map_examples(self._engine, examples, options, lambda own, named: self(*own, **named))
+        return map_examples(self._engine, examples, options, lambda xs, named: self(*xs, **named))
 
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """A call inside a transformation: checked here, made by the bucketed function."""
@@ -117,7 +117,7 @@ class Compiled(CallPath[..., Any], Stage):
         if not self.exact and is_known:  # `jax.export` has symbolic sizes
             sizes = call.signature.open_axes(self._subject.call, call.shapes)[1]
             call.signature.check_constraints(sizes)
-            self._one.check(sizes)
+            self._holder.check(sizes)
         statics, rest = self._subject.call.statics, iter(args)
         count = len(args) + len(statics.positional)
         merged = tuple(
@@ -178,47 +178,6 @@ class Compiled(CallPath[..., Any], Stage):
         return of.unflatten(leaves[: of.num_leaves])  # counts of computed sizes may follow
 
 
-def engine_of(one: OneBucket, entry: Executable) -> Engine:
-    """An engine that serves calls by one executable, whatever becomes of any other cache."""
-    subject = one.subject
-    parent, call = subject.engine, subject.call
-    config = dataclasses.replace(
-        parent.config,
-        fn=call.signature.fn,
-        static_argnums=(),
-        static_argnames=(),
-        donate_argnums=(),
-        copy_inputs=False,
-        fallback=Fallback.ERROR,
-        maxsize=None,
-        max_bytes=None,
-        background=None,
-    )
-    signature = one.signature()
-    signature.target = call.signature.target
-
-    def signature_of(key: Key) -> Signature:
-        one.check_configuration()
-        return signature
-
-    parts = Parts(
-        signer=lambda config: Signer(config, one.arguments, signature_of),
-        buckets=lambda config, lock, requests: one,
-        lock=lambda: parent.lock,
-    )
-    engine = Engine(config, SharedState(config, parent.name, parent.counters), parts)
-    if subject.exact:
-        key: Any = signature, tuple(call.shapes)
-    else:
-        key = Requests.masked_key(subject.program, subject.bucket)
-    engine.cache.get_or_compile(key, lambda: entry)
-    if config.sharded is not None:  # its rows are given to the shards, as by the parent
-        engine.together = parent.together
-    with parent.lock:
-        parent.memories_apart.add(engine.memory)
-    return engine
-
-
 def _context() -> Any:
     with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
         return trace_context()
@@ -250,17 +209,58 @@ class OneBucket(ChoosesBuckets):
             call.leaves,
         )
 
+    def engine(self, entry: Executable) -> Engine:
+        """An engine that serves calls by an executable, whatever becomes of any other cache."""
+        subject = self.subject
+        parent, call = subject.engine, subject.call
+        config = dataclasses.replace(
+            parent.config,
+            fn=call.signature.fn,
+            static_argnums=(),
+            static_argnames=(),
+            donate_argnums=(),
+            copy_inputs=False,
+            fallback=Fallback.ERROR,
+            maxsize=None,
+            max_bytes=None,
+            background=None,
+        )
+        signature = self.signature()
+        signature.target = call.signature.target
+
+        def signature_of(key: Key) -> Signature:
+            self.check_configuration()
+            return signature
+
+        parts = Parts(
+            signer=lambda config: Signer(config, self.arguments, signature_of),
+            buckets=lambda config, lock, requests: self,
+            lock=lambda: parent.lock,
+        )
+        engine = Engine(config, SharedState(config, parent.name, parent.counters), parts)
+        if subject.exact:
+            key: Any = signature, tuple(call.shapes)
+        else:
+            key = Requests.masked_key(subject.program, subject.bucket)
+        engine.cache.get_or_compile(key, lambda: entry)
+        if config.sharded is not None:  # its rows are given to the shards, as by the parent
+            engine.together = parent.together
+        with parent.lock:
+            parent.memories_apart.add(engine.memory)
+        return engine
+
     def signature(self) -> Signature:
         """A signature of its calls. The bucket does not hold it, as it holds the bucket."""
         subject, signature = self.subject, self.subject.call.signature
-        given = signature.fn, self.arguments, signature.paths
+        described = signature.fn, self.arguments, signature.paths
         if subject.exact:
-            return fixed_signature(*given, (), [], self._no_program)
+            return fixed_signature(*described, (), [], self._no_program)
         # An axis of size 0 is no variable of the program, so nothing is asked of its size.
-        known = subject.call.sizes.keys()
-        constraints = [c for c in signature.constraints if parse_constraint(c).variables <= known]
+        variables = subject.call.sizes.keys()
+        parsed = ((text, parse_constraint(text)) for text in signature.constraints)
+        constraints = [text for text, guard in parsed if guard.variables <= variables]
         programs = [(subject.program, frozenset[str]())]
-        return fixed_signature(*given, constraints, programs, self._no_program)
+        return fixed_signature(*described, constraints, programs, self._no_program)
 
     def check_configuration(self) -> None:
         """Raise an error if JAX is configured in another way."""
@@ -304,14 +304,14 @@ class OneBucket(ChoosesBuckets):
 
     def _beyond(self, variable: str, sizes: Mapping[str, int]) -> str:
         """Say at which argument a size is beyond its bucket."""
-        for made in self.arguments.facts.leaves:
-            texts = [axis for axis in made.shape if isinstance(axis, str)]
+        for leaf in self.arguments.facts.leaves:
+            texts = [axis for axis in leaf.shape if isinstance(axis, str)]
             if any(variable in variables_of(text) for text in texts):
                 break
-        shape = tuple(evaluate_text(n, sizes) if isinstance(n, str) else n for n in made.shape)
-        called = shape[0] if made.dtype is None else made._replace(shape=shape)
+        shape = tuple(evaluate_text(n, sizes) if isinstance(n, str) else n for n in leaf.shape)
+        called = shape[0] if leaf.dtype is None else leaf._replace(shape=shape)
         return (
-            f"{made.path}: compiled for {made} with {variable} at most "
+            f"{leaf.path}: compiled for {leaf} with {variable} at most "
             f"{self.subject.bucket[variable]}, called with {called}, where {variable} is "
             f"{sizes[variable]}"
         )

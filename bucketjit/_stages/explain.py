@@ -39,15 +39,11 @@ from bucketjit.errors import MaskingError, SpecError
 
 def how(rule: Callable[..., Any]) -> str:
     """What a rule does, in words: the first paragraph of its docstring, or of its maker's."""
-    text = rule.__doc__ or getattr(maker_of(rule), "__doc__", None) or ""
+    maker: object = rule
+    if isinstance(rule, FunctionType):  # the function at the top level of its module
+        maker = rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
+    text = rule.__doc__ or maker.__doc__ or ""
     return " ".join(text.strip().split("\n\n")[0].split())
-
-
-def maker_of(rule: object) -> Any:
-    """The function at the top level of a module that made a rule; the rule itself if it is one."""
-    if not isinstance(rule, FunctionType):
-        return rule
-    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class Explanation:
         executable = "compiled" if self.compiled else "not compiled yet"
         count = counted(len(self.masked), "operation")
         more = " (explain(..., rules=True) lists them)" if self.masked and not self.rules else ""
-        told = [
+        facts = [
             ("device", self.device),
             ("padding", "" if is_exact else self._padding()),
             ("why", self.reason),
@@ -134,11 +130,11 @@ class Explanation:
             ("masked", "" if is_exact else count + more),
         ]
         if self.rules:
-            told += [("program", self.program), ("holds for", ", ".join(self.guards))]
-            told += [("rule", str(equation)) for equation in self.masked]
+            facts += [("program", self.program), ("holds for", ", ".join(self.guards))]
+            facts += [("rule", str(equation)) for equation in self.masked]
         sizes = f" at {shown(self.sizes)}" if self.sizes else ""
         lines = [f"{self.name}{sizes} runs {runs}"]
-        lines += [f"  {name}: {text}" for name, text in told if text]
+        lines += [f"  {name}: {text}" for name, text in facts if text]
         return printable("\n".join(lines))
 
     def _padding(self) -> str:
@@ -171,13 +167,13 @@ def masked_equations(
     program: Program, bucket: Mapping[str, int], rules: RuleTable
 ) -> tuple[MaskedEquation, ...]:
     """The equations of a program that are masked in a bucket."""
-    found: dict[int, tuple[Any, MaskedEquation]] = {}
-    watched = {key: _watched(rule, found) for key, rule in rules.items()}
+    masked: dict[int, tuple[Any, MaskedEquation]] = {}
+    watched = {key: _watched(rule, masked) for key, rule in rules.items()}
     static = program.sizes_in(bucket)
 
     def run(values: Any, size_constants: Any, arrays: Any) -> Any:
-        at = program.sizes_in(bucket, values, size_constants)
-        return interpret(program.jaxpr, program.consts, arrays, at, watched, padding=0)
+        run_sizes = program.sizes_in(bucket, values, size_constants)
+        return interpret(program.jaxpr, program.consts, arrays, run_sizes, watched, padding=0)
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
     size_constants = [
@@ -188,7 +184,7 @@ def masked_equations(
     arrays = [struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
     with forgetful_jax():  # the interpretation may fail, and JAX must not cache what it did
         jax.eval_shape(run, dict.fromkeys(bucket, scalar), size_constants, arrays)
-    return tuple(equation for _, equation in found.values())
+    return tuple(equation for _, equation in masked.values())
 
 
 _CALLS = (  # not listed: the equations of the program that they call are
@@ -197,7 +193,7 @@ _CALLS = (  # not listed: the equations of the program that they call are
 )
 
 
-def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
+def _watched(rule: Rule, masked: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
     """A rule that notes the equations which it masks.
 
     A rule that does not mask returns what ``ctx.bind`` returned for the unchanged operands. The
@@ -209,14 +205,14 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
         fills: list[str] = []
         fill = ctx.fill
 
-        def watched_fill(operand: Any, **given: Any) -> Any:
-            out = fill(operand, **given)
+        def watched_fill(operand: Any, **options: Any) -> Any:
+            out = fill(operand, **options)
             if out is not operand:
-                shape = given.get("shape") or ctx.shape_of(operand)
-                axes = given.get("axes")
+                shape = options.get("shape") or ctx.shape_of(operand)
+                axes = options.get("axes")
                 every = range(len(shape)) if axes is None else axes
                 names = dict.fromkeys(str(shape[a]) for a in every if is_symbolic(shape[a]))
-                fills.append(f"{_shown(given['value'])} along {', '.join(names)}")
+                fills.append(f"{_shown(options['value'])} along {', '.join(names)}")
             return out
 
         ctx.fill = watched_fill  # type: ignore[method-assign]
@@ -231,7 +227,7 @@ def _watched(rule: Rule, found: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
                 tuple(dict.fromkeys(fills)),
                 source_line(ctx.eqn),
             )
-            found.setdefault(id(ctx.eqn), (ctx.eqn, noted))
+            masked.setdefault(id(ctx.eqn), (ctx.eqn, noted))
         return out
 
     return watched
@@ -251,8 +247,8 @@ def asked(
 
     A parameter of the function that is named ``rules`` gets that keyword.
     """
-    given = signer.parameters
-    if rules is not None and "rules" in [*given.positional, *(given.keyword_only or ())]:
+    parameters = signer.parameters
+    if rules is not None and "rules" in [*parameters.positional, *(parameters.keyword_only or ())]:
         return None, {**kwargs, "rules": rules}
     if not isinstance(rules, bool | None):
         raise SpecError(f"explain: rules must be True or False, got {rules!r}")
@@ -289,38 +285,38 @@ def explain(
     except MaskingError as error:
         return _explained_exact(engine, call, error, rules)
     return Explanation(
-        engine.name,
-        FrozenDict(call.sizes),
-        FrozenDict(decision.bucket),
-        "masked" if program.pairing is None else "paired",
-        decision.key in engine.cache,
-        describe(program),
-        tuple(map(str, program.guards)),
-        masked,
+        **_of_executable(engine, call, decision.key),
+        bucket=FrozenDict(decision.bucket),
+        kind="masked" if program.pairing is None else "paired",
+        program=describe(program),
+        guards=tuple(map(str, program.guards)),
+        masked=masked,
         computed=program.computed_in_words(),
         why=engine.buckets.why(program, call, decision.bucket),
-        device=call.signature.device,
-        memory=_memory(engine, call, decision.key),
         rules=bool(rules),
     )
 
 
-def _memory(engine: Engine, call: Call, key: Any) -> FrozenDict[str, int]:
-    """What a compiled executable needs on a device that is not here."""
-    entry = dict(engine.cache.items()).get(key) if call.signature.device else None
-    return FrozenDict({} if entry is None else entry.memory)
+def _of_executable(engine: Engine, call: Call, key: Any) -> dict[str, Any]:
+    """What an explanation says of a call and its executable."""
+    entry, device = dict(engine.cache.items()).get(key), call.signature.device
+    return {
+        "name": engine.name,
+        "sizes": FrozenDict(call.sizes),
+        "compiled": entry is not None,
+        "device": device,  # if it is not here, the memory is told, too
+        "memory": FrozenDict({} if entry is None or not device else entry.memory),
+    }
 
 
 def _explained_exact(
     engine: Engine, call: Call, why: MaskingError, rules: bool | None
 ) -> Explanation:
-    key = engine.requests.exact_key(call)
     return Explanation(
-        *(engine.name, (sizes := FrozenDict(call.sizes)), sizes, "exact"),
-        key in engine.cache,
+        **_of_executable(engine, call, engine.requests.exact_key(call)),
+        bucket=FrozenDict(call.sizes),
+        kind="exact",
         reason=why.reason,
         remedy=why.remedy,
-        device=call.signature.device,
-        memory=_memory(engine, call, key),
         rules=bool(rules),
     )

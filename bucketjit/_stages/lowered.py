@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,14 +58,13 @@ class Lowered(Stage):
         """
         options = checked_options(compiler_options)
         subject, engine = self._subject, self._subject.engine
-        provider = engine.provider
+        provider, requests, call = engine.provider, engine.requests, subject.call
         if self.exact:
-            request = engine.requests.exact(subject.call, self._kernel, options)
+            request = requests.exact(call, self._kernel, options)
         else:
-            given = subject.call, subject.bucket
-            request = engine.requests.masked(*given, self._kernel, options)
+            request = requests.masked(call, subject.bucket, self._kernel, options)
         # After a `cache_clear` nobody asks the cache for this program any more.
-        is_apart = bool(options) or subject.is_cleared
+        is_apart = bool(options) or provider.epoch is not subject.epoch
         try:
             with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
                 entry = provider.get_apart(request) if is_apart else provider.get_own(request)
@@ -137,17 +137,17 @@ def lower(subject: Subject) -> Lowered:
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
     if not subject.exact:
         try:
-            kernel = requests.kernel(subject.call, subject.bucket).as_lowered()
+            kernel = requests.kernel(call, subject.bucket).as_lowered()
             return Lowered(subject, symbolic_types(subject), kernel)
         except MaskingError as error:
             engine.refusals.note(requests.masked_key(subject.program, subject.bucket), error)
             engine.note_fallback(error, counted=True)
-            subject = subject.as_exact()
+            subject = dataclasses.replace(subject, bucket=dict(call.sizes), exact=True)
     with subject.without_computed_sizes():
-        exact = requests.kernel(subject.call).as_lowered()
+        exact = requests.kernel(call).as_lowered()
     if call.program is None:  # as after an exact run: the function itself works at these sizes
         with engine.lock:
-            subject.call.signature.remember_refusal(call, subject.call.shapes)
+            call.signature.remember_refusal(call, call.shapes)
     return Lowered(subject, exact_types(exact.lowered), exact)
 
 
@@ -231,8 +231,8 @@ def trace(subject: Subject) -> Traced:
         program = subject.program
         jaxpr = ClosedJaxpr(program.jaxpr, program.consts)
         return Traced(subject, symbolic_types(subject), jaxpr)
-    made = exact_body(subject.call)
+    body = exact_body(subject.call)
     # If tracing fails, JAX must not keep the trace alive.
     with forgetful_jax(), selecting_jax(), traced_anew(), subject.without_computed_sizes():
-        traced = made.function.trace(*made.args, **made.kwargs)
+        traced = body.function.trace(*body.args, **body.kwargs)
     return Traced(subject, exact_types(traced), traced.jaxpr)

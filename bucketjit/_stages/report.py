@@ -59,18 +59,20 @@ def tables_of(stats: Mapping[str, Any]) -> list[Table]:
             title = _words(name)
             tables.append(Table(title.capitalize(), (title, "value"), _pairs(name, value), ()))
     for name, title in _LISTS.items():
-        records = [one for one in stats.get(name) or () if one]
+        records = [record for record in stats.get(name) or () if record]
         if records:
-            plain = [{k: v for k, v in one.items() if k not in _NESTED} for one in records]
+            plain = [{k: v for k, v in record.items() if k not in _NESTED} for record in records]
             if name == "learnt":
-                plain = [{**one, "": bar} for one, bar in zip(plain, _bars(records), strict=True)]
+                unit = max(1, *(record.get("calls", 0) for record in records)) / _LONGEST_BAR
+                for record in plain:
+                    record[""] = "\N{FULL BLOCK}" * math.ceil(record.get("calls", 0) / unit)
             tables.append(_records(title, plain))
-            if memory := [_memory(one) for one in records if one.get("device")]:
+            if memory := [_memory(record) for record in records if record.get("device")]:
                 tables.append(_records("Memory of other devices", memory))
             computed = [
                 {"program": number, **size}
-                for number, one in enumerate(records, 1)
-                for size in one.get(_COMPUTED, ())
+                for number, record in enumerate(records, 1)
+                for size in record.get(_COMPUTED, ())
             ]
             if computed:
                 tables.append(_records("Computed sizes", computed))
@@ -83,16 +85,9 @@ def _memory(bucket: Mapping[str, Any]) -> dict[str, Any]:
     return {**parts, **{name: bucket[name] for name in ("sizes", "device")}}
 
 
-def _bars(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A bar for each record, as long as the number of its calls."""
-    calls = [one.get("calls", 0) for one in records]
-    unit = max(1, *calls) / _LONGEST_BAR
-    return ["\N{FULL BLOCK}" * math.ceil(n / unit) for n in calls]
-
-
 def _words(name: str) -> str:
-    told = {"nbytes": "bytes", "inlined_calls": "calls inside jit, vmap and the like"}
-    return told.get(name, name.replace("_", " "))
+    words = {"nbytes": "bytes", "inlined_calls": "calls inside jit, vmap and the like"}
+    return words.get(name, name.replace("_", " "))
 
 
 def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -103,8 +98,8 @@ def _pairs(name: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
     for key, counts in values.items():  # `size_counts` has too many sizes to list each
         sizes = list(map(int, counts))
         calls = sum(counts.values())
-        told = f"{min(sizes)} to {max(sizes)}, {len(sizes)} different in {calls:,} calls"
-        pairs.append((str(key), told))
+        summary = f"{min(sizes)} to {max(sizes)}, {len(sizes)} different in {calls:,} calls"
+        pairs.append((str(key), summary))
     return pairs
 
 
@@ -212,7 +207,7 @@ def _exceeding(buckets: Sequence[Mapping[str, Any]], memory: int | None) -> str:
     """Which executables need more than a number of bytes on a device, in words."""
     if memory is None:
         return ""
-    needs = [(sum(one.get("memory", {}).values()), shown_sizes(one["sizes"])) for one in buckets]
+    needs = [(sum(b.get("memory", {}).values()), shown_sizes(b["sizes"])) for b in buckets]
     large = [f"{sizes} ({shown_bytes(n)})" for n, sizes in needs if n > memory]
     of = f"{len(large) or 'none'} of {counted(len(needs), 'executable')} need more than "
     return ": ".join(filter(None, (f"{of}{shown_bytes(memory)} of memory", ", ".join(large))))
@@ -306,7 +301,7 @@ _LEGEND = "bars: calls by size; lines: buckets; at the top right: data, and padd
 
 def picture_of(stats: Mapping[str, Any]) -> str:
     """An SVG of a snapshot, with a text alternative; ``""`` without calls of open sizes."""
-    strips, told = list[str](), list[str]()
+    strips, texts = list[str](), list[str]()
     for dim, by_size in stats.get("size_counts", {}).items():
         calls = {int(n): count for n, count in by_size.items()}
         padded = [b["sizes"] for b in stats["buckets"] if not b["exact"]]
@@ -319,14 +314,14 @@ def picture_of(stats: Mapping[str, Any]) -> str:
         )
         named = ", ".join(map(str, buckets[:_NAMED])) or "none"
         more = f", ..., {buckets[-1]}" if len(buckets) > _NAMED else ""
-        told.append(f"{text}; buckets {named}{more}.")
+        texts.append(f"{text}; buckets {named}{more}.")
         parts = "".join(_strip(html.escape(text), calls, buckets, waste))
         strips.append(f'<g transform="translate(0 {_HEIGHT * len(strips)})">{parts}</g>')
     if not strips:
         return ""
     height = _HEIGHT * len(strips) + 16
     strips.append(f'<text x="{_MARGIN}" y="{height - 4}" opacity="0.7">{_LEGEND}</text>')
-    alternative = html.escape(f"Calls by size (bars), and buckets (lines). {' '.join(told)}")
+    alternative = html.escape(f"Calls by size (bars), and buckets (lines). {' '.join(texts)}")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" style="max-width: 100%" font-family="sans-serif" font-size="11" '
@@ -337,7 +332,6 @@ def picture_of(stats: Mapping[str, Any]) -> str:
 def _strip(
     text: str, calls: Mapping[int, int], buckets: Sequence[int], waste: float
 ) -> Iterator[str]:
-    """The drawing of one variable."""
     step = math.ceil((max(calls) + 1) / _BARS)
     bars = Counter[int]()
     for n, count in calls.items():

@@ -52,11 +52,6 @@ class Subject:
         assert isinstance(self.call.program, Program)
         return self.call.program
 
-    @property
-    def is_cleared(self) -> bool:
-        """Whether the cache was cleared since the call was resolved."""
-        return self.engine.provider.epoch is not self.epoch
-
     def name_of(self, position: int) -> str:
         """How errors name a positional argument of compiled calls, which leave static ones out."""
         positions = self.call.dynamic
@@ -71,37 +66,32 @@ class Subject:
             with Noticing().active():
                 yield
         except SizeIsComputed:
-            program, call = self.call.program, self.call
-            refusals = self.engine.refusals
-            why = refusals.of_program(program) if program is not None else call.refusal
-            told = f", which is not masked: {why.reason}" if why is not None else ""
+            program, refusals = self.call.program, self.engine.refusals
+            why = self.call.refusal if program is None else refusals.of_program(program)
+            because = f", which is not masked: {why.reason}" if why is not None else ""
             raise MaskingError(
-                f"the function computes sizes, so jit cannot take it at its exact shape{told}",
+                f"the function computes sizes, so jit cannot take it at its exact shape{because}",
                 (why and why.remedy) or "call the bucketed function, which runs it unpadded",
             ) from None
 
-    def as_exact(self) -> Subject:
-        """The same call, lowered at its exact shape."""
-        return dataclasses.replace(self, bucket=dict(self.call.sizes), exact=True)
-
     def in_bucket(self, sizes: Any) -> Subject:
         """The same call, in another bucket."""
-        known, wrong = self.call.sizes, ""
+        logical, wrong = self.call.sizes, ""
         if self.exact:
             wrong = "is for calls that are padded; this one runs at its exact shape"
         elif not isinstance(sizes, Mapping):
             wrong = f"must be a dict such as {{'n': 16}}, got {sizes!r}"
-        elif unknown := [v for v in sizes if v not in known]:
-            wrong = f"names {unknown[0]!r}; the variables are {', '.join(known)}"
+        elif unknown := [v for v in sizes if v not in logical]:
+            wrong = f"names {unknown[0]!r}; the variables are {', '.join(logical)}"
         if wrong:
             raise SpecError(f"lower: bucket {wrong}")
         for v, size in sizes.items():
-            if not is_int_from(size, known[v]):
+            if not is_int_from(size, logical[v]):
                 raise SpecError(
-                    f"lower: bucket[{v!r}] must be an int of at least {known[v]}, the size in the "
-                    f"call, got {size!r}"
+                    f"lower: bucket[{v!r}] must be an int of at least {logical[v]}, the size in "
+                    f"the call, got {size!r}"
                 )
-        bucket = {v: int(sizes.get(v, self.bucket[v])) for v in known}
+        bucket = {v: int(sizes.get(v, self.bucket[v])) for v in logical}
         program = self.program
         unfitted = program.unfitted_sizes(bucket) if program.fits(bucket) else None
         if unfitted is None:
@@ -109,8 +99,8 @@ class Subject:
                 f"lower: the program does not hold at {shown(bucket)}: its guards are "
                 f"{', '.join(map(str, program.guards)) or 'those of its traces'}"
             )
-        logical = zip(program.unfitted, self.call.size_constants.sizes, strict=True)
-        room = {v: max(n, unfitted.get(v, 0)) for v, n in logical}
+        constants = zip(program.unfitted, self.call.size_constants.sizes, strict=True)
+        room = {v: max(n, unfitted.get(v, 0)) for v, n in constants}
         return dataclasses.replace(self, bucket={**bucket, **room})
 
 
@@ -130,13 +120,7 @@ def subject_of(engine: Engine, inside: Inside, call: Call) -> Subject:
 
 
 class StageTypes(NamedTuple):
-    """The types of arguments and results.
-
-    Attributes:
-        ins: Abstract value of each argument leaf.
-        out_tree: Tree of the results.
-        outs: Type of each result.
-    """
+    """The abstract value of each argument leaf; the tree of the results, and the type of each."""
 
     ins: Sequence[Any]
     out_tree: PyTreeDef
@@ -179,9 +163,6 @@ class Stage:
         subject: The call.
         types: The types of its arguments and results.
     """
-
-    _subject: Subject
-    _types: StageTypes
 
     def __init__(self, subject: Subject, types: StageTypes) -> None:
         self._subject = subject

@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bucketjit._config import is_int_from
 from bucketjit._events import counted, one_line
 from bucketjit._ir.interface import Interface
+from bucketjit._runtime import statistics
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import alive
-from bucketjit._runtime.moments import Moment
-from bucketjit._runtime.statistics import (
-    ComputedSizeStats,
-    LearntBucket,
-    ProgramStats,
-    Stats,
-    shown_reason,
-)
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
-    from bucketjit._stages.report import Report
-
-
-if TYPE_CHECKING:
     from bucketjit._config import Config
+    from bucketjit._stages.report import Report
 
 
 _LONGEST = 80  # characters of a strategy in the repr of a bucketed function
@@ -40,7 +31,7 @@ class Views:
     _config: Config
     _engine: Engine
 
-    def stats(self) -> Stats:
+    def stats(self) -> statistics.Stats:
         """A snapshot of what this bucketed function has done; see `Stats`.
 
         Counting costs a call well under a microsecond. A snapshot computes what it is asked for,
@@ -51,12 +42,12 @@ class Views:
         Returns:
             The snapshot, which does not change any more.
         """
-        engine, cache = self._engine, self._engine.cache
-        return engine.counters.snapshot(
-            lambda moment: cache.info(moment.told).hits,
+        engine, cache, counters = self._engine, self._engine.cache, self._engine.counters
+        return counters.snapshot(
             cache.misses,
             cache.evictions,
-            lambda moment: [slot for _, slot in cache.slots()],
+            hits=lambda moment: cache.info(moment.told).hits,
+            buckets=lambda moment: counters.buckets([s for _, s in cache.slots()], moment),
             programs=lambda moment: _programs(engine),
             learnt=lambda moment: _learnt(engine, moment),
         )
@@ -131,52 +122,52 @@ class Views:
         return one_line(line)
 
 
-def _programs(engine: Engine) -> tuple[ProgramStats, ...]:
-    """The programs of a bucketed function and of its derivatives."""
-    # Executables of exact shapes have a signature in place of a program in their keys.
-    stored = [key[0] for key, _ in engine.cache.slots()]
-    found = []
-    for other in alive(engine.shared.engines):
-        for signature in other.signer.signatures():
+def _every_program(engine: Engine) -> Iterator[tuple[Engine, tuple[str, ...], Interface]]:
+    """The programs of a bucketed function and of its derivatives, with engine and inputs."""
+    for member in alive(engine.shared.engines):
+        for signature in member.signer.signatures():
             for inputs, program in signature.programs():
-                refusal = other.refusals.of_program(program)
-                found.append(
-                    ProgramStats(
-                        inputs=inputs,
-                        guards=tuple(map(str, program.guards)),
-                        kind="symbolic" if program.pairing is None else "paired",
-                        executables=sum(owner is program for owner in stored),
-                        refused=None if refusal is None else shown_reason(refusal.reason),
-                        computed=_computed(engine, program),
-                    )
-                )
-    return tuple(found)
+                yield member, inputs, program
 
 
-def _learnt(engine: Engine, moment: Moment) -> tuple[LearntBucket, ...]:
-    """The buckets that a bucketed function and its derivatives have learnt."""
+def _programs(engine: Engine) -> tuple[statistics.ProgramStats, ...]:
+    # Executables of exact shapes have a signature in place of a program in their keys.
+    owners = [key[0] for key, _ in engine.cache.slots()]
+    return tuple(
+        statistics.ProgramStats(
+            inputs=inputs,
+            guards=tuple(map(str, program.guards)),
+            kind="symbolic" if program.pairing is None else "paired",
+            executables=sum(owner is program for owner in owners),
+            refused=None if why is None else statistics.shown_reason(why.reason),
+            computed=_computed(engine, program),
+        )
+        for member, inputs, program in _every_program(engine)
+        for why in [member.refusals.of_program(program)]
+    )
+
+
+def _learnt(engine: Engine, moment: statistics.Moment) -> tuple[statistics.LearntBucket, ...]:
     for earlier in engine.counters.history.moments():  # what is learnt later adds to it
         if earlier is moment:
             break
         earlier.ask("learnt")
-    found = []
-    for other in alive(engine.shared.engines):
-        for signature in other.signer.signatures():
-            for _, program in signature.programs():
-                for of_rows in (False, True):
-                    learning = other.buckets.learning(program, of_rows=of_rows)
-                    if learning is not None:
-                        with other.lock:
-                            found += learning.learnt(moment.told)
-    return tuple(found)
+    learnt: list[statistics.LearntBucket] = []
+    for member, _, program in _every_program(engine):
+        for of_rows in (False, True):
+            learning = member.buckets.learning(program, of_rows=of_rows)
+            if learning is not None:
+                with member.lock:
+                    learnt += learning.learnt(moment.told)
+    return tuple(learnt)
 
 
-def _computed(engine: Engine, program: Interface) -> tuple[ComputedSizeStats, ...]:
+def _computed(engine: Engine, program: Interface) -> tuple[statistics.ComputedSizeStats, ...]:
     """The sizes that a program computes, and what runs have told of them."""
     selected = engine.counters.selected_by(program)
     return tuple(
-        ComputedSizeStats(
-            *(f"{variable} - 1", made.bound, one_line(made.line)), *selected.get(variable, ())
+        statistics.ComputedSizeStats(
+            *(f"{variable} - 1", size.bound, one_line(size.line)), *selected.get(variable, ())
         )
-        for variable, made in program.computed.items()
+        for variable, size in program.computed.items()
     )

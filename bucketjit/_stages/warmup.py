@@ -105,13 +105,15 @@ def warm_up(
 ) -> WarmupReport:
     """Warm up the calls of one signature; see `BucketedExec.warmup`."""
     began, epoch = time.monotonic(), engine.provider.epoch
-    tokens, own, wanted = asked(engine, call, sizes)
+    tokens, logical, wanted = asked(engine, call, sizes)
     deadline = math.inf if time_budget is None else began + time_budget
     how = workers, epoch, deadline, progress, first_run
-    under_way = _WarmUp(engine, call, tokens, own, rows, *how)
+    under_way = _WarmUp(engine, call, tokens, logical, rows, *how)
     waiting: Sequence[Sizes] = wanted
-    while waiting and (waiting is wanted or under_way.may_begin()):
+    while waiting:
         waiting = under_way.some(waiting)
+        if engine.provider.epoch is not epoch or time.monotonic() >= deadline:
+            break
     under_way.remember()
     return under_way.report(waiting, began)
 
@@ -122,7 +124,7 @@ class _WarmUp:
 
     Attributes:
         engine, call, rows, workers, progress, first_run: See `warm_up`.
-        tokens, own: The open axes and the logical sizes of the call.
+        tokens, logical: The open axes and the logical sizes of the call.
         epoch: The epoch of the provider when it began.
         deadline: The time (``time.monotonic``) after which nothing is begun.
         requests: What calls of the sizes so far need.
@@ -134,7 +136,7 @@ class _WarmUp:
     engine: Engine
     call: Call
     tokens: Tokens
-    own: Sizes
+    logical: Sizes
     rows: Sequence[Rows]
     workers: int | None
     epoch: object
@@ -145,10 +147,6 @@ class _WarmUp:
     exact: dict[FrozenDict[str, int], Unmasked] = dataclasses.field(default_factory=dict)
     failed: dict[tuple[Sizes, str], None] = dataclasses.field(default_factory=dict)
     tried: dict[Hashable, Source | Exception] = dataclasses.field(default_factory=dict)
-
-    def may_begin(self) -> bool:
-        """Whether a further compile may begin: there is time, and the cache was not cleared."""
-        return self.engine.provider.epoch is self.epoch and time.monotonic() < self.deadline
 
     def some(self, waiting: Sequence[Sizes]) -> Sequence[Sizes]:
         """Look up buckets for half of the time that is left, and compile them.
@@ -169,16 +167,16 @@ class _WarmUp:
         for number, chosen in enumerate(every):
             if number and time.monotonic() >= until:
                 return needed, every[:number]
-            sizes = {**self.own, **chosen}
+            sizes = {**self.logical, **chosen}
             try:
-                found = requests_of(self.engine, self.call, self.tokens, sizes, self.rows)
+                requests = requests_of(self.engine, self.call, self.tokens, sizes, self.rows)
             except Exception as error:  # often of the function, which does not take these sizes
                 self.failed[FrozenDict(chosen), in_one_line(error)] = None
                 continue
-            if isinstance(found, Unmasked):
-                self.exact[FrozenDict(chosen or found.request.sizes)] = found
-                found = [found.request]
-            needed |= {one.key: one for one in found if one.key not in needed}
+            if isinstance(requests, Unmasked):
+                self.exact[FrozenDict(chosen or requests.request.sizes)] = requests
+                requests = [requests.request]
+            needed |= {request.key: request for request in requests if request.key not in needed}
         return needed, every
 
     def _compile(self, needed: Needed) -> bool:
@@ -190,8 +188,8 @@ class _WarmUp:
         tried.update((k, "cache") for k in needed if k not in tried and k in engine.cache)
         todo = sorted((o for k, o in needed.items() if k not in tried), key=_largest_first)
         tell = _teller(engine.name, len(todo)) if self.progress else None
-        given = engine, todo, self.workers, self.epoch, self.deadline
-        for request, outcome in compile_all(*given, first_run=self.first_run):
+        how = engine, todo, self.workers, self.epoch, self.deadline
+        for request, outcome in compile_all(*how, first_run=self.first_run):
             tried[request.key] = outcome
             if tell is not None:
                 tell(request, outcome)
@@ -201,9 +199,9 @@ class _WarmUp:
     def remember(self) -> None:
         """Make the next warm-up trace nothing again, and `map` take these row counts alone."""
         with self.engine.lock:
-            for one in self.exact.values():
-                if isinstance(self.tried.get(one.request.key), str):
-                    self.call.signature.remember_refusal(one.call, one.call.shapes)
+            for unmasked in self.exact.values():
+                if isinstance(self.tried.get(unmasked.request.key), str):
+                    self.call.signature.remember_refusal(unmasked.call, unmasked.call.shapes)
         for key in self.requests if self.rows else ():
             slot = self.engine.cache.slot(key)
             if slot is not None and slot.entry is not None:
@@ -225,7 +223,7 @@ class _WarmUp:
             compiled=tuple(FrozenDict(o.sizes) for o in compiled),
             present=tuple(FrozenDict(o.sizes) for o in present),
             failed=tuple(self.failed),
-            exact=tuple((sizes, one.why) for sizes, one in self.exact.items()),
+            exact=tuple((sizes, unmasked.why) for sizes, unmasked in self.exact.items()),
             left=tuple(map(FrozenDict, left)),
             seconds=time.monotonic() - began,
             evicted=tuple(FrozenDict(o.sizes) for o in evicted),
@@ -262,25 +260,25 @@ def asked(
     signature, shapes = call.signature, call.shapes
     is_named = sizes is None or bool(signature.declared(shapes).sizes)
     tokens = (signature.declared_tokens if is_named else signature.guessed_tokens)(shapes)
-    own = bind_sizes(tokens, shapes, signature.paths)
+    logical = bind_sizes(tokens, shapes, signature.paths)
     # Guessed axes may be wrong, as of weights that happen to have the size of the batch.
-    if not engine.config.always_exact or not (is_named or _is_longer(call, tokens, own)):
+    if not engine.config.always_exact or not (is_named or _is_longer(call, tokens, logical)):
         call = engine.resolve(call)
         resolved, opened = signature.open_axes(call, shapes)
         if opened or sizes is None:  # else all sizes run exact
-            tokens, own = resolved, opened
+            tokens, logical = resolved, opened
         else:
             tokens = signature.guessed_tokens(shapes)
-            own = bind_sizes(tokens, shapes, signature.paths)
+            logical = bind_sizes(tokens, shapes, signature.paths)
     bucket_of = functools.partial(bucket_or_size, engine.config)
-    wanted = combinations(sizes, tuple(variables_in(tokens)), own, bucket_of)
-    if sizes is None and own:
+    wanted = combinations(sizes, tuple(variables_in(tokens)), logical, bucket_of)
+    if sizes is None and logical:
         wanted += [
             dict(kept.sizes)
             for kept in engine.requests.kept(call)
             if kept.sizes.keys() == call.sizes.keys()
         ]
-    return tokens, own, wanted
+    return tokens, logical, wanted
 
 
 def _is_longer(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> bool:

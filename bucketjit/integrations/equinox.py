@@ -65,16 +65,16 @@ class _Known(tuple[Any, ...]):
 class _Number:
     """A Python number in a result, and a result of the program: it may be ``x.shape[0]``."""
 
-    def __init__(self, number: Any, known: _Known) -> None:
+    def __init__(self, number: Any, value: _Known) -> None:
         self.number = number
-        self.known = known
+        self.known = value
 
     def tree_flatten(self) -> tuple[tuple[Any], _Known]:
         return (self.number,), self.known
 
     @classmethod
-    def tree_unflatten(cls, known: _Known, leaves: tuple[Any]) -> _Number:
-        return cls(*leaves, known)
+    def tree_unflatten(cls, value: _Known, leaves: tuple[Any]) -> _Number:
+        return cls(*leaves, value)
 
 
 @functools.cache
@@ -103,7 +103,14 @@ def _filtered(tree: Any, name: str) -> Any:
         return jax.tree.map(filtered, tree)
     except TypeError:  # paths take long to make, so only an error has them
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            _refuse_unhashable(leaf, name + jax.tree_util.keystr(path))
+            try:
+                hash(None if _is_array(leaf) else leaf)
+            except TypeError as error:
+                raise ArgumentError(
+                    f"{name}{jax.tree_util.keystr(path)}: expected an array, or a static value "
+                    f"that can be hashed, got {type(leaf).__name__} ({error}); pass a tuple or a "
+                    "frozenset in its place"
+                ) from error
         raise
 
 
@@ -128,20 +135,7 @@ def _filtered_result(result: Any, is_symbolic_trace: bool) -> Any:
     return jax.tree.map(filtered, result)
 
 
-def _refuse_unhashable(leaf: Any, path: str) -> None:
-    try:
-        hash(leaf)
-    except TypeError as error:
-        if not _is_array(leaf):
-            raise ArgumentError(
-                f"{path}: expected an array, or a static value that can be hashed, got "
-                f"{type(leaf).__name__} ({error}); pass a tuple or a frozenset in its place"
-            ) from error
-
-
 def _restored(tree: Any) -> Any:
-    """The tree that was filtered, as a copy."""
-
     def restored(leaf: Any) -> Any:
         if isinstance(leaf, Static):
             return leaf.value
@@ -281,19 +275,18 @@ def filter_jit(
     def decorate(fn: Callable[..., Any]) -> FilteredExec[..., Any]:
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-        own = dict(options)
+        chosen = dict(options)
         first = _DONATED[donate]
         if first is not None:
-            if own.get("donate_argnums") is not None or own.get("donate_argnames") is not None:
+            if any(chosen.get(f"donate_{name}") is not None for name in ("argnums", "argnames")):
                 raise SpecError("give donate, or donate_argnums and donate_argnames, not both")
-            own["donate_argnums"] = tuple(range(first, _positional(fn)))
+            chosen["donate_argnums"] = tuple(range(first, _positional(fn)))
         is_quiet = donate.startswith("all")
-        return FilteredExec(fn, bucketed(_of_arrays(fn), **own), is_quiet=is_quiet)
+        return FilteredExec(fn, bucketed(_of_arrays(fn), **chosen), is_quiet=is_quiet)
 
     return decorate if fn is None else decorate(fn)
 
 
 def _positional(fn: Callable[..., Any]) -> int:
-    """How many parameters may be passed by position."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(p.kind in kinds for p in inspect.signature(fn).parameters.values())

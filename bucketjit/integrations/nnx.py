@@ -103,11 +103,16 @@ def _merged(tag: object, tree: Any, *, inner: bool) -> Any:
     themselves in the result.
     """
     with _flax().merge_context(tag, inner=inner) as context:
-        return jax.tree.map(
-            lambda x: context.unflatten(x.graph, x.arrays) if isinstance(x, _Node) else x,
-            tree,
-            is_leaf=lambda x: isinstance(x, _Node),
-        )
+        return _with_nodes(lambda node: context.unflatten(node.graph, node.arrays), tree)
+
+
+def _with_nodes(change: Callable[[_Node], Any], tree: Any) -> Any:
+    """A tree with each `_Node` changed."""
+
+    def is_node(x: object) -> bool:
+        return isinstance(x, _Node)
+
+    return jax.tree.map(lambda x: change(x) if is_node(x) else x, tree, is_leaf=is_node)
 
 
 def _of_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,15 +132,6 @@ def _of_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:
         return split
 
     return on_arrays
-
-
-def _without_padding(tree: Any) -> Any:
-    """Modules hold arrays of logical sizes; arrays outside of them stay padded."""
-    return jax.tree.map(
-        lambda x: _Node(x.graph, without_padding(x.arrays)) if isinstance(x, _Node) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, _Node),
-    )
 
 
 def _on_host(tree: Any) -> Any:
@@ -175,10 +171,13 @@ class ModuleExec(Wrapped[P, R]):
         """
         with _flax().update_context(self):
             args, kwargs = _split(self, (args, kwargs))
-            given = self.executor(*args, **kwargs)
+            returned = self.executor(*args, **kwargs)
             if self._out == "padded":
-                given = _without_padding(given)
-            _, result = _merged(self, given, inner=False)
+                # Modules hold arrays of logical sizes; arrays outside of them stay padded.
+                returned = _with_nodes(
+                    lambda node: _Node(node.graph, without_padding(node.arrays)), returned
+                )
+            _, result = _merged(self, returned, inner=False)
         return _on_host(result) if self._out == "numpy" else result
 
     def _plain(
@@ -265,7 +264,7 @@ def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
         _refuse_bound(fn)
         out = options.get("out", "jax")
         # NumPy arrays in modules would go to the device again in each call.
-        own = {**options, "out": "jax"} if out == "numpy" else options
-        return ModuleExec(fn, bucketed(_of_arrays(fn), **own), out)
+        chosen = {**options, "out": "jax"} if out == "numpy" else options
+        return ModuleExec(fn, bucketed(_of_arrays(fn), **chosen), out)
 
     return decorate if fn is None else decorate(fn)

@@ -9,7 +9,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -24,28 +24,17 @@ Sizes = Iterable[int] | Mapping[int, float]
 _LARGEST = int(np.iinfo(np.int64).max)
 
 
-class Histogram(NamedTuple):
-    """How often each combination of the sizes of one or several variables occurred.
-
-    Attributes:
-        dims: The names of the ``d`` variables.
-        points: The distinct combinations in increasing order, each size at least 1; of shape
-            ``(m, d)``.
-        counts: How often each occurred, more than 0; of shape ``(m,)``.
-    """
-
-    dims: tuple[str, ...]
-    points: Ints
-    counts: Floats
-
-
 def is_named(sizes: object) -> TypeGuard[Mapping[str, Any]]:
     """Whether sizes are given by the names of variables, not as sizes or counts of one."""
     return isinstance(sizes, Mapping) and bool(sizes) and all(isinstance(k, str) for k in sizes)
 
 
-def histogram(sizes: Sizes | Mapping[str, Sizes]) -> Histogram:
-    """Count combinations of sizes; a call with a size of 0 runs exact, and is left out."""
+def histogram(sizes: Sizes | Mapping[str, Sizes]) -> tuple[tuple[str, ...], Ints, Floats]:
+    """Count combinations of sizes; a call with a size of 0 runs exact, and is left out.
+
+    Returns the names of the variables, the distinct combinations in increasing order, each a row,
+    and how often each occurred.
+    """
     named = is_named(sizes)
     columns: Mapping[str, Any] = sizes if is_named(sizes) else {"size": sizes}
     arrays, counts = {}, None
@@ -72,11 +61,10 @@ def histogram(sizes: Sizes | Mapping[str, Sizes]) -> Histogram:
         raise ValueError("sizes must hold at least one size of 1 or more, not none")
     distinct, where = np.unique(points[seen], axis=0, return_inverse=True)
     counts = np.bincount(where.ravel(), counts[seen]).astype(np.float64)
-    return Histogram(tuple(columns), distinct, counts)
+    return tuple(columns), distinct, counts
 
 
 def _integers(name: str, values: object) -> Ints:
-    """An array of sizes, checked."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be an iterable of ints, not {values!r}")
     if not isinstance(values, np.ndarray):
@@ -106,7 +94,6 @@ def _integers(name: str, values: object) -> Ints:
 
 
 def _count(size: int, count: object) -> float:
-    """Check the count of a size, and make it a float."""
     if isinstance(count, bool) or not isinstance(count, numbers.Real):
         raise TypeError(f"the count of size {size} must be a number, not {count!r}")
     number = float(count)
@@ -144,7 +131,6 @@ def costs_of(dims: tuple[str, ...], points: Ints, cost: Cost | None) -> Floats:
 
 
 def _checked(answer: Any, what: str) -> float:
-    """Check what a cost function returned, and make it a float."""
     try:
         if isinstance(answer, str | bytes | bool | np.bool_):
             raise TypeError
@@ -211,14 +197,14 @@ def _one_more_run(best: Floats, below: Floats, costs: Floats, g: int) -> tuple[F
     cost, start = np.full(m + 1, np.inf), np.zeros(m + 1, np.int64)
     # Best starts by number of the prefix. The first and the last entry are sentinels: the smallest
     # and the largest start possible.
-    found = np.full(count + 2, m - 1, np.int64)
-    found[0] = g - 1
+    best_start = np.full(count + 2, m - 1, np.int64)
+    best_start[0] = g - 1
     step = 1 << (count.bit_length() - 1)
     while step:
         number = np.arange(step, count + 1, 2 * step)
         end = number + g - 1
-        low = found[number - step]
-        high = np.minimum(found[np.minimum(number + step, count + 1)], end - 1)
+        low = best_start[number - step]
+        high = np.minimum(best_start[np.minimum(number + step, count + 1)], end - 1)
         # Every candidate of every prefix in one flat array, prefix after prefix.
         width = high - low + 1
         first = np.cumsum(width) - width
@@ -227,8 +213,8 @@ def _one_more_run(best: Floats, below: Floats, costs: Floats, g: int) -> tuple[F
         total = best[candidate] + costs[last - 1] * (below[last] - below[candidate])
         least = np.minimum.reduceat(total, first)
         hits = np.flatnonzero(total == np.repeat(least, width))
-        found[number] = candidate[hits[np.searchsorted(hits, first)]]
-        cost[end], start[end] = least, found[number]
+        best_start[number] = candidate[hits[np.searchsorted(hits, first)]]
+        cost[end], start[end] = least, best_start[number]
         step //= 2
     return cost, start
 
@@ -264,8 +250,8 @@ def cheapest_grid(weights: Floats, costs: Floats, most: int) -> Grid:
             starts = {cut for cut in cuts if cut is not None} - tried
             tried |= starts
             for start in starts:
-                found = (search.descend(start, other, most) for other in axes if other != axis)
-                best = min(best, *found)
+                results = (search.descend(start, second, most) for second in axes if second != axis)
+                best = min(best, *results)
         if not best[0] < before * _ENOUGH:
             return grid
 

@@ -86,10 +86,10 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
     if isinstance(strategy, Ladder):  # keeps the contract by construction
         return bucket
     for between in {(n + bucket) // 2, bucket}:
-        if (other := _answer(strategy, dim_name, between)) != bucket:
+        if (different := _answer(strategy, dim_name, between)) != bucket:
             raise StrategyContractError(
                 f"strategy {strategy!r} puts dimension {dim_name!r} of size {n} into the bucket "
-                f"{bucket}, and size {between} into {other}; sizes from {n} to {bucket} must "
+                f"{bucket}, and size {between} into {different}; sizes from {n} to {bucket} must "
                 "all have that bucket"
             )
     return bucket
@@ -98,7 +98,7 @@ def checked_bucket(strategy: Strategy, dim_name: str, n: int) -> int:
 def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
     of = f"dimension {dim_name!r} of size {n}"
     try:
-        given = strategy.bucket(n)
+        answer = strategy.bucket(n)
     except BucketOverflowError as error:
         with contextlib.suppress(TypeError):
             if 0 < as_int(error.largest) < n:
@@ -110,11 +110,11 @@ def _answer(strategy: Strategy, dim_name: str, n: int) -> int:
             f"{error.largest!r}; that is an int below the size"
         ) from None
     try:
-        bucket = as_int(given)
+        bucket = as_int(answer)
     except TypeError:
         raise StrategyContractError(
-            f"strategy {strategy!r} must give an int for {of}, not {given!r} "
-            f"({type(given).__name__})"
+            f"strategy {strategy!r} must give an int for {of}, not {answer!r} "
+            f"({type(answer).__name__})"
         ) from None
     if not n <= bucket <= _MOST:
         limit = f"at least {n}" if bucket < n else f"at most {_MOST}"
@@ -143,24 +143,25 @@ def checked_strategy(name: str, value: object) -> Strategy:
     return value  # type: ignore[return-value]  # checked just now
 
 
-def checked_sizes(name: str, given: object, besides: str = "") -> tuple[int, ...]:
+def checked_sizes(name: str, sizes: object, besides: str = "") -> tuple[int, ...]:
     """Check that a parameter holds sizes in increasing order, in a list, an array or a range."""
-    one = isinstance(given, str | bytes) or not isinstance(given, Iterable)
-    one = one or getattr(given, "ndim", 1) == 0  # an array of rank 0 is an iterable to Python
-    values: list[Any] = [given] if one else list(given)  # type: ignore[call-overload]
-    if not one and not isinstance(given, Set | Mapping):
+    # An array of rank 0 is an iterable to Python.
+    is_one = isinstance(sizes, str | bytes) or not isinstance(sizes, Iterable)
+    is_one = is_one or getattr(sizes, "ndim", 1) == 0
+    values: list[Any] = [sizes] if is_one else list(sizes)  # type: ignore[call-overload]
+    if not is_one and not isinstance(sizes, Set | Mapping):
         with contextlib.suppress(TypeError):
-            sizes = tuple(map(as_int, values))
-            if sizes and all(a < b for a, b in itertools.pairwise((0, *sizes, _MOST + 1))):
-                return sizes
+            ints = tuple(map(as_int, values))
+            if ints and all(a < b for a, b in itertools.pairwise((0, *ints, _MOST + 1))):
+                return ints
     meant = set()
-    for value in [] if isinstance(given, bool) else values:
+    for value in [] if isinstance(sizes, bool) else values:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             meant.add(math.ceil(float(value)))
     right = reprlib.repr(sorted(size for size in meant if 0 < size <= _MOST))
     raise SpecError(
         f"{name} must be{besides} a list of ints above 0 in increasing order, got "
-        f"{reprlib.repr(given)}; write {'one such as [16, 64]' if right == '[]' else right}"
+        f"{reprlib.repr(sizes)}; write {'one such as [16, 64]' if right == '[]' else right}"
     )
 
 

@@ -20,12 +20,7 @@ from bucketjit.strategies._search import (
     histogram,
     is_named,
 )
-from bucketjit.strategies.base import (
-    Strategy,
-    checked_bucket,
-    checked_strategy,
-    positive_int,
-)
+from bucketjit.strategies.base import Strategy, checked_bucket, checked_strategy, positive_int
 from bucketjit.strategies.rounding import Boundaries
 
 # The search for several variables looks at all combinations of candidates.
@@ -112,21 +107,20 @@ def fit(
         {'b': Boundaries([4, 32]), 's': Boundaries([12, 100])}
     """
     most = positive_int("buckets", buckets)
-    seen = histogram(sizes)
-    points, tops = seen.points.copy(), []
-    for axis, dim in enumerate(seen.dims):
+    dims, points, counts = histogram(sizes)
+    tops = []
+    for axis, dim in enumerate(dims):
         multiple, limit = (
-            _option(name, option, dim, seen.dims)
+            _option(name, option, dim, dims)
             for name, option in (("multiple_of", multiple_of), ("max", max))
         )
         tops.append(_largest(dim, int(points[:, axis].max()), multiple or 1, limit))
         points[:, axis] = -(-points[:, axis] // (multiple or 1)) * (multiple or 1)
-    found = [Boundaries(b) for b in _fitted(seen.dims, points, seen.counts, tops, most, cost)]
-    return dict(zip(seen.dims, found, strict=True)) if is_named(sizes) else found[0]
+    plan = [Boundaries(b) for b in _fitted(dims, points, counts, tops, most, cost)]
+    return dict(zip(dims, plan, strict=True)) if is_named(sizes) else plan[0]
 
 
 def _option(name: str, option: object, dim: str, dims: tuple[str, ...]) -> int | None:
-    """An option of one variable, checked; None if it is not given."""
     if isinstance(option, Mapping):
         if not option.keys() <= set(dims):
             raise TypeError(
@@ -159,17 +153,17 @@ def _fitted(
     most: int,
     cost: Cost | None,
 ) -> list[list[int]]:
-    """The boundaries of each variable."""
     sizes, where = [], []
     for column, top in zip(points.T, tops, strict=True):
-        own = np.unique(np.append(column, top))
-        if len(dims) > 1 and len(own) > (each := int(_MOST_COMBINATIONS ** (1 / len(dims)))):
+        candidates = np.unique(np.append(column, top))
+        if len(dims) > 1 and len(candidates) > (each := int(_MOST_COMBINATIONS ** (1 / len(dims)))):
             others = points.prod(axis=1, dtype=np.float64) / column
-            total = np.bincount(np.searchsorted(own, column), counts * others, len(own))
-            floats = total.astype(np.float64), own.astype(np.float64)
-            own = cheapest_boundaries(own, *floats, each)
-        sizes.append(own)
-        where.append(np.searchsorted(own, column))
+            place = np.searchsorted(candidates, column)
+            total = np.bincount(place, counts * others, len(candidates)).astype(np.float64)
+            costs = candidates.astype(np.float64)
+            candidates = cheapest_boundaries(candidates, total, costs, each)
+        sizes.append(candidates)
+        where.append(np.searchsorted(candidates, column))
     shape = tuple(map(len, sizes))
     weights = np.zeros(shape)
     np.add.at(weights, tuple(where), counts)
@@ -182,7 +176,7 @@ def _fitted(
     if len(dims) == 1:
         return [cheapest_boundaries(sizes[0], weights, costs, most).tolist()]
     grid = cheapest_grid(weights, costs, most)
-    return [own[list(ends)].tolist() for own, ends in zip(sizes, grid, strict=True)]
+    return [candidates[list(ends)].tolist() for candidates, ends in zip(sizes, grid, strict=True)]
 
 
 # --- assessment ---
@@ -284,8 +278,8 @@ def _assess(
         raise ValueError(f"sizes must be of the variables {list(strategies)}, not {list(dims)}")
     padded = np.empty_like(points)
     for axis, dim in enumerate(dims):
-        own, where = np.unique(points[:, axis], return_inverse=True)
-        buckets = [checked_bucket(strategies[dim], dim, n) for n in own.tolist()]
+        distinct, where = np.unique(points[:, axis], return_inverse=True)
+        buckets = [checked_bucket(strategies[dim], dim, n) for n in distinct.tolist()]
         padded[:, axis] = np.array(buckets)[where]
     # The cost function is called once for each bucket that is used, and not for each size.
     used, where = np.unique(padded, axis=0, return_inverse=True)

@@ -56,10 +56,10 @@ def fitted_line(seconds: Mapping[float, float]) -> Line:
     # Both sides are divided by the seconds: 10 % too many weigh the same in every bucket.
     ones, slopes = 1 / taken, volume / taken
     if len(volume) > 1:
-        found = np.linalg.lstsq(np.stack([ones, slopes], 1), np.ones(len(volume)), rcond=None)[0]
-        if (found >= 0).all():
-            return Line(*(float(f"{x:.12g}") for x in found))
-        if found[1] < 0:
+        line = np.linalg.lstsq(np.stack([ones, slopes], 1), np.ones(len(volume)), rcond=None)[0]
+        if (line >= 0).all():
+            return Line(*(float(f"{x:.12g}") for x in line))
+        if line[1] < 0:
             return Line(float(ones.sum() / (ones @ ones)), 0.0)
     return Line(0.0, float(slopes.sum() / (slopes @ slopes)))
 
@@ -108,10 +108,10 @@ class Learner:
         known: Mapping[Bucket, float] | None = None,
     ) -> None:
         self._most, self._rounded, self._fits, self._fixed = most, rounded, fits, fixed
-        self._known = dict(known or {})
-        self._why = dict.fromkeys(self._known, "read from a file")
+        self._buckets = dict(known or {})
+        self._why = dict.fromkeys(self._buckets, "read from a file")
         self._planned: list[Bucket] = []
-        self._compiles: list[float] = list(self._known.values())
+        self._compiles: list[float] = list(self._buckets.values())
         self._ran: dict[Bucket, list[float]] = {}
         self._counts: dict[Bucket, int] = {}
         self._calls, self._step = 0, 1
@@ -126,19 +126,19 @@ class Learner:
 
     def bucket(self, sizes: Bucket) -> Bucket:
         """The bucket of a call: the smallest that is there or planned, or a new one."""
-        found = [b for b in (*self._known, *self._planned) if self._holds(b, sizes)]
-        if found:
-            return min(found, key=math.prod)
+        holding = [b for b in (*self._buckets, *self._planned) if self._holds(b, sizes)]
+        if holding:
+            return min(holding, key=math.prod)
         return self._rounded(sizes)
 
     def expect(self, sizes: Bucket) -> None:
         """Plan a first bucket that holds these sizes."""
-        if not self._known and not self._calls and self._fits(self._rounded(sizes)):
+        if not self._buckets and not self._calls and self._fits(self._rounded(sizes)):
             self._planned = [self._rounded(sizes)]
 
     def has(self, bucket: Bucket) -> bool:
         """Whether a bucket is there."""
-        return bucket in self._known
+        return bucket in self._buckets
 
     def why(self, bucket: Bucket) -> str:
         """Why a bucket is there, or would be made."""
@@ -150,9 +150,9 @@ class Learner:
 
     def compiled(self, bucket: Bucket, seconds: float) -> None:
         """Note that a bucket is there, and what it has cost."""
-        if bucket not in self._known:
+        if bucket not in self._buckets:
             self._why[bucket] = self.why(bucket)
-            self._known[bucket] = seconds
+            self._buckets[bucket] = seconds
             self._compiles.append(seconds)
             self._planned = [b for b in self._planned if b != bucket]
 
@@ -162,7 +162,7 @@ class Learner:
 
     def gone(self, bucket: Bucket) -> None:
         """Note that a bucket is no longer there."""
-        self._known.pop(bucket, None)
+        self._buckets.pop(bucket, None)
         self._why.pop(bucket, None)
 
     def wants_seconds(self, bucket: Bucket) -> bool:
@@ -178,10 +178,10 @@ class Learner:
         self._calls += calls
         step = self._step
         rounded = enumerate(-(-n // step) * step for n in sizes)
-        at = tuple(sizes[i] if i in self._fixed else n for i, n in rounded)
-        self._counts[at] = self._counts.get(at, 0) + calls
+        place = tuple(sizes[i] if i in self._fixed else n for i, n in rounded)
+        self._counts[place] = self._counts.get(place, 0) + calls
         if len(self._counts) > MOST_SIZES and any(
-            n > step for known in self._counts for i, n in enumerate(known) if i not in self._fixed
+            n > step for point in self._counts for i, n in enumerate(point) if i not in self._fixed
         ):
             self._step *= 2
             before, self._counts = self._counts, {}
@@ -205,7 +205,7 @@ class Learner:
             return False
         self._look = max(self._calls + 1, self._calls * _NEXT_LOOK)
         before, self._planned = self._planned, []
-        if may_add and self._compiles and len(self._known) < self._most:
+        if may_add and self._compiles and len(self._buckets) < self._most:
             self._planned = self._better()
         self._reason = f"would have paid after {self._calls} calls"
         return self._planned != before
@@ -214,11 +214,6 @@ class Learner:
     def line(self) -> Line:
         """What running a bucket costs."""
         return fitted_line({math.prod(b): min(s) for b, s in self._ran.items()})
-
-    def _share(self, bucket: Bucket, line: Line) -> float:
-        """What a bucket takes, as a share of what the line says."""
-        ran = self._ran.get(bucket)
-        return min(ran) / line.at(math.prod(bucket)) if ran else 1.0
 
     def _better(self) -> list[Bucket]:
         """The buckets that would pay: the best one beside those chosen before, again and again."""
@@ -237,10 +232,12 @@ class Learner:
         # Where a bucket takes longer than the line says, smaller ones in its place do so, too.
         largest = np.prod(points.max(0).astype(float))
         base, shares = np.full(len(points), line.at(largest) + price), np.ones(len(points))
-        for bucket, at in zip(self._known, seconds(np.array(list(self._known))), strict=True):
-            share = self._share(bucket, line)
-            closer = at < base
-            base[closer], shares[closer] = at[closer], share
+        for bucket, costs in zip(
+            self._buckets, seconds(np.array(list(self._buckets))), strict=True
+        ):
+            ran, closer = self._ran.get(bucket), costs < base
+            base[closer] = costs[closer]
+            shares[closer] = min(ran) / line.at(math.prod(bucket)) if ran else 1.0
         base *= shares
         # Nothing is better than no padding at all.
         least = line.at(np.prod(points.astype(float), 1)) * shares
@@ -255,23 +252,23 @@ class Learner:
         def best(now: Floats) -> tuple[int, float]:
             """The candidate that saves most beside others, and what it saves."""
             gains = np.maximum(now - costs, 0) @ calls - price
-            at = int(gains.argmax())
-            return at, float(gains[at])
+            place = int(gains.argmax())
+            return place, float(gains[place])
 
         def with_others(others: Sequence[int]) -> Floats:
             return np.minimum(base, costs[list(others)].min(0)) if others else base
 
-        while len(chosen) + len(self._known) < self._most:
-            at, gain = best(with_others(chosen))
+        while len(chosen) + len(self._buckets) < self._most:
+            place, gain = best(with_others(chosen))
             if gain <= 0:
                 break
-            chosen.append(at)
+            chosen.append(place)
         for i in (i for _ in range(2) for i in range(len(chosen))):
             if i < len(chosen):  # each again, beside those that were chosen after it
                 others = [*chosen[:i], *chosen[i + 1 :]]
-                at, gain = best(with_others(others))
-                chosen = [*others[:i], at, *others[i:]] if gain > 0 else others
-        return [tuple(map(int, candidates[at])) for at in chosen]
+                place, gain = best(with_others(others))
+                chosen = [*others[:i], place, *others[i:]] if gain > 0 else others
+        return [tuple(map(int, candidates[place])) for place in chosen]
 
     def _candidates(self, points: Ints, counts: Floats) -> Ints:
         """The buckets to choose from: combinations of sizes at even shares of the calls."""
@@ -280,14 +277,16 @@ class Learner:
         for column in points.T:
             order = np.argsort(column, kind="stable")
             share = np.cumsum(counts[order]) / counts.sum()
-            at = np.searchsorted(share, np.arange(1, most + 1) / most - 1e-9)
-            axes.append(sorted({int(column[order[min(i, len(order) - 1)]]) for i in at}))
-        found = [b for b in itertools.product(*axes) if b not in self._known and self._fits(b)]
-        return np.array(found)
+            places = np.searchsorted(share, np.arange(1, most + 1) / most - 1e-9)
+            axes.append(sorted({int(column[order[min(i, len(order) - 1)]]) for i in places}))
+        candidates = [
+            b for b in itertools.product(*axes) if b not in self._buckets and self._fits(b)
+        ]
+        return np.array(candidates)
 
     def learnt(self) -> list[Learnt]:
         """The buckets that are there, the smallest first."""
-        ordered = sorted(self._known, key=math.prod)
+        ordered = sorted(self._buckets, key=math.prod)
         line = self.line if self._ran else Line(0.0, 0.0)
         calls: dict[Bucket, int] = dict.fromkeys(ordered, 0)
         saved: dict[Bucket, float] = dict.fromkeys(ordered, 0.0)
@@ -295,11 +294,11 @@ class Learner:
             holding = [b for b in ordered if self._holds(b, sizes)]
             if holding:
                 calls[holding[0]] += count
-                other = line.at(math.prod(holding[1])) if len(holding) > 1 else math.inf
-                saved[holding[0]] += count * (other - line.at(math.prod(holding[0])))
+                next_seconds = line.at(math.prod(holding[1])) if len(holding) > 1 else math.inf
+                saved[holding[0]] += count * (next_seconds - line.at(math.prod(holding[0])))
         return [
             Learnt(
-                *(b, self._why[b], self._known[b], calls[b]),
+                *(b, self._why[b], self._buckets[b], calls[b]),
                 saved[b] if math.isfinite(saved[b]) else None,
             )
             for b in ordered

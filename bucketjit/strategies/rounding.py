@@ -8,6 +8,7 @@ import math
 import numbers
 from collections.abc import Iterable
 from fractions import Fraction
+from typing import Any
 
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import (
@@ -147,7 +148,6 @@ class Exponential(Ladder):
         return rungs[bisect.bisect_right(rungs, size)]
 
     def _climb(self, size: int) -> tuple[int, ...]:
-        """Return the rungs up to a few beyond ``size``."""
         numerator, denominator = Fraction(self.base).as_integer_ratio()
         rung = self.min
         exact = rung << _FRACTION_BITS
@@ -162,19 +162,13 @@ class Exponential(Ladder):
 
 
 def _as_base(value: object) -> int | float | Fraction:
-    """Return a valid base as a plain Python number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(
             f"base must be a number of at least {_SMALLEST_BASE}, not {value!r} "
             f"({type(value).__name__})"
         )
-    base: int | float | Fraction
-    if isinstance(value, numbers.Integral):
-        base = int(value)
-    elif isinstance(value, Fraction):
-        base = value
-    else:
-        base = float(value)
+    kind: Any = int if isinstance(value, numbers.Integral) else float
+    base: int | float | Fraction = value if isinstance(value, Fraction) else kind(value)
     if isinstance(base, float) and not math.isfinite(base):
         raise ValueError(f"base must be finite, not {base}")
     if base < _SMALLEST_BASE:
@@ -379,9 +373,9 @@ def buckets_of(strategy: object) -> tuple[int, ...] | None:
         return strategy.boundaries
     if not isinstance(strategy, Ladder) or strategy.max is None:
         return None
-    found: list[int] = []
-    while not found or found[-1] < strategy.max:
-        if len(found) == MOST_LISTED:
+    buckets: list[int] = []
+    while not buckets or buckets[-1] < strategy.max:
+        if len(buckets) == MOST_LISTED:
             return None
-        found.append(strategy.bucket(found[-1] + 1 if found else 1))
-    return tuple(found)
+        buckets.append(strategy.bucket(buckets[-1] + 1 if buckets else 1))
+    return tuple(buckets)

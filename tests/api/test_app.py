@@ -159,7 +159,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    command = Command("wait", "waits", "Waits.", (), interrupted)
+    command = Command("wait", "waits", (), interrupted)
     monkeypatch.setattr(app, "COMMANDS", (command,))
     assert app.main(["wait"]) == 130
     assert capsys.readouterr() == ("", "")

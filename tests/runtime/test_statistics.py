@@ -260,7 +260,7 @@ def test_sizes_are_bounded() -> None:
     counters = Counters()
     for n in range(1, 20_001):
         counters.call(CallCounter({"s": n}))
-    counts = counters.snapshot(0, 0, 0, []).size_counts["s"]
+    counts = counters.snapshot().size_counts["s"]
     assert len(counts) <= 4096 and sum(counts.values()) == 20_000
     assert max(counts) == 20_000 and all(size % 8 == 0 for size in counts)
 
@@ -272,7 +272,7 @@ def test_reasons_are_bounded_in_length(text: str) -> None:
     for _ in range(3):
         counters.call(CallCounter({}, reason=f"dot_general: {text} [f.py:3]"))
     counters.fallback(f"dot_general: {text} [f.py:3]", counted=False)
-    ((reason, calls),) = counters.snapshot(0, 0, 0, ()).fallback_reasons.items()
+    ((reason, calls),) = counters.snapshot().fallback_reasons.items()
     assert calls == 4 and len(reason) <= 500 and reason.isprintable()
     assert reason.startswith("dot_general: ") and reason.endswith(" [f.py:3]")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._runtime.rows import plan
+from bucketjit._runtime.rows import batches
 
 F32 = np.float32
 WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
@@ -18,8 +18,8 @@ WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every program is tried, and takes turns."""
-    monkeypatch.setattr(plan, "_LEAST_FLOPS", 0)
-    monkeypatch.setattr(plan, "_WORTH_TURNS", 1e9)
+    monkeypatch.setattr(batches, "_LEAST_FLOPS", 0)
+    monkeypatch.setattr(batches, "_WORTH_TURNS", 1e9)
 
 
 def attention(w: Any, x: Any) -> Any:

@@ -71,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told(error: Exception) -> str:
-    """What the user reads of an error."""
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot open {error.filename}: {error.strerror}"
     return str(error) if isinstance(error, CommandError) else in_one_line(error)

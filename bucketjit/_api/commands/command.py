@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bucketjit._artifact.archive import Archive
 from bucketjit._events import printable
 from bucketjit._stages.report import Table, text_of
 
@@ -34,9 +34,13 @@ class Command(NamedTuple):
 
     name: str
     summary: str
-    description: str
     arguments: Sequence[Argument]
     run: Callable[[argparse.Namespace], None]
+
+    @property
+    def description(self) -> str:
+        """What its help says first: the docstring of the function that runs it."""
+        return inspect.getdoc(self.run) or ""
 
 
 def positive_int(text: str) -> int:
@@ -70,21 +74,6 @@ def read_text(name: str) -> str:
 def shown_name(name: str) -> str:
     """The name of a file in messages."""
     return "standard input" if name == "-" else " ".join(name.split())
-
-
-def opened(file: str, key_file: str | None) -> Archive:
-    """A saved function, with all its digests checked."""
-    # Keys are secrets, so they do not stand on the command line. Editors end a file with a
-    # newline, which is no part of the key.
-    key = None if key_file is None else Path(key_file).read_bytes()
-    return Archive(file, key and key.removesuffix(b"\n").removesuffix(b"\r"))
-
-
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], numeric: Iterable[str] = ()
-) -> None:
-    """Print a table, as wide as the terminal."""
-    print_tables([Table(title, columns, list(rows), tuple(numeric))])
 
 
 def print_tables(tables: Iterable[Table], head: str = "") -> None:

@@ -17,12 +17,11 @@ from bucketjit._api.commands.command import (
     UsageError,
     argument,
     named,
-    opened,
-    print_table,
     print_tables,
     read_text,
     shown_name,
 )
+from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.unpack import LAYOUT, unpack
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files.directory import Entry
@@ -30,18 +29,10 @@ from bucketjit._compile.files.record import Damaged
 from bucketjit._events import LONGEST, counted, one_line, shown
 from bucketjit._raised import in_one_line
 from bucketjit._runtime.statistics import summary_of
-from bucketjit._stages.report import shown_bytes, tables_of
+from bucketjit._stages.report import Table, shown_bytes, tables_of
 
 # --- report ---
 
-# The command ``report``: shows a saved snapshot of a bucketed function's counters as tables.
-
-
-_REPORT = """\
-Show a snapshot of a bucketed function's counters. Save one with
-
-    pathlib.Path("STATS.json").write_text(executor.stats().to_json())
-"""
 _STANDARD_INPUT = "the snapshot; standard input by default, or for -"
 _ARGUMENTS_OF_REPORT = (
     argument("stats", nargs="?", default="-", metavar="STATS.json", help=_STANDARD_INPUT),
@@ -50,6 +41,12 @@ _ARGUMENTS_OF_REPORT = (
 
 
 def _run_report(options: argparse.Namespace) -> None:
+    """Show a snapshot of a bucketed function's counters.
+
+    Save one with
+
+        pathlib.Path("STATS.json").write_text(executor.stats().to_json())
+    """
     source = shown_name(options.stats)
     # `_load` checks the fields that any version has; others may still have unexpected types.
     stats = _load(read_text(options.stats), source)
@@ -65,7 +62,6 @@ def _run_report(options: argparse.Namespace) -> None:
 
 
 def _load(text: str, source: str) -> Mapping[str, Any]:
-    """Parse a snapshot, and check the fields that the tables need."""
     try:
         stats = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -86,7 +82,6 @@ def _load(text: str, source: str) -> Mapping[str, Any]:
 REPORT = Command(
     "report",
     "show a saved snapshot of a bucketed function's counters",
-    _REPORT,
     _ARGUMENTS_OF_REPORT,
     _run_report,
 )
@@ -94,17 +89,6 @@ REPORT = Command(
 
 # --- cache ---
 
-# The command ``cache``: lists and prunes the files of `BucketedExec.with_persistence`.
-
-
-_CACHE = """\
-Look after a directory of executables, as with_persistence(DIR) keeps them:
-
-  list    what is there, the file that was of use last first; also where no action is named
-  prune   remove damaged files, what was left unfinished, and what the options name
-
-JAX's own cache directory has them in its subdirectory bucketjit.
-"""
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _DAY = 86400.0
 _LONGEST_CELL = 200  # characters of a cell of the table
@@ -121,10 +105,10 @@ def _days(text: str) -> float:
 
 
 def _size(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if not found:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    if not match:
         raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
-    return int(Decimal(found[1]) * _UNITS[found[2]])
+    return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
 _ARGUMENTS_OF_CACHE = (
@@ -138,40 +122,47 @@ _ARGUMENTS_OF_CACHE = (
 
 
 def _run_cache(options: argparse.Namespace) -> None:
+    """Look after a directory of executables, as with_persistence(DIR) keeps them.
+
+      list    what is there, the file that was of use last first; also where no action is named
+      prune   remove damaged files, what was left unfinished, and what the options name
+
+    JAX's own cache directory has them in its subdirectory bucketjit.
+    """
     directory = Path(options.directory)
-    found = files.entries(directory)
+    entries = files.entries(directory)
     if options.action == "prune":
-        _prune(directory, found, options.older_than, options.max_size)
+        _prune(directory, entries, options.older_than, options.max_size)
         return
     if options.older_than is not None or options.max_size is not None:
         raise UsageError("--older-than and --max-size are for prune")
     columns = ("function", "bucket", "made by", "size", "compiled in", "last use", "problem")
-    total = shown_bytes(sum(entry.nbytes for entry in found))
-    title = f"{counted(len(found), 'executable')}, {total}"
-    print_table(title, columns, map(_row, found), ("size", "compiled in", "last use"))
+    total = shown_bytes(sum(entry.nbytes for entry in entries))
+    title = f"{counted(len(entries), 'executable')}, {total}"
+    numeric = ("size", "compiled in", "last use")
+    print_tables([Table(title, columns, list(map(_row, entries)), numeric)])
 
 
 def _row(entry: Entry) -> list[str]:
-    """What is known of a file."""
     size, used = shown_bytes(entry.nbytes), f"{(time.time() - entry.used) / _DAY:,.1f} d ago"
-    found = entry.found
-    if isinstance(found, Exception):
-        problem = one_line(str(found) or in_one_line(found), LONGEST)
+    record = entry.found
+    if isinstance(record, Exception):
+        problem = one_line(str(record) or in_one_line(record), LONGEST)
         return [entry.path.name[:24], "-", "-", size, "-", used, problem]
-    made = found.environment
-    by = f"{made.get('bucketjit', '?').partition(' ')[0]}, jax {made.get('jax', '?')}"
-    bucket = shown(found.sizes) + " (exact)" * found.exact
-    cells = [one_line(text, _LONGEST_CELL) for text in (found.name, bucket, by)]
-    return [*cells, size, f"{found.seconds:.2f} s", used, ""]
+    environment = record.environment
+    by = f"{environment.get('bucketjit', '?').partition(' ')[0]}, jax {environment.get('jax', '?')}"
+    bucket = shown(record.sizes) + " (exact)" * record.exact
+    cells = [one_line(text, _LONGEST_CELL) for text in (record.name, bucket, by)]
+    return [*cells, size, f"{record.seconds:.2f} s", used, ""]
 
 
 def _prune(
-    directory: Path, found: list[Entry], older_than: float | None, max_size: int | None
+    directory: Path, entries: list[Entry], older_than: float | None, max_size: int | None
 ) -> None:
     """Remove files. What is not to be trusted, or read, stays unless the options name it."""
     files.remove_unfinished(directory)
     total, gone = 0, 0
-    for entry in found:  # the most recently used file comes first, so --max-size keeps that one
+    for entry in entries:  # the most recently used file comes first, so --max-size keeps that one
         why = None
         if isinstance(entry.found, Damaged):
             why = str(entry.found)
@@ -186,27 +177,16 @@ def _prune(
             raise CommandError(f"cannot remove {entry.path}")
         gone += 1
         print(one_line(f"removed {entry.path.name}: {why}", LONGEST))
-    print(f"removed {gone} of {counted(len(found), 'file')}, {shown_bytes(total)} stay")
+    print(f"removed {gone} of {counted(len(entries), 'file')}, {shown_bytes(total)} stay")
 
 
 CACHE = Command(
-    "cache", "list or prune the files of with_persistence", _CACHE, _ARGUMENTS_OF_CACHE, _run_cache
+    "cache", "list or prune the files of with_persistence", _ARGUMENTS_OF_CACHE, _run_cache
 )
 
 
 # --- unpack ---
 
-# The command ``unpack``: writes a saved function as plain files, for programs without Python.
-
-
-_UNPACK = """\
-Write a function that BucketedExec.save has saved as plain files: a StableHLO module for each
-bucket, the constants as raw bytes, and layout.json, which says how to serve calls with them. A
-program in C++, Rust or Go with a PJRT plugin can do so, and so can IREE; neither Python nor JAX is
-needed.
-
-    python -m bucketjit unpack model.bkt model/
-"""
 _ARGUMENTS_OF_UNPACK = (
     argument("file", metavar="FILE", type=named, help="the .bkt file"),
     argument("directory", metavar="DIR", type=named, help="the directory to write"),
@@ -218,17 +198,24 @@ _ARGUMENTS_OF_UNPACK = (
 
 
 def _run_unpack(options: argparse.Namespace) -> None:
-    archive, directory = opened(options.file, options.key_file), Path(options.directory)
+    """Write a function that BucketedExec.save has saved as plain files.
+
+    They are a StableHLO module for each bucket, the constants as raw bytes, and layout.json, which
+    says how to serve calls with them. A program in C++, Rust or Go with a PJRT plugin can do so,
+    and so can IREE; neither Python nor JAX is needed.
+
+        python -m bucketjit unpack model.bkt model/
+    """
+    # Keys are secrets, so they do not stand on the command line. Editors end a file with a
+    # newline, which is no part of the key.
+    key = None if options.key_file is None else Path(options.key_file).read_bytes()
+    archive = Archive(options.file, key and key.removesuffix(b"\n").removesuffix(b"\r"))
+    directory = Path(options.directory)
     written = unpack(archive, directory, options.platform, options.text, options.force)
-    files = counted(len(written.files), "file")
-    told = f"wrote {files}, {shown_bytes(written.nbytes)}, into {directory}: programs read {LAYOUT}"
-    print(one_line(told, LONGEST))
+    files, nbytes = counted(len(written), "file"), shown_bytes(sum(written.values()))
+    print(one_line(f"wrote {files}, {nbytes}, into {directory}: programs read {LAYOUT}", LONGEST))
 
 
 UNPACK = Command(
-    "unpack",
-    "write a saved function as plain StableHLO files",
-    _UNPACK,
-    _ARGUMENTS_OF_UNPACK,
-    _run_unpack,
+    "unpack", "write a saved function as plain StableHLO files", _ARGUMENTS_OF_UNPACK, _run_unpack
 )

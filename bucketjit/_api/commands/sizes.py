@@ -19,33 +19,18 @@ from bucketjit._api.commands.command import (
     CommandError,
     argument,
     positive_int,
-    print_table,
+    print_tables,
     read_text,
     shown_name,
 )
 from bucketjit._api.executor import BucketedExec
 from bucketjit._events import counted
+from bucketjit._stages.report import Table
 from bucketjit.strategies import Pow2, Strategy, assess_joint, fit
 
 # --- plan ---
 
-# The command ``plan``: fits buckets to the sizes of past calls, and compares powers of two.
-
-
 _MOST_COLUMNS = 8
-_PLAN = """\
-Fit buckets to the sizes of past calls, and compare powers of two: how many executables each plan
-needs, and which share of the work is padding. LENGTHS.txt has one call a line: its size, or the
-sizes of several dimension variables, separated by white space or commas. A first line may name
-them:
-
-    b, s
-    32, 17
-    8, 120
-
-Several variables are planned together: there is an executable for each combination of their
-boundaries that occurs.
-"""
 
 
 _ARGUMENTS_OF_PLAN = (
@@ -61,6 +46,19 @@ _ARGUMENTS_OF_PLAN = (
 
 
 def _run_plan(options: argparse.Namespace) -> None:
+    """Fit buckets to the sizes of past calls, and compare powers of two.
+
+    It tells how many executables each plan needs, and which share of the work is padding.
+    LENGTHS.txt has one call a line: its size, or the sizes of several dimension variables,
+    separated by white space or commas. A first line may name them:
+
+        b, s
+        32, 17
+        8, 120
+
+    Several variables are planned together: there is an executable for each combination of their
+    boundaries that occurs.
+    """
     source, k = shown_name(options.lengths), options.k
     columns = parse_lengths(read_text(options.lengths), source)
     # A call with a size of 0 runs exact, in no bucket, so it does not count.
@@ -73,15 +71,13 @@ def _run_plan(options: argparse.Namespace) -> None:
         plans.append(_plan("fitted, as pow2", fitted, sizes))
     if options.json:
         largest = {dim: max(column) for dim, column in sizes.items()}
-        told = {"calls": len(calls), "k": k, "largest": largest, "plans": plans}
-        print(json.dumps(told, indent=2))
+        report = {"calls": len(calls), "k": k, "largest": largest, "plans": plans}
+        print(json.dumps(report, indent=2))
         return
-    print_table(
-        f"{counted(len(calls), 'call')} of {source}, at most {k} executables",
-        ("plan", "executables", "waste", "strategy"),
-        [(p["name"], f"{p['executables']:,}", f"{p['waste']:.1%}", p["strategy"]) for p in plans],
-        numeric=("executables", "waste"),
-    )
+    title = f"{counted(len(calls), 'call')} of {source}, at most {k} executables"
+    heads = ("plan", "executables", "waste", "strategy")
+    rows = [(p["name"], f"{p['executables']:,}", f"{p['waste']:.1%}", p["strategy"]) for p in plans]
+    print_tables([Table(title, heads, rows, ("executables", "waste"))])
 
 
 def _plan(
@@ -155,26 +151,10 @@ def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
     return dict(zip(names, map(list, zip(*calls, strict=True)), strict=True))
 
 
-PLAN = Command(
-    "plan", "fit buckets to the sizes of past calls", _PLAN, _ARGUMENTS_OF_PLAN, _run_plan
-)
+PLAN = Command("plan", "fit buckets to the sizes of past calls", _ARGUMENTS_OF_PLAN, _run_plan)
 
 
 # --- bench ---
-
-# The command ``bench``: measures what bucketing saves on a stream of ragged calls.
-
-
-_BENCH = """\
-Run one function over a stream of ragged calls in three ways, and compare them:
-
-    by hand     padding to powers of two and masks, both written by hand
-    jax.jit     unpadded: one compile for each size
-    bucketjit   bucketjit.jit(function): padding and masks derived
-
-Cold is the whole stream, compiles included; warm is the median of a call when the stream comes
-again. It takes about 15 seconds.
-"""
 
 _WIDTH = 64  # columns of each argument
 _LARGEST = 2**12  # rows of an argument at most: attention is quadratic in them
@@ -188,6 +168,15 @@ _ARGUMENTS_OF_BENCH = (
 
 
 def _run_bench(options: argparse.Namespace) -> None:
+    """Run one function over a stream of ragged calls in three ways, and compare them.
+
+        by hand     padding to powers of two and masks, both written by hand
+        jax.jit     unpadded: one compile for each size
+        bucketjit   bucketjit.jit(function): padding and masks derived
+
+    Cold is the whole stream, compiles included; warm is the median of a call when the stream comes
+    again. It takes about 15 seconds.
+    """
     if options.largest > _LARGEST:
         raise CommandError(f"--largest must be at most {_LARGEST:,}")
     # Distributed like the lengths of sentences: many small sizes, a few large ones.
@@ -203,7 +192,7 @@ def _run_bench(options: argparse.Namespace) -> None:
         return
     title = f"{counted(len(sizes), 'call')} of {counted(len(set(sizes)), 'size')} on {device}"
     rows = [(way, f"{r['cold_s']:.2f} s", f"{r['warm_us']:,.0f} us") for way, r in ways.items()]
-    print_table(title, ("way", "cold", "warm"), rows, numeric=("cold", "warm"))
+    print_tables([Table(title, ("way", "cold", "warm"), rows, ("cold", "warm"))])
 
 
 def _measure(way: str, run: Callable[[Any], Any], batches: list[Any]) -> dict[str, float]:
@@ -249,7 +238,6 @@ def _ways() -> dict[str, Callable[[Any], Any]]:
 BENCH = Command(
     "bench",
     "measure bucketing by hand, jax.jit and bucketjit on this machine",
-    _BENCH,
     _ARGUMENTS_OF_BENCH,
     _run_bench,
 )

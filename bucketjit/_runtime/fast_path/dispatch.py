@@ -21,16 +21,7 @@ from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
 from bucketjit._runtime.counters import CallCounter
-from bucketjit._runtime.fast_path.bucket_handler import (
-    Clock,
-    Handler,
-    Where,
-    afterwards,
-    counting,
-    preparing,
-    serving,
-    until,
-)
+from bucketjit._runtime.fast_path import bucket_handler
 from bucketjit._runtime.fast_path.layout import (
     ARRAY,
     DEVICE_ARRAY,
@@ -68,7 +59,7 @@ class DispatchTable:
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.by_key: dict[Hashable, tuple[Handler, ...]] = {}
+        self.by_key: dict[Hashable, tuple[bucket_handler.Handler, ...]] = {}
         self.others: dict[Hashable, OtherSizes] = {}
         self._look_through_at = _LOOKED_THROUGH
         readers = [(o.where, o.read) for o in layout.opened]
@@ -79,33 +70,33 @@ class DispatchTable:
         else:
             self.key = _key_of_several(layout.arity, frozenset(layout.names), readers)
 
-    def handlers(self) -> list[Handler]:
+    def handlers(self) -> list[bucket_handler.Handler]:
         """All handlers of the table."""
         return list(itertools.chain.from_iterable(list(self.by_key.values())))
 
     def remember(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], handler: Handler
-    ) -> Sequence[Handler]:
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], handler: bucket_handler.Handler
+    ) -> Sequence[bucket_handler.Handler]:
         """Serve calls like this one by a handler; returns those that were dropped for it."""
-        gone: list[Handler] = []
+        gone: list[bucket_handler.Handler] = []
         if len(self.by_key) >= _MEMO_LIMIT:
             gone += self.handlers()
             self.by_key.clear()
         if len(self.by_key) >= self._look_through_at:
             gone += self._without_executable()
         key = self.key(args, kwargs)
-        known = self.by_key.get(key)
-        if known is None:
+        handlers = self.by_key.get(key)
+        if handlers is None:
             self.by_key[key] = (handler,)
             return gone
-        alive = [old for old in known if old.is_alive and old.slot is not handler.slot]
+        alive = [old for old in handlers if old.is_alive and old.slot is not handler.slot]
         kept = alive[: _ALTERNATIVES - 1]
         self.by_key[key] = (handler, *kept)
-        return [*gone, *(old for old in known if old not in kept)]
+        return [*gone, *(old for old in handlers if old not in kept)]
 
-    def _without_executable(self) -> list[Handler]:
+    def _without_executable(self) -> list[bucket_handler.Handler]:
         """Drop the keys none of whose handlers has its executable, and return those handlers."""
-        gone: list[Handler] = []
+        gone: list[bucket_handler.Handler] = []
         for key, handlers in list(self.by_key.items()):
             if not any(handler.is_alive for handler in handlers):
                 del self.by_key[key]
@@ -135,7 +126,7 @@ def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]
 
 
 def _key_of_several(
-    count: int, names: frozenset[str], readers: Sequence[tuple[Where, Reader]]
+    count: int, names: frozenset[str], readers: Sequence[tuple[bucket_handler.Where, Reader]]
 ) -> Callable[..., Hashable]:
     positional = [(w, r) for w, r in readers if isinstance(w, int)]
     named = [(w, r) for w, r in readers if isinstance(w, str)]
@@ -192,21 +183,21 @@ class FastPath:
         for table in self.alike(args, kwargs) if True in self.looks else self.latest:
             if table.others and (kind := kind_of(table.layout, args, kwargs)) is not None:
                 try:
-                    found = table.others.get(kind[0])
+                    others = table.others.get(kind[0])
                 except TypeError:  # a static argument that cannot be hashed
                     return None
-                if found is not None:
-                    return table, found, kind[1]
+                if others is not None:
+                    return table, others, kind[1]
         return None
 
     def of(
         self, layout: Layout, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[DispatchTable, list[Handler]]:
+    ) -> tuple[DispatchTable, list[bucket_handler.Handler]]:
         """The table of a layout, for calls like this one, and the handlers dropped for it."""
         gone = self.clear() if len(self._by_tree) >= _MOST_TREES else []
         tree = tree_structure((args, kwargs))
         tables = self._by_tree.get(tree, ())
-        table = next((known for known in tables if known.layout == layout), None)
+        table = next((candidate for candidate in tables if candidate.layout == layout), None)
         if table is None:
             others = (t.layout for k, each in self._by_tree.items() if k != tree for t in each)
             self._reads_trees |= not all(map(layout.differs_from, others))
@@ -216,7 +207,7 @@ class FastPath:
         self.looks = (False, True)[: len(self.tables)]
         return table, gone
 
-    def clear(self) -> list[Handler]:
+    def clear(self) -> list[bucket_handler.Handler]:
         """Drop all tables, and return their handlers."""
         gone = [handler for table in self.tables for handler in table.handlers()]
         self._by_tree, self._reads_trees = {}, False
@@ -225,54 +216,63 @@ class FastPath:
         return gone
 
 
-class CallArguments(NamedTuple):
-    """The arguments of a call as they came.
+Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]  # of a call as they came
+
+
+class ServedCall(NamedTuple):
+    """How a call was served.
 
     Attributes:
-        args: The positional arguments.
-        kwargs: The keyword arguments.
+        key: The key of its executable.
+        sizes: The first argument of the executable, on the device; None if it runs exact.
+        finish: Makes the result of the call from that of the executable, or None.
+        line: Counts calls like it.
+        clock: Tells when such a call has to take the slow path again; None for never.
     """
 
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    key: Any
+    sizes: Any
+    finish: Change | None
+    line: CallCounter
+    clock: bucket_handler.Clock | None = None
 
 
 def make_handler(
     layout: Layout,
     slot: Slot[Executable],
-    sizes: object,
     leaves: Leaves,
-    finish: Change | None,
-    line: CallCounter,
-    hosts: Sequence[Where] = (),
-    clock: Clock | None = None,
-) -> Handler:
+    hosts: Sequence[bucket_handler.Where],
+    served: ServedCall,
+) -> bucket_handler.Handler:
     """The handler for calls like one that was just served."""
     entry = slot.entry
-    shapes = dict(entry.pads) if entry is not None else {}
-    placed = entry.placed if entry is not None else {}
-    reused = entry.reused_leaves if entry is not None else frozenset()
+    shapes, placed, reused, is_checked = dict[int, Any](), dict[int, Any](), frozenset[int](), False
+    if entry is not None:
+        shapes, placed, reused = dict(entry.pads), dict(entry.placed), entry.reused_leaves
+        is_checked = entry.is_checked_after_runs
     pads, gives = [], []
     for argument in layout.opened:
         where, places = argument.where, argument.leaves
         wanted = []
-        for own, leaf in places:
+        for position, leaf in places:
             value = leaves[leaf]
             shape = shapes.get(leaf)
             if isinstance(value, Padded):
-                wanted.append((own, padder(value, shape or value.sizes)))
+                wanted.append((position, padder(value, shape or value.sizes)))
             elif shape is not None and value.shape != shape and leaf in placed:
                 place = functools.partial(pad_to_place, shape=shape, sharding=placed[leaf])
-                wanted.append((own, place))
+                wanted.append((position, place))
             elif shape is not None and value.shape != shape:
-                wanted.append((own, padder(value, shape)))
+                wanted.append((position, padder(value, shape)))
         if wanted:
             pads.append((where, None if argument.is_bare else argument.tree, tuple(wanted)))
-        if reused and (given := [own for own, leaf in places if leaf in reused]):
-            gives.append((where, given))
-    prepare = preparing(pads, hosts, layout.without_statics)
-    counted = counting(slot, line)
-    is_checked = entry is not None and entry.is_checked_after_runs
-    after = afterwards(gives)
-    serve = serving(slot, counted, sizes, prepare, after, finish, is_checked)
-    return Handler(slot, line, serve if clock is None else until(clock, serve))
+        if reused and (donated := [position for position, leaf in places if leaf in reused]):
+            gives.append((where, donated))
+    prepare = bucket_handler.preparing(pads, hosts, layout.without_statics)
+    counted = bucket_handler.counting(slot, served.line)
+    after = bucket_handler.afterwards(gives)
+    serve = bucket_handler.serving(
+        slot, counted, served.sizes, prepare, after, served.finish, is_checked
+    )
+    serve = serve if served.clock is None else bucket_handler.until(served.clock, serve)
+    return bucket_handler.Handler(slot, served.line, serve)

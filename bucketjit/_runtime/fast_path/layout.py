@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -70,8 +70,8 @@ def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
     flatten = jax.tree_util.tree_flatten
 
     def read(value: object) -> Hashable:
-        leaves, given = flatten(value)
-        if given != tree:
+        leaves, structure = flatten(value)
+        if structure != tree:
             return None
         parts = [reading(leaves[i]) for i in places]
         return None if None in parts else tuple(parts)
@@ -119,11 +119,11 @@ class Layout(NamedTuple):
     statics: tuple[Where, ...]
     opened: tuple[Opened, ...]
 
-    def differs_from(self, other: Layout) -> bool:
+    def differs_from(self, layout: Layout) -> bool:
         """Whether what is read of a call tells the two apart."""
         trees = {argument.where: argument.tree for argument in self.opened}
-        is_like = (self.arity, self.names) == (other.arity, other.names)
-        return not is_like or any(trees.get(o.where, o.tree) != o.tree for o in other.opened)
+        is_like = (self.arity, self.names) == (layout.arity, layout.names)
+        return not is_like or any(trees.get(o.where, o.tree) != o.tree for o in layout.opened)
 
     @property
     def without_statics(self) -> Prepare | None:
@@ -142,79 +142,36 @@ class Layout(NamedTuple):
         return without
 
 
-class Argument(NamedTuple):
-    """An argument of a call that is not static.
-
-    Attributes:
-        where: Its position or name.
-        leaves: Its leaves.
-        tree: Its tree.
-        start: The position of its first leaf among the leaves of the call.
-    """
-
-    where: Where
-    leaves: list[Any]
-    tree: Any
-    start: int
-
-    def own(self, opened: Iterable[int]) -> list[int]:
-        """The leaves of the argument among some leaves of the call, by position in the argument."""
-        stop = self.start + len(self.leaves)
-        return [leaf - self.start for leaf in opened if self.start <= leaf < stop]
-
-
-def arguments_of(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Argument]:
-    """The arguments of a call that are not static, flat, in the order of `Call.leaves`."""
-    arguments: list[tuple[Where, Any]] = [(i, args[i]) for i in call.dynamic]
-    arguments += [(k, kwargs[k]) for k in sorted(kwargs) if k not in call.statics.keyword]
-    start = 0
-    found = []
-    for where, value in arguments:
-        flat, tree = jax.tree_util.tree_flatten(value)
-        found.append(Argument(where, flat, tree, start))
-        start += len(flat)
-    return found
-
-
 def layout_of(
-    call: Call,
-    opened: Sequence[int],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    arguments: Sequence[Argument],
-) -> Layout | None:
-    """The layout of a call."""
-    if any(reading(call.leaves[leaf]) is None for leaf in opened):
+    call: Call, opened: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Layout, list[Where]] | None:
+    """The layout of a call, and its arguments that hold NumPy arrays without open axes.
+
+    `preparing` says why these matter.
+    """
+    leaves = call.leaves
+    if any(reading(leaves[leaf]) is None for leaf in opened):
         return None
     # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only
     # for arguments with open axes.
-    if Padded in map(type, call.leaves):
-        known = set(opened)
-        if any(type(x) is Padded and i not in known for i, x in enumerate(call.leaves)):
-            return None
-    found = []
-    for argument in arguments:
-        places = tuple((own, argument.start + own) for own in argument.own(opened))
+    if any(type(x) is Padded and i not in opened for i, x in enumerate(leaves)):
+        return None
+    positional, named = call.tree.children()
+    names = [*call.dynamic, *named.node_data()[1]]
+    start, arguments, hosts = 0, [], []
+    for where, tree in zip(names, (*positional.children(), *named.children()), strict=True):
+        stop = start + tree.num_leaves
+        places = tuple((leaf - start, leaf) for leaf in opened if start <= leaf < stop)
         if places:
-            is_bare = jax.tree_util.treedef_is_leaf(argument.tree)
-            found.append(Opened(argument.where, argument.tree, places, is_bare))
-    if not found:  # nothing to read: calls of all shapes would have the same key
+            arguments.append(Opened(where, tree, places, jax.tree_util.treedef_is_leaf(tree)))
+        if any(type(leaves[i]) is ARRAY and i not in opened for i in range(start, stop)):
+            hosts.append(where)
+        start = stop
+    if not arguments:  # nothing to read: calls of all shapes would have the same key
         return None
     dynamic = None if len(call.dynamic) == len(args) else tuple(call.dynamic)
     statics: tuple[Where, ...] = (*call.statics.positional, *call.statics.keyword)
-    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(found))
-
-
-def host_arguments(arguments: Sequence[Argument], opened: Sequence[int]) -> list[Where]:
-    """The arguments that hold NumPy arrays without open axes; `preparing` says why it matters."""
-    found: list[Where] = []
-    for argument in arguments:
-        if ARRAY not in map(type, argument.leaves):
-            continue
-        own = set(argument.own(opened))
-        if any(type(x) is ARRAY and i not in own for i, x in enumerate(argument.leaves)):
-            found.append(argument.where)
-    return found
+    return Layout(len(args), tuple(sorted(kwargs)), dynamic, statics, tuple(arguments)), hosts
 
 
 # --- new sizes ---
@@ -251,8 +208,8 @@ def kind_of(
             flat, tree = jax.tree_util.tree_flatten(value)
             if tree != argument.tree:
                 return None
-        for own, leaf in argument.leaves:
-            leaves[leaf] = flat[own]
+        for position, leaf in argument.leaves:
+            leaves[leaf] = flat[position]
     kinds: list[Hashable] = []
     for value in leaves.values():
         kind = type(value)
@@ -272,32 +229,15 @@ def kind_of(
     return tuple(kinds), leaves
 
 
-class NewSizes(NamedTuple):
-    """A call that differs from earlier ones in its sizes alone.
-
-    Attributes:
-        table: The table of its layout.
-        call: The call, without its leaves.
-        leaves: The arguments with open axes.
-        hosts: The arguments that hold NumPy arrays without open axes.
-        key: The key of the executable of its bucket.
-        slot: The place of that executable in the cache.
-    """
-
-    table: Any
-    call: Call
-    leaves: Leaves
-    hosts: Sequence[Where]
-    key: Any
-    slot: Slot[Executable]
-
-
 class OtherSizes:
     """What calls have found that holds for calls of other sizes.
 
     A strategy is monotone, and a bucket is its own bucket. So all sizes from that of a call to its
     bucket have this bucket, and no strategy is asked. Where buckets are learnt, that holds until
     there are others, and then ``clock`` is over.
+
+    Attributes:
+        hosts: The arguments that hold NumPy arrays without open axes.
     """
 
     def __init__(
@@ -306,9 +246,9 @@ class OtherSizes:
         self._clock = clock
         self._like = dataclasses.replace(call, leaves=[], program=None)
         self._program = weakref.ref(program)  # an evicted one is not kept for this
-        self._hosts = hosts
-        self._known: dict[Any, tuple[list[tuple[int, ...]], tuple[int, ...], Slot[Executable]]]
-        self._known = {}
+        self.hosts = hosts
+        self._buckets: dict[Any, tuple[list[tuple[int, ...]], tuple[int, ...], Slot[Executable]]]
+        self._buckets = {}
 
     def holds(self, call: Call, clock: Clock | None) -> bool:
         """Whether what is known is of the program, the open axes and the buckets of a call."""
@@ -320,25 +260,28 @@ class OtherSizes:
     ) -> None:
         """Note that calls from these sizes up to these padded ones have an executable."""
         _, *rest = key  # without the program
-        least = self._known[tuple(rest)][0] if tuple(rest) in self._known else []
+        least = self._buckets[tuple(rest)][0] if tuple(rest) in self._buckets else []
         if self._clock is None:  # each variable has buckets of its own
             least = [tuple(map(min, *least, sizes))] if least else [sizes]
         else:
-            others = (one for one in least if not all(map(operator.le, sizes, one)))
+            others = (low for low in least if not all(map(operator.le, sizes, low)))
             least = [*others, sizes][-_MOST_LEAST:]
-        self._known[tuple(rest)] = least, bucket, slot
+        self._buckets[tuple(rest)] = least, bucket, slot
 
     def _bucket_of(self, sizes: tuple[int, ...]) -> tuple[Any, Slot[Executable]] | None:
         """The key of the bucket of these sizes, without its program, and its place."""
-        for key, (least, most, slot) in list(self._known.items()):
+        for key, (least, most, slot) in list(self._buckets.items()):
             if all(map(operator.le, sizes, most)):
                 for low in least:
                     if all(map(operator.le, low, sizes)):
                         return key, slot
         return None
 
-    def at(self, table: Any, leaves: Leaves) -> NewSizes | None:
-        """The call with these leaves; None if its bucket is not compiled, or not known."""
+    def call_with(self, leaves: Leaves) -> tuple[Call, Any, Slot[Executable]] | None:
+        """The call with these leaves, and the key and the place of the executable of its bucket.
+
+        The call is without its leaves. None if the bucket is not known.
+        """
         program, like, signature = self._program(), self._like, self._like.signature
         tokens = like.tokens
         if program is None or signature.tokens is not tokens:
@@ -364,8 +307,7 @@ class OtherSizes:
         if min(ordered) < 1 or not program.admits(sizes):
             return None
         program.check_reshapes(sizes)
-        key, slot = (program, *bucket[0]), bucket[1]
-        return NewSizes(table, call, leaves, self._hosts, key, slot)
+        return call, (program, *bucket[0]), bucket[1]
 
 
 def other_sizes(

@@ -6,53 +6,21 @@ dropped.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
-from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import ExecutableCache, Slot
 from bucketjit._compile.executable import Executable
-from bucketjit._runtime.counters import CallCounter, Counters
-from bucketjit._runtime.fast_path.bucket_handler import Clock, Handler, Where
-from bucketjit._runtime.fast_path.dispatch import (
-    CallArguments,
-    DispatchTable,
-    FastPath,
-    make_handler,
-)
-from bucketjit._runtime.fast_path.layout import (
-    Leaves,
-    NewSizes,
-    arguments_of,
-    host_arguments,
-    kind_of,
-    layout_of,
-    other_sizes,
-)
+from bucketjit._runtime.counters import Counters
+from bucketjit._runtime.fast_path import dispatch
+from bucketjit._runtime.fast_path.bucket_handler import Handler, Where
+from bucketjit._runtime.fast_path.layout import Leaves, kind_of, layout_of, other_sizes
 from bucketjit._tracing.call import Call
 
 _MOST_KINDS = 64  # of calls that differ in sizes alone, in one table; at that many all are dropped
 
 _LARGEST_SIZE_CONSTANTS = 4096  # elements that a call keeps on the device for each logical size
-
-
-class ServedCall(NamedTuple):
-    """How a call was served.
-
-    Attributes:
-        key: The key of its executable.
-        sizes: The first argument of the executable, on the device; None if it runs exact.
-        finish: Makes the result of the call from that of the executable, or None.
-        line: Counts calls like it.
-        clock: Tells when such a call has to take the slow path again; None for never.
-    """
-
-    key: Any
-    sizes: Any
-    finish: Change | None
-    line: CallCounter
-    clock: Clock | None = None
 
 
 class RememberedCalls:
@@ -68,7 +36,7 @@ class RememberedCalls:
         counters: Counters,
         lock: AbstractContextManager[Any],
     ) -> None:
-        self.fast_path = FastPath()
+        self.fast_path = dispatch.FastPath()
         self._cache = cache
         self._counters = counters
         self._lock = lock
@@ -80,9 +48,9 @@ class RememberedCalls:
     def add(
         self,
         call: Call,
-        given: CallArguments,
+        arguments: dispatch.Arguments,
         opened: Sequence[int],
-        served: ServedCall,
+        served: dispatch.ServedCall,
         same_up_to: tuple[int, ...] | None = None,
     ) -> None:
         """Let the next call like this one take the fast path.
@@ -93,19 +61,18 @@ class RememberedCalls:
         slot = self._cache.slot(served.key)
         if slot is None:
             return
-        arguments = arguments_of(call, given.args, given.kwargs)
-        layout = layout_of(call, opened, given.args, given.kwargs, arguments)
-        if layout is None:
+        read = layout_of(call, opened, *arguments)
+        if read is None:
             return
-        hosts = host_arguments(arguments, opened)
+        layout, hosts = read
         with self._lock:
-            table, gone = self.fast_path.of(layout, given.args, given.kwargs)
+            table, gone = self.fast_path.of(layout, *arguments)
             self._forget(gone)
             leaves = {i: call.leaves[i] for i in opened}
-            self._remember(table, given, slot, served, leaves, hosts)
+            self._remember(table, arguments, slot, served, leaves, hosts)
             if same_up_to is None:
                 return
-            kind = kind_of(layout, given.args, given.kwargs)
+            kind = kind_of(layout, *arguments)
             if kind is None:
                 return
             others = table.others.get(kind[0])
@@ -120,40 +87,45 @@ class RememberedCalls:
 
     def _remember(
         self,
-        table: DispatchTable,
-        given: CallArguments,
+        table: dispatch.DispatchTable,
+        arguments: dispatch.Arguments,
         slot: Slot[Executable],
-        served: ServedCall,
+        served: dispatch.ServedCall,
         leaves: Leaves,
         hosts: Sequence[Where],
     ) -> Handler:
         """Make the handler of a call and put it into its table. The lock is held."""
         self._counters.open(served.line)
-        parts = table.layout, slot, served.sizes, leaves, served.finish, served.line, hosts
-        handler = make_handler(*parts, served.clock)
-        self._forget(table.remember(given.args, given.kwargs, handler))
+        handler = dispatch.make_handler(table.layout, slot, leaves, hosts, served)
+        self._forget(table.remember(*arguments, handler))
         return handler
 
-    def at_new_sizes(self, given: CallArguments) -> tuple[NewSizes, Executable] | None:
-        """A call that differs from earlier ones in sizes alone, and the executable for it."""
-        found = self.fast_path.other_sizes(given.args, given.kwargs)
-        if found is None:
-            return None
-        table, others, leaves = found
-        new = others.at(table, leaves)
-        entry = None if new is None else new.slot.entry
-        return None if new is None or entry is None else (new, entry)
+    def at_new_sizes(
+        self,
+        arguments: dispatch.Arguments,
+        serving: Callable[[Any, Executable, Call], dispatch.ServedCall],
+    ) -> Handler | None:
+        """The handler of a call that differs from an earlier one in sizes alone.
 
-    def add_new_sizes(self, given: CallArguments, new: NewSizes, served: ServedCall) -> Handler:
-        """Make the handler of a call that `at_new_sizes` has found."""
+        None if its bucket is not compiled. ``serving`` says how an executable serves a call.
+        """
+        if (likes := self.fast_path.other_sizes(*arguments)) is None:
+            return None
+        table, others, leaves = likes
+        if (new := others.call_with(leaves)) is None:
+            return None
+        call, key, slot = new
+        if (entry := slot.entry) is None:
+            return None
+        served = serving(key, entry, call)
         with self._lock:
-            return self._remember(new.table, given, new.slot, served, new.leaves, new.hosts)
+            return self._remember(table, arguments, slot, served, leaves, others.hosts)
 
     def add_masked(
         self,
         call: Call,
-        given: CallArguments,
-        served: ServedCall,
+        arguments: dispatch.Arguments,
+        served: dispatch.ServedCall,
         same_up_to: tuple[int, ...] | None = None,
     ) -> None:
         """Let the next call like this one, which was masked, skip the slow path; see `add`.
@@ -165,7 +137,7 @@ class RememberedCalls:
         if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
             return
         opened = call.signature.open_leaves(call.tokens)
-        self.add(call, given, opened, served, same_up_to)
+        self.add(call, arguments, opened, served, same_up_to)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:

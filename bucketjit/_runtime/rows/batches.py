@@ -1,4 +1,14 @@
-"""Run one batch: fill a buffer for each argument, run the executable, cut the results by rows.
+"""Choose how many rows each batch has, and run one batch.
+
+Examples of one length bucket form a group. A group of ``count`` rows is covered by batches of at
+most two row counts, powers of two, so that a batch stays within the token budget:
+
+    100 rows of 16 tokens, budget 1024        32 + 32 + 32 + 4
+
+One executable belongs to each row count and length bucket. A second row count makes the last batch
+of a group smaller, and costs an executable, so a group gets one only if it gains more by it.
+
+A batch fills a buffer for each argument, runs the executable, and cuts the results by rows:
 
 rows       x: f32[3, d], f32[5, d]      bucket n <= 8, 2 rows
 buffer     x: f32[2, 8, d]              each row at its place, zeros after its end
@@ -7,9 +17,13 @@ result     y: f32[2, 8]                 y[0, :3], y[1, :5] as views of one host 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,39 +39,29 @@ from bucketjit._jax.arrays import host_placer, is_key, is_on_several_devices, ke
 from bucketjit._masking.checks import POISONS, compare, failed, poison_value
 from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._runtime.counters import CountedBatch
-from bucketjit._runtime.rows.kinds import Kinds, Row, is_open, placement_of
+from bucketjit._runtime.engine import Engine
+from bucketjit._runtime.rows.kinds import Batched, Kinds, Row, is_open, placement_of
 from bucketjit._tracing.call import Call
 
 
-class SharedArguments:
-    """The arguments that all examples share, padded for each bucket once."""
-
-    def __init__(self, kinds: Kinds) -> None:
-        self._kinds = kinds
-        self._known: dict[Any, Any] = {}
-
-    def leaves(self, like: Call, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
-        """The shared leaves as an executable takes them."""
-        found = {}
-        for i, leaf in enumerate(like.leaves):
-            if i in self._kinds.mapped:
-                continue
-            key = i, pads.get(i)
-            if key not in self._known:
-                given = plain(leaf) if key[1] is None else pad(leaf, key[1])
-                # One copy for all batches, not one for each.
-                is_host = type(given) is np.ndarray and given.dtype != jax.dtypes.float0
-                self._known[key] = jax.device_put(given) if is_host else given
-            found[i] = self._known[key]
-        return found
+def _shared_leaves(kinds: Kinds, like: Call, pads: Mapping[int, tuple[int, ...]]) -> dict[int, Any]:
+    """The leaves that all examples share, as an executable takes them; padded for it once."""
+    leaves = {}
+    for i, leaf in enumerate(like.leaves):
+        if i in kinds.mapped:
+            continue
+        key = i, pads.get(i)
+        if key not in kinds.shared:
+            operand = plain(leaf) if key[1] is None else pad(leaf, key[1])
+            # One copy for all batches, not one for each.
+            is_host = type(operand) is np.ndarray and operand.dtype != jax.dtypes.float0
+            kinds.shared[key] = jax.device_put(operand) if is_host else operand
+        leaves[i] = kinds.shared[key]
+    return leaves
 
 
 def launch(
-    entry: Executable,
-    rows: Sequence[Row],
-    kinds: Kinds,
-    shared: SharedArguments,
-    poison: tuple[int, str] | None = None,
+    entry: Executable, rows: Sequence[Row], kinds: Kinds, poison: tuple[int, str] | None = None
 ) -> list[Any]:
     """Run the executable of a batch, without waiting for its results, which have axes of rows.
 
@@ -67,13 +71,13 @@ def launch(
     index, filler = (None, None) if poison is None else poison
     like, pads = rows[0].like, dict(entry.pads)
     placement = placement_of(kinds.sharding, entry.rows)
-    leaves = shared.leaves(like, pads)
+    leaves = _shared_leaves(kinds, like, pads)
     for place, i in enumerate(kinds.mapped):
-        own, dtype = [row.leaves[place] for row in rows], like.signature.types[i].dtype
+        values, dtype = [row.leaves[place] for row in rows], like.signature.types[i].dtype
         if dtype is None:  # a size: the executable reads it from the sizes of the rows
-            leaves[i] = own[0]
+            leaves[i] = values[0]
         else:
-            stacked = _stacked(own, pads[i], dtype, filler)
+            stacked = _stacked(values, pads[i], dtype, filler)
             leaves[i] = stacked if placement is None else jax.device_put(stacked, placement)
     args, kwargs = like.tree.unflatten([leaves[i] for i in range(len(leaves))])
     shapes, ordered = entry.size_constant_shapes, [row.kind.ordered for row in rows]
@@ -92,12 +96,12 @@ def _stacked(leaves: Sequence[Any], shape: tuple[int, ...], dtype: Any, poison: 
         buffer = np.zeros(shape, dtype)
     else:
         buffer = np.full(shape, poison_value(dtype, poison), dtype)
-    one = shape[1:]
+    row_shape = shape[1:]
     for r, leaf in enumerate(leaves):
         host = leaf if type(leaf) is np.ndarray else np.asarray(plain(leaf))
-        if host.shape == one:
+        if host.shape == row_shape:
             buffer[r] = host
-        elif host.shape[1:] == one[1:]:
+        elif host.shape[1:] == row_shape[1:]:
             buffer[r, : len(host)] = host
         else:
             inside: Any = (r, *map(slice, host.shape))
@@ -142,9 +146,7 @@ def results_of(entry: Executable, rows: Sequence[Row], outs: list[Any], out: Out
     ]
 
 
-def checked_results(
-    entry: Executable, rows: Sequence[Row], kinds: Kinds, shared: SharedArguments, out: Out
-) -> list[Any]:
+def checked_results(entry: Executable, rows: Sequence[Row], kinds: Kinds, out: Out) -> list[Any]:
     """Run a batch, for tests, and compare each row with other runs of itself, by `Check`.
 
     `bucketjit._runtime.checked_calls` does the same for a call.
@@ -153,11 +155,10 @@ def checked_results(
     check = engine.config.check
     poisons: list[Any] = list(enumerate(POISONS)) if check is Check.POISON else [None]
     results, *others = (
-        results_of(entry, rows, launch(entry, rows, kinds, shared, poison), out)
-        for poison in poisons
+        results_of(entry, rows, launch(entry, rows, kinds, poison), out) for poison in poisons
     )
-    for row, one, other in zip(rows, results, *others, strict=True) if others else ():
-        if problem := compare(one, other, "the same example with other padding", True):
+    for row, poisoned, repeated in zip(rows, results, *others, strict=True) if others else ():
+        if problem := compare(poisoned, repeated, "the same example with other padding", True):
             engine.serve(kinds.call_of(row), None, out)  # blames an equation
             raise failed(f"{engine.name}.map", problem, "")
     if others or (check is Check.EXACT and entry.checked):
@@ -171,13 +172,11 @@ def checked_results(
     return results
 
 
-def checked_sums(
-    entry: Executable, rows: Sequence[Row], kinds: Kinds, shared: SharedArguments
-) -> list[Any]:
+def checked_sums(entry: Executable, rows: Sequence[Row], kinds: Kinds) -> list[Any]:
     """Run a batch that is summed, for tests, and compare the sums by other padding."""
     engine = kinds.engine
-    sums, other = (launch(entry, rows, kinds, shared, poison) for poison in enumerate(POISONS))
-    if problem := compare(sums, other, "the same batch with other padding", True):
+    sums, repeated = (launch(entry, rows, kinds, poison) for poison in enumerate(POISONS))
+    if problem := compare(sums, repeated, "the same batch with other padding", True):
         for row in rows:
             engine.serve(kinds.call_of(row))  # blames an equation
         raise failed(f"{engine.name}.map", problem, "")
@@ -190,8 +189,7 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
         words = _column(
             jax.random.key_data(leaf), [s and (*s, *key_shape(leaf.dtype)) for s in shapes], Out.JAX
         )
-        keys = [jax.random.wrap_key_data(w, impl=key_impl(leaf.dtype)) for w in words]
-        return keys
+        return [jax.random.wrap_key_data(w, impl=key_impl(leaf.dtype)) for w in words]
     host = np.asarray(leaf)
     if host.dtype == jax.dtypes.float0:
         return [host[r, ...] for r in range(len(shapes))]
@@ -201,8 +199,10 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
             for r, shape in enumerate(shapes)
         ]
     weak = bool(leaf.weak_type)
-    whole = _replicated_like(leaf)
-    like = leaf if whole is None else jax.device_put(np.zeros((), host.dtype), whole)
+    like, sharding = leaf, leaf.sharding
+    if isinstance(sharding, NamedSharding) and is_on_several_devices(sharding):
+        whole = NamedSharding(sharding.mesh, PartitionSpec())  # a copy on each of its devices
+        like = jax.device_put(np.zeros((), host.dtype), whole)
     if None in shapes:  # no axis is open, so all rows have one shape
         place = host_placer(host.shape[1:], host.dtype, weak, like)
         return [place(host[r, ...]) for r in range(len(shapes))]
@@ -222,9 +222,158 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
     return [placed(cut(host[r], shape)) for r, shape in enumerate(shapes) if shape is not None]
 
 
-def _replicated_like(array: jax.Array) -> NamedSharding | None:
-    """A sharding with a whole copy on each device of an array; None if it is on one device."""
-    sharding = array.sharding
-    if not isinstance(sharding, NamedSharding) or not is_on_several_devices(sharding):
-        return None
-    return NamedSharding(sharding.mesh, PartitionSpec())
+# --- row counts ---
+
+_LEAST_FLOPS = 1e7  # of a row: a few milliseconds
+_ROWS_IN_TURN, _TOKENS_IN_TURN = 16, 4096  # the most of an executable whose rows take turns
+_LEAST_RUNS, _MOST_RUNS = 3, 16  # of a batch in each way
+_MOST_SECONDS = 0.5  # after which no more runs begin
+_WORTH_TURNS = 1.25  # how much longer a row may take, as fewer executables are compiled
+
+
+def may_take_turns(engine: Engine, entry: Executable, way: Batched, kinds: Kinds) -> bool:
+    """Whether it is worth finding out: for rows that take long, on one CPU.
+
+    A batch of one row says nothing.
+    """
+    return (
+        way.program not in engine.takes_turns
+        and (entry.rows or 1) > 1
+        and entry.flops >= _LEAST_FLOPS * (entry.rows or 1)
+        and entry.on_host
+        and kinds.sharding is None
+        and not any(jax.dtypes.issubdtype(d, jax.dtypes.extended) for d, _ in way.program.out_types)
+    )
+
+
+def rows_in_turn(way: Batched) -> int:
+    """How many rows an executable takes at most whose rows take turns."""
+    most = max(1, _TOKENS_IN_TURN // way.tokens)
+    return min(_ROWS_IN_TURN, 1 << (most.bit_length() - 1))
+
+
+def is_faster_in_turn(at_once: Callable[[], Any], in_turn: Callable[[], Any], share: float) -> bool:
+    """Compare a batch with the share of its rows that a run in turn takes.
+
+    The ways take turns themselves, and the least of many runs counts. Elapsed time tells how many
+    cores a way keeps busy, and on a busy machine also what others do; CPU time does not. So the
+    mean of both ratios decides.
+    """
+    times: dict[Callable[[], Any], list[tuple[float, float]]] = {at_once: [], in_turn: []}
+    until = time.perf_counter() + _MOST_SECONDS
+    for i in range(_MOST_RUNS):  # the first run sets the executable up
+        if i >= _LEAST_RUNS and time.perf_counter() > until:
+            break
+        for run, seconds in times.items():
+            elapsed, cpu = time.perf_counter(), time.process_time()
+            jax.block_until_ready(run())
+            seconds.append((time.perf_counter() - elapsed, time.process_time() - cpu))
+    (elapsed, cpu), (own_elapsed, own_cpu) = (
+        map(min, zip(*seconds, strict=True)) for seconds in times.values()
+    )
+    ratio = own_elapsed * own_cpu / max(elapsed * cpu, 1e-12)
+    return ratio < (_WORTH_TURNS * share) ** 2
+
+
+_LEAST_BUDGET, _MOST_BUDGET = 2048, 8192  # tokens of a batch that the budget is chosen from
+_BATCHES = 16  # the budget is such that a call has about so many batches
+
+# The price of running one more batch, in tokens: measured where a token costs little.
+_PER_RUN = 40
+
+# What a row count without an executable costs, in tokens: at least so many, or a fortieth of what
+# the cheapest batches of its group do; but at most a quarter of that.
+_PER_EXECUTABLE = 512
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one length bucket.
+
+    Attributes:
+        count: How many rows there are.
+        tokens: Padded tokens of one row.
+        known: The row counts that have an executable.
+        most: The most rows of a batch, whatever the budget; None for no limit.
+        fixed: Whether only the known row counts may be taken, whatever the budget: the user has
+            chosen them, or nothing may be compiled.
+    """
+
+    count: int
+    tokens: int
+    known: frozenset[int] = frozenset()
+    most: int | None = None
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The batches of the examples that have one program and one bucket.
+
+    Attributes:
+        way: The program and the bucket.
+        members: The examples, by their place in the window.
+        rows: How many rows the executable of each batch takes.
+        in_turn: Whether rows are computed one after the other.
+    """
+
+    way: Batched
+    members: Sequence[int]
+    rows: Sequence[int]
+    in_turn: bool = False
+
+    def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """The row count and the examples of each batch."""
+        for rows, end in zip(self.rows, itertools.accumulate(self.rows), strict=True):
+            yield rows, self.members[end - rows : end]
+
+
+def default_budget(groups: Sequence[Group]) -> int:
+    """The token budget of a call whose user has not set one."""
+    tokens = sum(group.count * group.tokens for group in groups)
+    return min(_MOST_BUDGET, max(_LEAST_BUDGET, _power_of_two_below(tokens // _BATCHES)))
+
+
+def row_counts(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
+    """The row count of each batch, for each group."""
+    return [_cheapest(group, budget) for group in groups]
+
+
+@functools.lru_cache(maxsize=1024)
+def _cheapest(group: Group, budget: int) -> tuple[int, ...]:
+    """The cheapest batches of a group; cached, as calls in a loop often have the same groups.
+
+    What a call has chosen costs it less than anything else would the next time, as it has all its
+    executables. So a call like an earlier one compiles nothing.
+    """
+    costs = {
+        rows: sum(rows) * group.tokens + _PER_RUN * len(rows) for rows in _covers(group, budget)
+    }
+    cheapest = min(costs.values())
+    price = min(max(_PER_EXECUTABLE, cheapest // 40), cheapest // 4)
+    return min(costs, key=lambda rows: costs[rows] + price * len(set(rows) - group.known))
+
+
+def _covers(group: Group, budget: int) -> Iterator[tuple[int, ...]]:
+    """The row counts of full batches, and of smaller ones for the rest, that hold a group."""
+    counts = _row_counts(group, budget)
+    if group.fixed and group.known:
+        counts = sorted(group.known, reverse=True)
+    for i, large in enumerate(counts):
+        full, rest = divmod(group.count, large)
+        for small in counts[i:]:
+            yield (large,) * full + (small,) * -(-rest // small)
+
+
+def _row_counts(group: Group, budget: int) -> list[int]:
+    """The row counts of a group within the budget, largest first: powers of two."""
+    allowed = max(1, budget // max(1, group.tokens))
+    if group.most is not None:
+        allowed = min(allowed, group.most)
+    most = min(_power_of_two_below(allowed), 1 << (group.count - 1).bit_length())
+    return [most >> i for i in range(most.bit_length())]
+
+
+def _power_of_two_below(n: int) -> int:
+    """The largest power of two that is at most ``n``, at least 1."""
+    return 1 << (max(1, n).bit_length() - 1)

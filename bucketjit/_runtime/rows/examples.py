@@ -40,14 +40,14 @@ class Examples:
     """The arguments of a call of `map`.
 
     Attributes:
-        given: All arguments; those that are mapped are sequences or iterators.
+        arguments: All arguments; those that are mapped are sequences or iterators.
         mapped: The mapped arguments.
         words: How errors name each argument.
         unsaid: What nobody has called shared, and has as many rows as the number says.
         fn: The function, which is asked whether such an argument may be a list.
     """
 
-    given: Mapping[Name, Any]
+    arguments: Mapping[Name, Any]
     mapped: tuple[Name, ...]
     words: Mapping[Name, str]
     unsaid: Mapping[Name, int]
@@ -60,7 +60,7 @@ class Examples:
 
     def call(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the call of one example."""
-        every = {**self.given, **dict(zip(self.mapped, values, strict=True))}
+        every = {**self.arguments, **dict(zip(self.mapped, values, strict=True))}
         args = tuple(value for name, value in every.items() if isinstance(name, int))
         return args, {name: value for name, value in every.items() if isinstance(name, str)}
 
@@ -68,9 +68,9 @@ class Examples:
     def count(self) -> int | None:
         """How many examples there are; None if an iterator has to be asked."""
         every = {
-            name: len(self.given[name])
+            name: len(self.arguments[name])
             for name in self.mapped
-            if isinstance(self.given[name], Sequence | np.ndarray)
+            if isinstance(self.arguments[name], Sequence | np.ndarray)
         }
         for name, length in every.items():
             first = next(iter(every))
@@ -84,13 +84,14 @@ class Examples:
         What an iterator or a lazy sequence gives is copied: it may write to the same array for
         the next example.
         """
+        copy_of = functools.partial(jax.tree_util.tree_map, copied)
         lists = [
-            iter(values) if isinstance(values, _KEEPS) else map(_copied, values)
-            for values in (self.given[name] for name in self.mapped)
+            iter(values) if isinstance(values, _KEEPS) else map(copy_of, values)
+            for values in (self.arguments[name] for name in self.mapped)
         ]
         first: Values = ()
         for index in itertools.count():
-            row = tuple(next(one, _MISSING) for one in lists)
+            row = tuple(next(iterator, _MISSING) for iterator in lists)
             ended = [value is _MISSING for value in row]
             if all(ended):
                 if self.count is None:  # else it is known before anything runs
@@ -115,9 +116,10 @@ class Examples:
 
     def _may_be_list(self, name: Name, first: Values) -> bool:
         """Whether the function takes one entry of an argument in its place."""
-        own = dataclasses.replace(self, mapped=(*self.mapped, name))
+        mapped_too = dataclasses.replace(self, mapped=(*self.mapped, name))
         tree: Any
-        leaves, tree = jax.tree_util.tree_flatten(own.call((*first, next(iter(self.given[name])))))
+        entry = next(iter(self.arguments[name]))
+        leaves, tree = jax.tree_util.tree_flatten(mapped_too.call((*first, entry)))
         arrays = {i: x for i, x in enumerate(leaves) if hasattr(x, "dtype")}
 
         def call(traced: Mapping[int, Any]) -> Any:
@@ -135,10 +137,9 @@ class Examples:
         return True
 
     def _said(self, name: Name, axis: int | None) -> str:
-        """The ``in_axes`` that say what an argument is."""
         chosen = dict.fromkeys(self.mapped, 0) | {name: axis}
         if all(isinstance(n, int) for n in chosen):
-            return f"in_axes={tuple(chosen.get(n) for n in self.given if isinstance(n, int))}"
+            return f"in_axes={tuple(chosen.get(n) for n in self.arguments if isinstance(n, int))}"
         named = {self.words[n]: axis for n, axis in chosen.items()}
         return f"in_axes={named}"
 
@@ -147,17 +148,17 @@ def examples_of(
     signer: Signer, args: tuple[Any, ...], kwargs: Mapping[str, Any], in_axes: object
 ) -> Examples:
     """Find the mapped arguments of a call of `map`."""
-    given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
-    words = {n: signer.name(n) if isinstance(n, int) else n for n in given}
-    for name, value in given.items():
+    arguments: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
+    words = {n: signer.name(n) if isinstance(n, int) else n for n in arguments}
+    for name, value in arguments.items():
         is_tree = isinstance(value, list | tuple | Mapping) or not isinstance(value, Iterable)
         if is_tree and any(isinstance(x, Ragged) for x in jax.tree_util.tree_leaves(value)):
             raise ArgumentError(
                 f"{words[name]}: expected a list of examples, got {type(value).__name__} of Ragged,"
                 " each of which is such a list; pass each as an argument of its own"
             )
-    found = _mapped(signer, given, in_axes)
-    mapped = tuple(name for name in given if name in found)
+    mapped_names = _mapped(signer, arguments, in_axes)
+    mapped = tuple(name for name in arguments if name in mapped_names)
     if not mapped:
         raise SpecError(
             "map: no argument is a list of examples: none has open axes in dynamic_axes; say by "
@@ -165,17 +166,17 @@ def examples_of(
         )
     unsaid = {
         name: len(value)
-        for name, value in given.items()
+        for name, value in arguments.items()
         if name not in mapped
         # A mapping names all; a tuple, all positional ones.
         and not (isinstance(in_axes, Mapping) or (in_axes is not None and isinstance(name, int)))
         and not signer.is_static(name)
         and _is_array_or_numbers(value)
     }
-    lists = {name: _rows_of(given[name], words[name]) for name in mapped}
-    examples = Examples({**given, **lists}, mapped, words, unsaid, signer.fn)
+    lists = {name: _rows_of(arguments[name], words[name]) for name in mapped}
+    examples = Examples({**arguments, **lists}, mapped, words, unsaid, signer.fn)
     if examples.count:  # it raises if lists are not equally long
-        first = tuple(examples.given[name][0] for name in mapped)
+        first = tuple(examples.arguments[name][0] for name in mapped)
         examples.refuse_unsaid(examples.count, first)
     return examples
 
@@ -191,41 +192,37 @@ def _is_array_or_numbers(value: Any) -> bool:
     return bool(value) and all(map(is_number, value))
 
 
-def _copied(example: Any) -> Any:
-    return jax.tree_util.tree_map(copied, example)
-
-
 def mapped_leaves(
     signer: Signer, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], in_axes: Any
 ) -> frozenset[int]:
     """The leaves of a call of one example that examples have their own of."""
-    given: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
+    arguments: dict[Name, Any] = dict([*enumerate(args), *kwargs.items()])
     if in_axes is None and signer.arguments_with_open_axes(len(args), list(kwargs)) is None:
-        mapped = {name for name, value in given.items() if getattr(value, "ndim", 0)}
+        mapped = {name for name, value in arguments.items() if getattr(value, "ndim", 0)}
     else:
-        mapped = _mapped(signer, given, in_axes)
+        mapped = _mapped(signer, arguments, in_axes)
     places = places_of_arguments(call)
     return frozenset(leaf for name in mapped for leaf in jax.tree_util.tree_leaves(places[name]))
 
 
 def places_of_arguments(call: Call) -> dict[Name, Any]:
     """Each argument of a call, with the positions of its leaves in their place."""
-    given, named = call.tree.unflatten(range(len(call.leaves)))
-    return {old: given[new] for new, old in enumerate(call.dynamic)} | named
+    positional, named = call.tree.unflatten(range(len(call.leaves)))
+    return {old: positional[new] for new, old in enumerate(call.dynamic)} | named
 
 
-def _mapped(signer: Signer, given: Mapping[Name, Any], in_axes: object) -> set[Name]:
+def _mapped(signer: Signer, arguments: Mapping[Name, Any], in_axes: object) -> set[Name]:
     """The arguments for which ``in_axes`` has 0; those that it does not name go by default.
 
     By default the arguments with open axes are lists; without ``dynamic_axes``, those that look
     like lists.
     """
-    positions = [name for name in given if isinstance(name, int)]
-    named = [name for name in given if isinstance(name, str)]
+    positions = [name for name in arguments if isinstance(name, int)]
+    named = [name for name in arguments if isinstance(name, str)]
     default: set[Name] = set()
     if in_axes is None or (named and not isinstance(in_axes, Mapping)):
         opened = signer.arguments_with_open_axes(len(positions), named)
-        default = {*opened[0], *opened[1]} if opened is not None else _lists_among(signer, given)
+        default = _lists_among(signer, arguments) if opened is None else {*opened[0], *opened[1]}
     entries: dict[Name, Any]
     if in_axes is None:
         return default
@@ -258,8 +255,7 @@ def _mapped(signer: Signer, given: Mapping[Name, Any], in_axes: object) -> set[N
     return {n for n, entry in entries.items() if entry is not None} | (default & {*named})
 
 
-def _lists_among(signer: Signer, given: Mapping[Name, Any]) -> set[Name]:
-    """The arguments that look like lists of examples."""
+def _lists_among(signer: Signer, arguments: Mapping[Name, Any]) -> set[Name]:
     no_lists = (str, bytes, bytearray, Mapping, Padded, jax.Array, np.generic)
 
     def is_list(value: object) -> bool:
@@ -268,7 +264,7 @@ def _lists_among(signer: Signer, given: Mapping[Name, Any]) -> set[Name]:
         is_sequence = isinstance(value, Sequence | Iterator) and not isinstance(value, no_lists)
         return is_sequence and not _is_record(value)
 
-    return {n for n, value in given.items() if not signer.is_static(n) and is_list(value)}
+    return {n for n, value in arguments.items() if not signer.is_static(n) and is_list(value)}
 
 
 def _is_record(value: object) -> bool:
@@ -309,7 +305,7 @@ def _rows_of(values: Any, name: str) -> Any:
     )
 
 
-def _unequal(one: str, has: object, other: str, other_has: object) -> ArgumentError:
+def _unequal(first: str, length: object, second: str, rows: object) -> ArgumentError:
     return ArgumentError(
-        f"map: lists of examples must be equally long: {one} has {has} and {other} has {other_has}"
+        f"map: lists of examples must be equally long: {first} has {length} and {second} has {rows}"
     )

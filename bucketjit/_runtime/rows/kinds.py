@@ -22,14 +22,13 @@ from bucketjit._arrays.padding import fresh
 from bucketjit._compile.argument_types import padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
-from bucketjit._events import counted
+from bucketjit._events import Verbatim, counted
 from bucketjit._ir.dynamic_axes import STATIC, is_list_of_numbers
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import is_on_several_devices
-from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
+from bucketjit._runtime.decisions import OF_FILE, Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.batchable import OF_FILE, why_not_batched
 from bucketjit._runtime.rows.examples import Examples, Values, is_number, places_of_arguments
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import LeafType, leaf_type
@@ -69,16 +68,16 @@ class Alone:
 
     Attributes:
         why: Why they are not batched; None if the call itself says why it is not masked.
-        told: What the call itself says.
+        words: What the call itself says.
     """
 
     why: MaskingError | None
-    told: str = ""
+    words: str = ""
 
     @property
     def reason(self) -> str:
         """Why they run so, in words."""
-        return self.told if self.why is None else self.why.reason
+        return self.words if self.why is None else self.why.reason
 
 
 @dataclass(eq=False)
@@ -125,15 +124,19 @@ class Kinds:
         engine: The engine of the function.
         mapped: The mapped leaves: their positions among the leaves of a call.
         sharding: How the rows of batches are sharded; None if they are not.
+        shared: The leaves that all examples share, by position and padded shape.
+        first: The first example, once it is signed.
     """
+
+    first: Call
 
     def __init__(self, engine: Engine, examples: Examples) -> None:
         self.engine = engine
         self._examples = examples
-        self._first: Call | None = None
+        self.shared: dict[tuple[int, Any], Any] = {}
         self._trees: list[Any] = []
         self._values: Values = ()
-        self._known: dict[Any, tuple[Kind, Call]] = {}
+        self._kinds: dict[Any, tuple[Kind, Call]] = {}
         # An example of each signature: weak types may differ.
         self._variants: dict[tuple[LeafType, ...], Call] = {}
         self.mapped: tuple[int, ...] = ()
@@ -144,41 +147,41 @@ class Kinds:
         # Most examples are NumPy arrays, which are leaves themselves.
         key: Any = tuple([(x.shape, x.dtype) for x in values if type(x) is np.ndarray])
         is_plain = len(key) == len(values)
-        if is_plain and (found := self._known.get(key)) is not None:
-            return Row(values, *found)
+        if is_plain and (known_kind := self._kinds.get(key)) is not None:
+            return Row(values, *known_kind)
         try:
-            if self._first is None:
+            if not self._values:
                 self._begin(values)
             leaves = self._leaves(index, values)
             types, shapes = self._types(index, leaves)
             key = key if is_plain else (types, shapes)
-            if (found := self._known.get(key)) is None:
+            if (known_kind := self._kinds.get(key)) is None:
                 like = self._variants.get(types)
                 if like is None:
                     like = self._variants[types] = self._signed(values)
-                found = self._known[key] = self._kind(like, leaves, shapes), like
-            return Row(leaves, *found)
+                known_kind = self._kinds[key] = self._kind(like, leaves, shapes), like
+            return Row(leaves, *known_kind)
         except BucketJitError as error:
-            told = str(error)
-            if told.startswith(f"example {index}"):
+            text = str(error)
+            if text.startswith(f"example {index}"):
                 raise
             named = copy.copy(error)  # a stored error may be raised for several examples
-            cure = self._cure(values, told)
+            cure = self._cure(values, text)
             if cure:  # not that of a call, where the argument is no list of examples
-                told = told.partition("; pass np.asarray")[0]
-            named.args = (f"example {index}: {told}{cure}",)
+                text = text.partition("; pass np.asarray")[0]
+            named.args = (f"example {index}: {text}{cure}",)
             raise named.with_traceback(error.__traceback__) from error.__cause__
         except Exception as error:  # of the user's function, which was traced
             error.add_note(f"bucketjit: this is example {index} of map{self._cure(values)}")
             raise
 
-    def _cure(self, values: Values, told: str = "") -> str:
+    def _cure(self, values: Values, text: str = "") -> str:
         """What to pass in the place of numbers, or lists of them, that an error is about.
 
         An error of the user's function, which tells no name, may be about any argument.
         """
         pairs = list(zip(self._examples.names, values, strict=True))
-        about = [pair for pair in pairs if told.startswith(f"{pair[0]}: ")] if told else pairs
+        about = [pair for pair in pairs if text.startswith(f"{pair[0]}: ")] if text else pairs
         cures = [_array_of_examples(name, value) for name, value in about]
         return f"; {cures[0]}" if cures and all(cures) else ""
 
@@ -194,32 +197,24 @@ class Kinds:
         placement = placement_of(self.sharding, count)
         return Rows(count, frozenset(self.mapped), summed, placement, in_turn)
 
-    @property
-    def first(self) -> Call:
-        """The first example."""
-        assert self._first is not None
-        return self._first
-
     def _begin(self, values: Values) -> None:
-        """Sign the first example, and find out which leaves are mapped."""
         examples, call = self._examples, self._signed(values)
         places = places_of_arguments(call)
-        own = [places[name] for name in examples.mapped]
+        parts = [places[name] for name in examples.mapped]
         self._values = values
-        self._trees = [jax.tree_util.tree_structure(part) for part in own]
-        self.mapped = tuple(i for part in own for i in jax.tree_util.tree_leaves(part))
-        self._first = call
+        self._trees = [jax.tree_util.tree_structure(part) for part in parts]
+        self.mapped = tuple(i for part in parts for i in jax.tree_util.tree_leaves(part))
+        self.first = call
         self.sharding = rows_sharding(
             leaf for i, leaf in enumerate(call.leaves) if i not in self.mapped
         )
         self._variants[tuple(call.signature.types[i] for i in self.mapped)] = call
 
     def _leaves(self, index: int, values: Values) -> list[Any]:
-        """The leaves of the mapped arguments."""
         leaves: list[Any] = []
         every = enumerate(zip(self._examples.names, self._trees, values, strict=True))
         for place, (name, tree, value) in every:
-            own, of = jax.tree_util.tree_flatten(value)
+            flat, of = jax.tree_util.tree_flatten(value)
             if of != tree:
                 got, first = _in_words(value), _in_words(self._values[place])
                 words = (str(of), str(tree)) if got == first else (got, first)
@@ -228,38 +223,37 @@ class Kinds:
                 raise ArgumentError(
                     f"example {index}, {name}: {words[0]}, but example 0 has {words[1]}; {cure}"
                 )
-            leaves += own
+            leaves += flat
         return leaves
 
     def _types(
         self, index: int, leaves: Sequence[Any]
     ) -> tuple[tuple[LeafType, ...], tuple[tuple[int, ...], ...]]:
-        """The types and shapes of the mapped leaves."""
         signature = self.first.signature
         types, shapes = [], []
         for place, leaf in zip(self.mapped, leaves, strict=True):
             wanted, path = signature.types[place], signature.paths[place]
-            found, shape = leaf_type(leaf, path)
+            kind, shape = leaf_type(leaf, path)
             if wanted.dtype is None:
                 if isinstance(leaf, bool) or not isinstance(leaf, int | np.integer):
                     raise ArgumentError(
                         f"example {index}, {path}: a size must be an int, got {leaf!r}"
                     )
-                found, shape = wanted, (int(leaf),)
-            elif found.dtype != wanted.dtype or found.rank != wanted.rank:
-                tokens, own = signature.tokens, self.first.shapes[place]
+                kind, shape = wanted, (int(leaf),)
+            elif kind.dtype != wanted.dtype or kind.rank != wanted.rank:
+                tokens, sizes_of_first = signature.tokens, self.first.shapes[place]
                 row = ("_",) * wanted.rank if tokens is None else tokens[place]
-                sizes = [n if t == STATIC else t for t, n in zip(row, own, strict=True)]
+                sizes = [n if t == STATIC else t for t, n in zip(row, sizes_of_first, strict=True)]
                 cure = (
                     f"convert it by .astype({str(wanted.dtype)!r})"
-                    if found.rank == wanted.rank
+                    if kind.rank == wanted.rank
                     else "reshape it, or map examples of another rank by themselves"
                 )
                 raise ArgumentError(
-                    f"example {index}, {path}: {_shown(found, shape)}, the others are "
+                    f"example {index}, {path}: {_shown(kind, shape)}, the others are "
                     f"{_shown(wanted, sizes)}; {cure}"
                 )
-            types.append(found)
+            types.append(kind)
             shapes.append(shape)
         return tuple(types), tuple(shapes)
 
@@ -268,21 +262,21 @@ class Kinds:
         return self.engine.signer.sign(args, kwargs)
 
     def _kind(self, like: Call, leaves: Sequence[Any], shapes: tuple[tuple[int, ...], ...]) -> Kind:
-        every, own = list(like.leaves), list(like.shapes)
+        every, all_shapes = list(like.leaves), list(like.shapes)
         for i, leaf, shape in zip(self.mapped, leaves, shapes, strict=True):
-            every[i], own[i] = leaf, shape
-        call = dataclasses.replace(like, leaves=every, shapes=own)
-        memory, key = like.signature.remembered, (self.mapped, *own)
-        tokens, known = memory.get(key, (None, None))
+            every[i], all_shapes[i] = leaf, shape
+        call = dataclasses.replace(like, leaves=every, shapes=all_shapes)
+        memory, key = like.signature.remembered, (self.mapped, *all_shapes)
+        tokens, remembered = memory.get(key, (None, None))
         engine = self.engine
         if (
-            known is not None
+            remembered is not None
             and tokens is like.signature.tokens
-            and known.version == engine.refusals.version
+            and remembered.version == engine.refusals.version
             # Buckets grow with sizes that did not fit.
-            and (known.call.program is None or not known.call.program.unfitted)
+            and (remembered.call.program is None or not remembered.call.program.unfitted)
         ):
-            return known
+            return remembered
         call, decision = engine.chosen(call)
         way = self._way(call, decision)
         kind = Kind(call.with_leaves([]), way, engine.refusals.version, self._real(call))
@@ -296,7 +290,7 @@ class Kinds:
         engine = self.engine
         match decision:
             case Masked(program, bucket, None):
-                why = why_not_batched(engine, program, call, self.mapped)
+                why = engine.refusals.of_batches(program, call, self.mapped)
                 if why is not None:
                     if engine.config.fallback is Fallback.ERROR and why is not OF_FILE:
                         raise FallbackError(why.reason, why.remedy)
@@ -315,17 +309,17 @@ class Kinds:
         """How examples run in the batches of a bucket."""
         # It raises if a padded argument would be too large.
         padded = dict(padded_leaf_shapes(call, bucket))
-        sizes, own = dict(bucket), frozenset(self.mapped)
+        sizes, places = dict(bucket), frozenset(self.mapped)
         tokens = [
-            math.prod(evaluate_text(t, sizes) for t in call.tokens[i] if is_open(t)) for i in own
+            math.prod(evaluate_text(t, sizes) for t in call.tokens[i] if is_open(t)) for i in places
         ]
         nbytes = {
             i: math.prod(padded.get(i, call.shapes[i])) * kind.dtype.itemsize
             for i, kind in enumerate(call.signature.types)
             if kind.dtype is not None
         }
-        elements = sum(math.prod(shape) for i, shape in padded.items() if i in own)
-        mapped = sum(n for i, n in nbytes.items() if i in own)
+        elements = sum(math.prod(shape) for i, shape in padded.items() if i in places)
+        mapped = sum(n for i, n in nbytes.items() if i in places)
         shared = sum(nbytes.values()) - mapped
         return Batched(program, sizes, max([1, *tokens]), elements, mapped, shared)
 
@@ -387,10 +381,4 @@ def _in_words(value: Any) -> str:
     words = ["number" if isinstance(x, int | float | complex) else "array" for x in leaves]
     if leaves and leaves[0] is value:
         return f"a {words[0]}".replace("a a", "an a")
-    return repr(jax.tree_util.tree_unflatten(tree, map(_Word, words)))
-
-
-class _Word(str):
-    """Text that is shown without quotes."""
-
-    __repr__ = str.__str__
+    return repr(jax.tree_util.tree_unflatten(tree, map(Verbatim, words)))

@@ -82,9 +82,9 @@ def map_examples(
         results = [inside(*examples.call(values)) for values in examples]
         if options.reduce is None:
             return results
-        total = functools.reduce(
-            functools.partial(jax.tree_util.tree_map, operator.add), _any(results)
-        )
+        if not results:
+            raise _nothing_to_reduce()
+        total = functools.reduce(functools.partial(jax.tree_util.tree_map, operator.add), results)
         by = len(results) if options.reduce == "mean" else None
         return total if by is None else jax.tree_util.tree_map(lambda x: x / by, total)
     out = Out.NUMPY if options.is_stacked else options.out
@@ -127,9 +127,9 @@ class ExplainedGroup:
     def __str__(self) -> str:
         batches = Counter(self.batches).items()
         rows = ", ".join(f"{n} x {counted(count, 'row')}" for count, n in batches)
-        told = f"{shown(self.bucket)}: {counted(self.examples, 'example')} in {rows}"
+        text = f"{shown(self.bucket)}: {counted(self.examples, 'example')} in {rows}"
         new = f", to compile: {', '.join(map(str, self.missing))} rows" if self.missing else ""
-        return f"{told}, {share(self.total - self.real, self.total):.0%} padding{new}"
+        return f"{text}, {share(self.total - self.real, self.total):.0%} padding{new}"
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,9 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
         ways = (row.kind.way for row in window)
         alone.update(way.reason for way in ways if isinstance(way, Alone))
         for planned in call.plan(window, summed):
-            way, given = planned.way, (summed, planned.in_turn)
+            way, how = planned.way, (summed, planned.in_turn)
             keys = {
-                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *given))
-                for n in planned.rows
+                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *how)) for n in planned.rows
             }
             groups.append(
                 ExplainedGroup(
@@ -196,21 +195,15 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
                     total=sum(planned.rows) * way.elements,
                 )
             )
-    shared = tuple(examples.words[n] for n in examples.given if n not in examples.mapped)
+    shared = tuple(examples.words[n] for n in examples.arguments if n not in examples.mapped)
     return MapExplanation(examples.names, shared, count, tuple(groups), FrozenDict(alone))
 
 
 # --- sums and means ---
 
 
-def _any(results: Any) -> Iterator[Any]:
-    """The results to reduce; an error if there are none."""
-    is_empty = True
-    for result in results:
-        is_empty = False
-        yield result
-    if is_empty:
-        raise ArgumentError("map: there are no examples to reduce; give at least one")
+def _nothing_to_reduce() -> ArgumentError:
+    return ArgumentError("map: there are no examples to reduce; give at least one")
 
 
 def _reduced(call: MapCall, options: MapOptions) -> Any:
@@ -219,13 +212,14 @@ def _reduced(call: MapCall, options: MapOptions) -> Any:
     The executable of a batch adds the results of its rows up (`bucketjit._compile.rows`), and the
     sums of batches are added here. So the gradients of a loss take the memory of one gradient.
     """
-    total: Summed = functools.reduce(_added, _any(_parts(call)))
-    found = []
+    if (total := functools.reduce(_added, _parts(call), None)) is None:
+        raise _nothing_to_reduce()
+    leaves = []
     for value, dtype in zip(total.values, total.dtypes, strict=True):
         value = value / total.rows if options.reduce == "mean" else value
         value = value.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else value
-        found.append(np.asarray(value) if options.out is Out.NUMPY else value)
-    return total.tree.unflatten(found)
+        leaves.append(np.asarray(value) if options.out is Out.NUMPY else value)
+    return total.tree.unflatten(leaves)
 
 
 def _parts(call: MapCall) -> Iterator[Summed]:
@@ -240,7 +234,6 @@ def _parts(call: MapCall) -> Iterator[Summed]:
 
 
 def _of_one(result: Any) -> Summed:
-    """The result of one example as a sum."""
     leaves, tree = jax.tree_util.tree_flatten(result)
     arrays = [jnp.asarray(x) for x in leaves]
     return Summed(
@@ -248,26 +241,23 @@ def _of_one(result: Any) -> Summed:
     )
 
 
-def _added(one: Summed, other: Summed) -> Summed:
+_add = jax.jit(lambda xs, ys: list(map(operator.add, xs, ys)), donate_argnums=0)
+
+
+def _added(total: Summed | None, part: Summed) -> Summed:
     """The sum of two sums; the memory of the first one is used again."""
-    shapes = [[np.shape(x) for x in part.values] for part in (one, other)]
-    if one.tree != other.tree or shapes[0] != shapes[1]:
+    if total is None:
+        return part
+    shapes = [[np.shape(x) for x in s.values] for s in (total, part)]
+    if total.tree != part.tree or shapes[0] != shapes[1]:
         raise ArgumentError(
             "map: results that differ between examples cannot be added: "
-            f"{one.tree.unflatten(shapes[0])} and {other.tree.unflatten(shapes[1])}"
+            f"{total.tree.unflatten(shapes[0])} and {part.tree.unflatten(shapes[1])}"
         )
-    values = _adding()(one.values, other.values)
-    return one._replace(values=values, rows=one.rows + other.rows)
-
-
-@functools.cache
-def _adding() -> Callable[[list[Any], list[Any]], list[Any]]:
-    """A function that adds two lists of arrays."""
-    return jax.jit(lambda one, other: list(map(operator.add, one, other)), donate_argnums=0)
+    return total._replace(values=_add(total.values, part.values), rows=total.rows + part.rows)
 
 
 def _refuse_open_results(program: Interface) -> None:
-    """Refuse a program whose results cannot be added."""
     paths = jax.tree_util.tree_leaves_with_path(
         program.out_tree.unflatten(range(program.out_tree.num_leaves))
     )
@@ -306,12 +296,12 @@ def rows_to_compile(
 def _row_counts(rows: object) -> list[int]:
     """Numbers of rows, each rounded up to a power of two."""
     every = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
-    found: dict[int, None] = {}
+    rounded: dict[int, None] = {}
     for count in every:
         if not is_positive_int(count):
             raise SpecError(f"warmup: rows must be ints of at least 1, got {count!r}")
         assert isinstance(count, int)
-        found[1 << (count - 1).bit_length()] = None
-    if not found:
+        rounded[1 << (count - 1).bit_length()] = None
+    if not rounded:
         raise SpecError("warmup: rows names no number of rows; give at least one")
-    return list(found)
+    return list(rounded)

@@ -8,41 +8,23 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.rows import Rows, rows_key
 from bucketjit._config import Check, Fallback, Out
-from bucketjit._events import LONGEST, Event, printable
+from bucketjit._events import Event, warn
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
-from bucketjit._raised import frames_inside
+from bucketjit._runtime.decisions import OF_FILE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.learning import Learning
-from bucketjit._runtime.rows.batchable import OF_FILE
-from bucketjit._runtime.rows.batches import (
-    SharedArguments,
-    checked_results,
-    checked_sums,
-    count,
-    launch,
-    results_of,
-)
+from bucketjit._runtime.rows import batches
 from bucketjit._runtime.rows.examples import Examples
 from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kind, Kinds, Row
-from bucketjit._runtime.rows.plan import (
-    Group,
-    Planned,
-    batches,
-    default_budget,
-    is_faster_in_turn,
-    may_take_turns,
-    rows_in_turn,
-)
-from bucketjit._runtime.runs import has_empty_axis, open_axes
+from bucketjit._runtime.runs import open_axes
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
 _WINDOW = 1 << 17  # padded tokens of examples that are taken from an iterator at a time
@@ -87,7 +69,6 @@ class MapCall:
         self.kinds = Kinds(engine, examples)
         self._examples, self._out, self._budget = examples, out, budget
         self._is_stacked = is_stacked
-        self._shared = SharedArguments(self.kinds)
         self._opened: dict[Any, Sequence[Sequence[int]] | None] = {}
         self._ways: dict[Any, Batched] = {}
 
@@ -114,8 +95,8 @@ class MapCall:
         every: list[Any] = []
         for window in self.windows():
             results: list[Any] = [None] * len(window)
-            for members, found in self.run(window):
-                for i, result in zip(members, found, strict=True):
+            for members, parts in self.run(window):
+                for i, result in zip(members, parts, strict=True):
                     results[i] = result
             every += results
         return every
@@ -126,7 +107,13 @@ class MapCall:
             for row in {row.kind: row for row in window}.values():
                 self._note_open_axes(row)
         under_way: deque[tuple[Sequence[int], Wait]] = deque()
-        self._count(window)
+        engine, counts = self.engine, Counter(row.kind for row in window)
+        engine.counters.history.settle(but="counts")
+        learners = self.expect(window)
+        with engine.lock:
+            for learning, kinds in learners.items():
+                for kind in kinds:
+                    learning.count(kind.call.sizes, counts[kind])
         for planned, rows, members in self._batches(window, summed):
             examples = [window[i] for i in members]
             under_way.append((members, self._start(planned, rows, examples, summed)))
@@ -147,42 +134,29 @@ class MapCall:
         buckets = self.engine.buckets
         return buckets.learning(program, kind.call, of_rows=True) if learns else None
 
-    def expect(self, window: Sequence[Row]) -> dict[Kind, Learning]:
+    def expect(self, window: Sequence[Row]) -> Mapping[Learning, Sequence[Kind]]:
         """Choose the first buckets of the examples whose buckets are learnt."""
-        found = {}
-        every = defaultdict[Learning, list[Any]](list)
+        learners = defaultdict[Learning, list[Kind]](list)
         for kind in dict.fromkeys(row.kind for row in window):
             if (learning := self._learning(kind)) is not None:
-                found[kind] = learning
-                every[learning].append(kind.call.sizes)
+                learners[learning].append(kind)
         with self.engine.lock:
-            for kind, learning in found.items():
-                if learning in every:
-                    self.engine.tell_compiled(learning, kind.call.program, of_rows=True)
-                    learning.expect(*every.pop(learning))
-        return found
-
-    def _count(self, window: Sequence[Row]) -> None:
-        """Tell what learns buckets of the sizes of some examples."""
-        self.engine.counters.history.settle(but="counts")
-        learning, rows = self.expect(window), Counter(row.kind for row in window)
-        with self.engine.lock:
-            for kind, own in learning.items():
-                own.count(kind.call.sizes, rows[kind])
+            for learning, kinds in learners.items():
+                self.engine.tell_compiled(learning, kinds[0].call.program, of_rows=True)
+                learning.expect(*(kind.call.sizes for kind in kinds))
+        return learners
 
     def _batches(
         self, window: Sequence[Row], summed: bool
-    ) -> Iterator[tuple[Planned, int, Sequence[int]]]:
+    ) -> Iterator[tuple[batches.Planned, int, Sequence[int]]]:
         """The batches of a window. Where better buckets were learnt, the rest is planned anew."""
         done: set[int] = set()
         has_news = True
         while has_news:
             has_news = False
             left = [i for i in range(len(window)) if i not in done]
-            batches = (
-                (p, *batch) for p in self.plan(window, summed, left) for batch in p.batches()
-            )
-            for planned, rows, members in batches:
+            plans = self.plan(window, summed, left)
+            for planned, rows, members in ((p, *batch) for p in plans for batch in p.batches()):
                 yield planned, rows, members
                 done.update(members)
                 learning = self._learning(window[members[0]].kind)
@@ -211,61 +185,51 @@ class MapCall:
 
     def plan(
         self, window: Sequence[Row], summed: bool = False, left: Sequence[int] | None = None
-    ) -> list[Planned]:
+    ) -> list[batches.Planned]:
         """Group the examples of a window that run in batches."""
-        ways: dict[Any, Batched] = {}
-        members: defaultdict[Any, list[int]] = defaultdict(list)
         every = range(len(window)) if left is None else left
         batched = [i for i in every if isinstance(window[i].kind.way, Batched)]
         way_of = {kind: self._way(kind) for kind in dict.fromkeys(window[i].kind for i in batched)}
+        members: dict[Any, tuple[Batched, list[int]]] = {}
         for i in batched:
             way = way_of[window[i].kind]
             key = way.program, tuple(way.bucket.values())
-            ways.setdefault(key, way)
-            members[key].append(i)
-        for own in members.values():
+            members.setdefault(key, (way, []))[1].append(i)
+        planned: list[batches.Planned] = []
+        rest: list[tuple[Batched, list[int], batches.Group]] = []
+        compiled, asked = self._known_counts(summed)
+        for key, (way, places) in members.items():
             # Rows of like lengths go together: a loop of a batch runs as long as the longest row.
-            own.sort(key=lambda i: window[i].kind.real)
-        planned = []
-        for key, way in [*ways.items()]:
+            places.sort(key=lambda i: window[i].kind.real)
+            size = len(places)
             if not summed and self.engine.takes_turns.get(way.program):
-                rows = rows_in_turn(ways.pop(key))
-                planned.append(
-                    Planned(way, members[key], [rows] * -(-len(members[key]) // rows), True)
-                )
-        if not ways:
-            return planned
-        known, asked = self._known_counts(summed)
-        groups = [
-            Group(
-                len(members[key]),
-                way.tokens,
-                frozenset(known[key]),
-                # A loop over the rows of a batch copies them.
-                max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1 if summed else None,
-                key in asked,
-            )
-            for key, way in ways.items()
-        ]
-        counts = batches(groups, self._budget or default_budget(groups))
-        return planned + [
-            Planned(way, members[key], rows)
-            for (key, way), rows in zip(ways.items(), counts, strict=True)
-        ]
+                rows = batches.rows_in_turn(way)
+                planned.append(batches.Planned(way, places, [rows] * -(-size // rows), True))
+                continue
+            # A loop over the rows of a batch copies them.
+            most = max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1
+            counts = frozenset(compiled[key])
+            group = batches.Group(size, way.tokens, counts, most if summed else None, key in asked)
+            rest.append((way, places, group))
+        groups = [group for _, _, group in rest]
+        rows_of = batches.row_counts(groups, self._budget or batches.default_budget(groups))
+        for (way, places, _), batch_rows in zip(rest, rows_of, strict=True):
+            planned.append(batches.Planned(way, places, batch_rows))
+        return planned
 
     def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
         """The row counts that have an executable, by program and bucket; and which are the user's.
 
         If nothing may be compiled, all of them are as good as chosen by the user.
         """
-        found: defaultdict[Any, set[int]] = defaultdict(set)
+        counts: defaultdict[Any, set[int]] = defaultdict(set)
         asked: set[Any] = set()
         for (owner, *rest), entry in self.engine.cache.items():
             if entry.rows is not None and rest[0][0] == self.kinds.rows(entry.rows, summed):
                 key = owner, rest[0][1:]
-                found[key].add(entry.rows)
+                counts[key].add(entry.rows)
                 asked |= {key} if entry.asked else set()
-        return found, asked if self.engine.provider.allowance.affordable() else set(found)
+        return counts, asked if self.engine.provider.allowance.affordable() else set(counts)
 
     # --- open axes of results ---
 
@@ -286,76 +250,72 @@ class MapCall:
             self._opened[program] = _open_axes_of(program)
         call = self.kinds.call_of(row)
         is_for_all = program is not None and not program.guards
-        if (is_for_all and not has_empty_axis(call.shapes)) or signature in self._opened:
+        is_for_all = is_for_all and not any(0 in shape for shape in call.shapes)
+        if is_for_all or signature in self._opened:
             return
-        found = open_axes(call)
-        if found is None and (beside := self.engine.program_beside(call)) is not None:
-            found = _open_axes_of(beside)
-        if found is not None or program is None:
-            self._opened[signature] = found
+        axes = open_axes(call)
+        if axes is None and (beside := self.engine.program_beside(call)) is not None:
+            axes = _open_axes_of(beside)
+        if axes is not None or program is None:
+            self._opened[signature] = axes
 
     # --- running ---
 
-    def _start(self, planned: Planned, size: int, rows: Sequence[Row], summed: bool) -> Wait:
-        """Start a batch."""
+    def _start(
+        self, planned: batches.Planned, size: int, rows: Sequence[Row], summed: bool
+    ) -> Wait:
         engine, kinds, way = self.engine, self.kinds, planned.way
         engine.counters.history.settle(but="counts")
-        found = self._executable(way, kinds.rows(size, summed, planned.in_turn), rows[0])
-        if isinstance(found, Alone):
-            return functools.partial(self._run_alone, rows, found.why)
-        entry, is_compiled = found
+        built = self._executable(way, kinds.rows(size, summed, planned.in_turn), rows[0])
+        if isinstance(built, Alone):
+            return functools.partial(self._run_alone, rows, built.why)
+        entry, is_compiled = built
         run: Callable[..., Any]
         wait: Wait
         try:
             is_checked = engine.config.check is not Check.OFF
             if is_checked and not summed:
-                results = checked_results(entry, rows, kinds, self._shared, self._out)
+                results = batches.checked_results(entry, rows, kinds, self._out)
                 wait = functools.partial(list, results)
             else:
-                if is_compiled and not summed and may_take_turns(engine, entry, way, kinds):
+                if is_compiled and not summed and batches.may_take_turns(engine, entry, way, kinds):
                     self._compare_ways(way, entry, rows)
-                run = checked_sums if is_checked else launch
-                run = functools.partial(run, entry, rows, kinds, self._shared)
+                run = batches.checked_sums if is_checked else batches.launch
+                run = functools.partial(run, entry, rows, kinds)
                 learning = self._learning(rows[0].kind)
-                outs = (
-                    run()
-                    if learning is None
-                    else self._learnt(learning, entry, way, run, len(rows))
-                )
+                if learning is not None:
+                    timed, lock = learning.timed, engine.lock
+                    with lock:
+                        learning.compiled(way.bucket, entry.compile_seconds)
+                    run = functools.partial(timed, lock, way.bucket, [], run, len(rows))
+                outs = run()
                 dtypes = [dtype for dtype, _ in way.program.out_types]
                 part = Summed(rows[0].kind.call.out_tree, dtypes, outs, len(rows))
-                wait = functools.partial(results_of, entry, rows, outs, self._out)
+                wait = functools.partial(batches.results_of, entry, rows, outs, self._out)
                 wait = functools.partial(list, [part]) if summed else wait
         except SignatureChanged:
             return functools.partial(self._run_alone, rows, _PLACED)
-        engine.counters.batch(count(entry, rows, kinds.mapped))
+        engine.counters.batch(batches.count(entry, rows, kinds.mapped))
         return wait
-
-    def _learnt(
-        self, learning: Learning, entry: Executable, way: Batched, run: Callable[[], Any], rows: int
-    ) -> Any:
-        """Run a batch, and note what compiling and running it has cost."""
-        with self.engine.lock:
-            learning.compiled(way.bucket, entry.compile_seconds)
-        return learning.timed(self.engine.lock, way.bucket, [], run, rows)
 
     def _compare_ways(self, way: Batched, entry: Executable, rows: Sequence[Row]) -> None:
         """Run a batch in both ways, and note whether the rows of the program take turns."""
-        found = self._executable(way, self.kinds.rows(rows_in_turn(way), in_turn=True), rows[0])
+        built = self._executable(
+            way, self.kinds.rows(batches.rows_in_turn(way), in_turn=True), rows[0]
+        )
         is_faster = False
-        if not isinstance(found, Alone):
+        if not isinstance(built, Alone):
             at_once, in_turn = (
-                functools.partial(launch, each, rows[: each.rows], self.kinds, self._shared)
-                for each in (entry, found[0])
+                functools.partial(batches.launch, each, rows[: each.rows], self.kinds)
+                for each in (entry, built[0])
             )
-            share = min(1.0, rows_in_turn(way) / len(rows))
-            is_faster = is_faster_in_turn(at_once, in_turn, share)
+            share = min(1.0, batches.rows_in_turn(way) / len(rows))
+            is_faster = batches.is_faster_in_turn(at_once, in_turn, share)
         self.engine.takes_turns[way.program] = is_faster
 
     def _executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
-        """The executable of a batch."""
         engine = self.engine
-        refused = engine.refusals.of_batches(way.program)  # when another batch was built
+        refused = engine.refusals.batches.get(way.program)  # when another batch was built
         if refused is not None:
             return Alone(refused)
         call = self.kinds.call_of(like)
@@ -372,8 +332,8 @@ class MapCall:
             engine.refusals.note_batches(way.program, why)
             return Alone(why)
         bucket = tuple(way.bucket.values())
-        own = [key for key, _ in engine.cache.items() if key[0] is way.program]
-        if source == "compile" and sum(key[1][-len(bucket) :] == bucket for key in own) == 1:
+        keys = [key for key, _ in engine.cache.items() if key[0] is way.program]
+        if source == "compile" and sum(key[1][-len(bucket) :] == bucket for key in keys) == 1:
             # The first executable of the bucket: others, for more rows, are no new sizes.
             engine.recompiles.note(call, entry)
         return entry, source == "compile"
@@ -385,14 +345,11 @@ class MapCall:
             if engine.config.fallback is Fallback.ERROR and why not in (NO_SIZES, OF_FILE):
                 raise FallbackError(why.reason, why.remedy) from why
             if engine.counters.alone(why.reason, len(rows)):
-                told = f"map, one example at a time: {why}"
-                engine.emit(Event("fallback", engine.name, detail=told))
-                message = f"{engine.name}.map runs one example at a time: {why}"
-                stacklevel = frames_inside()
-                warnings.warn(printable(message, LONGEST), FallbackWarning, stacklevel=stacklevel)
+                detail = f"map, one example at a time: {why}"
+                engine.emit(Event("fallback", engine.name, detail=detail))
+                warn(f"{engine.name}.map runs one example at a time: {why}", FallbackWarning)
         return [engine.serve(self.kinds.call_of(row), None, self._out) for row in rows]
 
 
 def _open_axes_of(program: Interface) -> list[list[int]]:
-    """The open axes of each result of a program."""
     return [[i for i, n in enumerate(shape) if is_symbolic(n)] for shape in program.out_shapes]

@@ -112,9 +112,9 @@ class Ragged(Sequence[Any]):
         full = (shape[0], *(shape[i] if i in self._axes else 1 for i in range(1, rank)))
         mask = np.ones(full, bool)
         for axis, lengths in zip(self._axes, self._lengths.T, strict=True):
-            own = [1] * rank
-            own[0], own[axis] = shape[0], shape[axis]
-            mask &= (np.arange(shape[axis]) < lengths[:, None]).reshape(own)
+            column = [1] * rank
+            column[0], column[axis] = shape[0], shape[axis]
+            mask &= (np.arange(shape[axis]) < lengths[:, None]).reshape(column)
         return mask
 
 
@@ -155,10 +155,10 @@ def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: b
     leaves, first = jax.tree_util.tree_flatten(results[0])
     rows = [leaves]
     for index, result in enumerate(results[1:], start=1):
-        leaves, own = jax.tree_util.tree_flatten(result)
-        if own != first:
+        leaves, tree = jax.tree_util.tree_flatten(result)
+        if tree != first:
             raise ArgumentError(
-                f"map: results cannot be stacked: that of example {index} is {own}, those before "
+                f"map: results cannot be stacked: that of example {index} is {tree}, those before "
                 f"are {first}"
             )
         rows.append(leaves)
@@ -169,7 +169,6 @@ def stacked(results: Sequence[Any], opened: Sequence[Set[int]] | None, to_jax: b
 
 
 def _stack(column: Sequence[Any], opened: Set[int] | None, to_jax: bool) -> Ragged:
-    """One array of the values of all examples."""
     hosts = list(map(_on_host, column))
     first = hosts[0]
     for index, host in enumerate(hosts):

@@ -15,9 +15,9 @@ SEEN = [5, 3, 5, 0, 900]
     ids=lambda s: type(s).__name__,
 )
 def test_any_iterable_and_counts(sizes):
-    seen = histogram(sizes)
-    assert seen.points.tolist() == [[3], [5], [900]]
-    assert seen.counts.tolist() == [1, 2, 1]
+    _, points, counts = histogram(sizes)
+    assert points.tolist() == [[3], [5], [900]]
+    assert counts.tolist() == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ def test_any_iterable_and_counts(sizes):
     ids=["int", "signed", "counts"],
 )
 def test_ints_of_several_types(sizes):
-    assert histogram(sizes).points.tolist() == [[3], [9]]  # np.asarray makes floats of them
+    assert histogram(sizes)[1].tolist() == [[3], [9]]  # np.asarray makes floats of them
 
 
 def test_counts_may_be_any_numbers():
-    assert histogram({4: 0.5, 8: Fraction(1, 4), 9: 0}).counts.tolist() == [0.5, 0.25]
+    assert histogram({4: 0.5, 8: Fraction(1, 4), 9: 0})[2].tolist() == [0.5, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_wrong_sizes_are_refused(sizes, error, message):
 
 
 def test_joint_counts_combinations():
-    seen = histogram({"b": [4, 1, 4, 0], "s": np.array([9, 9, 9, 7])})
-    assert seen.dims == ("b", "s")
-    assert seen.points.tolist() == [[1, 9], [4, 9]]
-    assert seen.counts.tolist() == [1, 2]
-    one = histogram({"b": {7: 2, 0: 4, 3: 0.5}})
-    assert (one.points.tolist(), one.counts.tolist()) == ([[3], [7]], [0.5, 2])
+    dims, points, counts = histogram({"b": [4, 1, 4, 0], "s": np.array([9, 9, 9, 7])})
+    assert dims == ("b", "s")
+    assert points.tolist() == [[1, 9], [4, 9]]
+    assert counts.tolist() == [1, 2]
+    _, points, counts = histogram({"b": {7: 2, 0: 4, 3: 0.5}})
+    assert (points.tolist(), counts.tolist()) == ([[3], [7]], [0.5, 2])
 
 
 @pytest.mark.parametrize(
