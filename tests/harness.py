@@ -8,6 +8,7 @@ compares the logical part with the plain run at each logical size.
 
 import functools
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,39 @@ class Case:
                 {v: (max(1, p // 2), p)[k % 2] for k, (v, p) in enumerate(self.bucket.items())}
             )
         return rows
+
+
+def arguments(text: str) -> list[Arg]:
+    """The arguments in a text such as ``"b, s; int32[t] 0:b"``, separated by semicolons.
+
+    Each is a shape of float32, or a dtype with its shape and, if it matters, what is drawn for it.
+    """
+    made = []
+    for part in text.split(";"):
+        typed = re.fullmatch(r"(\w+)\[(.*)\](?: (.+):(.+))?", part.strip())
+        if typed is None:
+            made.append(Arg(part.strip()))
+        else:
+            dtype, shape, low, high = typed.groups()
+            made.append(Arg(shape, dtype) if low is None else Arg(shape, dtype, low, high))
+    return made
+
+
+def family(covers: str = "", prefix: str = "", **defaults: Any) -> Callable[..., Case]:
+    """Makes cases that cover these primitives, with these options where a case names no other.
+
+    Where a case names no arguments, it has a matrix of which both axes are open.
+    """
+
+    def case(
+        name: str, fn: Callable[..., Any], *args: Arg | str, covers: str = covers, **options: Any
+    ) -> Case:
+        args = args or ("b, s",)
+        every = [x for arg in args for x in ([arg] if isinstance(arg, Arg) else arguments(arg))]
+        named = {**defaults, **options}
+        return Case(prefix + name, fn, tuple(every), tuple(covers.split()), **named)
+
+    return case
 
 
 DOMAINS = ("mixed", "negative", "positive", "special")

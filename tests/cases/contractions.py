@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, family
+
+case, dot = family(grad=True), family("dot_general", grad=True)
+ragged = family("ragged_dot_general")
 
 LOOSE: dict[str, Any] = {"rtol": 3e-2, "atol": 3e-2}
 SHORT = ({"b": 1, "s": 7}, {"b": 3, "s": 4}, {"b": 4, "s": 8})
@@ -47,33 +50,21 @@ def _some_groups(x: Any, rng: np.random.Generator) -> Any:
 
 
 CASES = [
-    Case("dot_contract_open", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), grad=True),
-    Case("dot_contract_static", lambda x, y: x @ y, ("b, 3", "3, s"), ("dot_general",), grad=True),
-    Case("dot_vectors", jnp.dot, ("s", "s"), ("dot_general",), grad=True),
-    Case(
-        "dot_special", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), domains=("special",)
-    ),
-    Case(
-        "dot_batched",
-        lambda x, y: jnp.einsum("bsd,bsf->bdf", x, y),
-        ("b, s, 2", "b, s, 3"),
-        ("dot_general",),
-        grad=True,
-    ),
-    Case(
+    dot("dot_contract_open", lambda x, y: x @ y, "b, s; s, 3"),
+    dot("dot_contract_static", lambda x, y: x @ y, "b, 3; 3, s"),
+    dot("dot_vectors", jnp.dot, "s; s"),
+    dot("dot_special", lambda x, y: x @ y, "b, s; s, 3", domains=("special",), grad=False),
+    dot("dot_batched", lambda x, y: jnp.einsum("bsd,bsf->bdf", x, y), "b, s, 2; b, s, 3"),
+    dot(
         "dot_two_contracted",
         lambda x, y: lax.dot_general(x, y, (((0, 2), (1, 0)), ((), ()))),
-        ("b, 3, s", "s, b, 2"),
-        ("dot_general",),
-        grad=True,
+        "b, 3, s; s, b, 2",
     ),
     *(
-        Case(
+        dot(
             f"dot_side_by_side_{name}",
             lambda x, y, numbers=numbers: lax.dot_general(x, y, numbers),
-            specs,
-            ("dot_general",),
-            grad=True,
+            *specs,
             domains=("mixed", "special"),
         )
         for name, specs, numbers in [
@@ -91,13 +82,12 @@ CASES = [
         ]
     ),
     *(
-        Case(
+        dot(
             f"dot_changes_sides_{name}",
             lambda x, y, numbers=numbers, options=options: lax.dot_general(
                 x, y, numbers, **options
             ),
-            specs,
-            ("dot_general",),
+            *specs,
             grad=name != "integers",
             domains=("mixed", "special"),
             sizes=SHORT,
@@ -125,27 +115,19 @@ CASES = [
             ),
         ]
     ),
-    Case(
-        "dot_dense_layer",
-        lambda w, x: jnp.tanh(x @ w),
-        ("3, 2", "b, s, 3"),
-        ("dot_general",),
-        grad=True,
-    ),
-    Case(
+    dot("dot_dense_layer", lambda w, x: jnp.tanh(x @ w), "3, 2; b, s, 3"),
+    dot(
         "dot_size_expression",
         lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]),
-        ("s", "s, 2"),
-        ("dot_general",),
-        grad=True,
+        "s; s, 2",
     ),
     *(
-        Case(
+        dot(
             f"dot_{dtype}",
             lambda x, y: x @ y,
-            (Arg("b, s", dtype, low, high), Arg("s, 3", dtype, low, high)),
-            ("dot_general",),
-            **(LOOSE if "float" in dtype else {}),
+            f"{dtype}[b, s] {low}:{high}; {dtype}[s, 3] {low}:{high}",
+            grad=False,
+            **LOOSE if "float" in dtype else {},
         )
         for dtype, low, high in [
             ("bfloat16", 0, 0),
@@ -156,147 +138,137 @@ CASES = [
             ("bool", 0, 1),
         ]
     ),
-    Case(
+    dot(
         "dot_preferred_type",
         lambda x, y: [
             lax.dot(x, y, preferred_element_type=jnp.int32),
             jnp.matmul(x, y, preferred_element_type=jnp.float32),
         ],
-        (Arg("b, s", "int8", -100, 100), Arg("s, 3", "int8", -100, 100)),
-        ("dot_general",),
+        "int8[b, s] -100:100; int8[s, 3] -100:100",
+        grad=False,
     ),
-    Case(
+    dot(
         "dot_float8",
         lambda x, y: lax.dot(
             x.astype(jnp.float8_e4m3fn),
             y.astype(jnp.float8_e5m2),
             preferred_element_type=jnp.float32,
         ),
-        ("b, s", "s, 3"),
-        ("dot_general",),
+        "b, s; s, 3",
+        grad=False,
     ),
-    Case(
+    dot(
         "dot_highest_precision",
         lambda x, y: jnp.matmul(x, y, precision="highest"),
-        ("b, s", "s, 3"),
-        ("dot_general",),
+        "b, s; s, 3",
+        grad=False,
     ),
-    Case("matmul_batched", jnp.matmul, ("b, 2, s", "b, s, 3"), ("dot_general",), grad=True),
-    Case(
-        "matmul_vector", lambda x, y: [x @ y, y @ x.T], ("b, s", "s"), ("dot_general",), grad=True
-    ),
-    Case("gram", lambda x: [x @ x.T, x.T @ x], ("b, s",), ("dot_general",), grad=True),
-    Case("vdot", jnp.vdot, (Arg("s", "complex64"), Arg("s", "complex64")), ("dot_general",)),
-    Case("vdot_matrices", jnp.vdot, ("b, s", "b, s"), ("dot_general",), grad=True),
-    Case("inner", jnp.inner, ("b, s", "3, s"), ("dot_general",), grad=True),
-    Case(
+    dot("matmul_batched", jnp.matmul, "b, 2, s; b, s, 3"),
+    dot("matmul_vector", lambda x, y: [x @ y, y @ x.T], "b, s; s"),
+    dot("gram", lambda x: [x @ x.T, x.T @ x]),
+    dot("vdot", jnp.vdot, "complex64[s]; complex64[s]", grad=False),
+    dot("vdot_matrices", jnp.vdot, "b, s; b, s"),
+    dot("inner", jnp.inner, "b, s; 3, s"),
+    dot(
         "tensordot",
         lambda x, y: [jnp.tensordot(x, y, 2), jnp.tensordot(x, y, ((1,), (0,)))],
-        ("3, b, s", "b, s, 2"),
-        ("dot_general",),
-        grad=True,
+        "3, b, s; b, s, 2",
     ),
-    Case("outer_product", jnp.outer, ("b", "s"), grad=True),
-    Case("kron_product", jnp.kron, ("b, 2", "2, 2"), grad=True),
-    Case("kron_open", jnp.kron, ("b", "s")),
-    Case("cross", jnp.cross, ("b, 3", "b, 3"), grad=True),
-    Case("trace_of_product", lambda x: jnp.einsum("ij,ji->", x, x.T), ("b, s",), grad=True),
-    Case(
-        "einsum_three",
-        lambda a, b, c: jnp.einsum("bi,ij,bj->b", a, b, c),
-        ("b, s", "s, 4", "b, 4"),
-        ("dot_general",),
-        grad=True,
-    ),
-    Case(
+    case("outer_product", jnp.outer, "b; s"),
+    case("kron_product", jnp.kron, "b, 2; 2, 2"),
+    case("kron_open", jnp.kron, "b; s", grad=False),
+    case("cross", jnp.cross, "b, 3; b, 3"),
+    case("trace_of_product", lambda x: jnp.einsum("ij,ji->", x, x.T)),
+    dot("einsum_three", lambda a, b, c: jnp.einsum("bi,ij,bj->b", a, b, c), "b, s; s, 4; b, 4"),
+    case(
         "einsum_reduces",
         lambda x, y: [jnp.einsum("bsd,sd->b", x, y), jnp.einsum("bsd->sd", x)],
-        ("b, s, 2", "s, 2"),
-        grad=True,
+        "b, s, 2; s, 2",
     ),
-    Case(
-        "attention", _attention, ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"), grad=True, sizes=SHORT
-    ),
-    Case(
+    case("attention", _attention, "b, s, 2, 4; b, s, 2, 4; b, s, 2, 4", sizes=SHORT),
+    case(
         "attention_of_two_lengths",
         _attention,
-        ("b, t, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
-        grad=True,
+        "b, t, 2, 4; b, s, 2, 4; b, s, 2, 4",
         sizes=({"b": 2, "s": 5, "t": 3}, {"b": 4, "s": 8, "t": 1}),
     ),
-    Case(
+    case(
         "jax_nn_attention",
         lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
-        ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
+        "b, s, 2, 4; b, s, 2, 4; b, s, 2, 4",
         sizes=SHORT,
+        grad=False,
     ),
-    Case(
+    case(
         "cov",
         lambda x: [jnp.cov(x), jnp.corrcoef(x), jnp.cov(x, bias=True)],
-        ("3, s",),
+        "3, s",
         sizes=({"s": 2}, {"s": 5}, {"s": 8}),
         constraints=("s >= 2",),
         rtol=1e-3,
         atol=1e-4,
+        grad=False,
     ),
-    Case(
+    case(
         "cov_of_columns",
         lambda x: jnp.cov(x, rowvar=False, ddof=0),
-        ("s, 3",),
+        "s, 3",
         rtol=1e-3,
         atol=1e-4,
+        grad=False,
     ),
-    Case(
+    case(
         "pairwise_distances",
         lambda x, y: jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1) + 1e-3),
-        ("b, 3", "s, 3"),
-        grad=True,
+        "b, 3; s, 3",
     ),
-    Case(
+    ragged(
         "ragged_dot_rows",
         lax.ragged_dot,
-        ("b, 3", "4, 3, 2", Arg("4", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, 3; 4, 3, 2",
+        Arg("4", "int32", make=_some_groups),
         buckets={"b": 8},
         grad=True,
     ),
-    Case(
+    ragged(
         "ragged_dot_open_contraction",
         lax.ragged_dot,
-        ("b, s", "3, s, 2", Arg("3", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, s; 3, s, 2",
+        Arg("3", "int32", make=_some_groups),
         grad=True,
     ),
-    Case(
+    ragged(
         "ragged_dot_contracting",
         _ragged(([0], [0]), ([], []), [0], []),
-        ("s, 3", "s, b", Arg("4", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "s, 3; s, b",
+        Arg("4", "int32", make=_some_groups),
     ),
-    Case(
+    ragged(
         "ragged_dot_batched",
         _ragged(([2], [2]), ([0], [0]), [1], [1]),
-        ("b, s, 3", "b, 2, 3, 4", Arg("b, 2", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, s, 3; b, 2, 3, 4",
+        Arg("b, 2", "int32", make=_some_groups),
     ),
-    Case(
+    ragged(
         "ragged_dot_ragged_batch",
         _ragged(([2], [1]), ([0], [0]), [0], []),
-        ("b, 3, s", "b, s, 2", Arg("3", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, 3, s; b, s, 2",
+        Arg("3", "int32", make=_some_groups),
     ),
-    Case(
+    case(
         "scaled_dot_open_blocks",
         lambda x, y, sx, sy: _scaled(x, y, jnp.exp2(jnp.round(sx)), jnp.exp2(jnp.round(sy))),
-        ("2, b, 32*s", "2, 32*s, 3", "2, b, s", "2, s, 3"),
-        ("scaled_dot",),
+        "2, b, 32*s; 2, 32*s, 3; 2, b, s; 2, s, 3",
+        covers="scaled_dot",
         sizes=SHORT,
+        grad=False,
     ),
-    Case(
+    case(
         "scaled_dot_one_scale",
         lambda x, y, sx: _scaled(x, y, jnp.exp2(jnp.round(sx)), None),
-        ("b, 4*s", "4*s, 3", "b, s"),
-        ("scaled_dot",),
+        "b, 4*s; 4*s, 3; b, s",
+        covers="scaled_dot",
         sizes=SHORT,
+        grad=False,
     ),
 ]

@@ -10,11 +10,11 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import linear_call
 from jax.experimental import hijax
 
-from tests.harness import Arg, Case
+from tests.harness import family
 
-BATCH = "b, s"
-ROWS = "b, 3"
-INT = Arg("", "int32")
+case, smooth = family(), family(grad=True)
+loop, cond = family("while"), family("cond", grad=True)
+
 MIXED = ("mixed",)
 
 
@@ -102,70 +102,54 @@ class _Tripled(getattr(hijax, "HiPrim", hijax.__dict__.get("VJPHiPrimitive"))):
 
 
 CALLS = [
-    Case("jit", lambda x: jax.jit(lambda y: y - y.mean())(x), (BATCH,), ("jit",), grad=True),
-    Case("jit_twice", lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), (BATCH,), ("jit",)),
-    Case("jit_no_arguments", lambda x: jax.jit(lambda: x.sum())() + 1, (BATCH,), ("jit",)),
-    Case("jit_grad", lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), (BATCH,), ("jit",)),
-    Case("named_call", lambda x: jax.named_call(jnp.sum, name="total")(x), (BATCH,)),
-    Case("named_scope", jax.named_scope("scope")(lambda x: x.mean()), (BATCH,)),
-    Case("custom_jvp", softplus, (BATCH,), ("custom_jvp_call",), grad=True),
-    Case("custom_vjp", scaled, (BATCH,), ("custom_vjp_call",), grad=True, rtol=1e-4),
-    Case(
-        "custom_jvp_forward",
-        lambda x: jax.jvp(softplus, (x,), (x,)),
-        (BATCH,),
-    ),
-    Case("custom_vmap", lambda x: _row_mean(x), ("s",), ("custom_vmap_call",)),
-    Case("custom_vmap_batched", lambda x: jax.vmap(_row_mean)(x), (BATCH,)),
-    Case("custom_vmap_rows", jax.custom_batching.sequential_vmap(lambda x: x.sum()), (BATCH,)),
-    Case(
+    smooth("jit", lambda x: jax.jit(lambda y: y - y.mean())(x), covers="jit"),
+    case("jit_twice", lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), covers="jit"),
+    case("jit_no_arguments", lambda x: jax.jit(lambda: x.sum())() + 1, covers="jit"),
+    case("jit_grad", lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), covers="jit"),
+    case("named_call", lambda x: jax.named_call(jnp.sum, name="total")(x)),
+    case("named_scope", jax.named_scope("scope")(lambda x: x.mean())),
+    smooth("custom_jvp", softplus, covers="custom_jvp_call"),
+    smooth("custom_vjp", scaled, covers="custom_vjp_call", rtol=1e-4),
+    case("custom_jvp_forward", lambda x: jax.jvp(softplus, (x,), (x,))),
+    case("custom_vmap", lambda x: _row_mean(x), "s", covers="custom_vmap_call"),
+    case("custom_vmap_batched", lambda x: jax.vmap(_row_mean)(x)),
+    case("custom_vmap_rows", jax.custom_batching.sequential_vmap(lambda x: x.sum())),
+    case(
         "sequential_vmap",
         jax.vmap(jax.custom_batching.sequential_vmap(lambda x: x / x.sum())),
-        (BATCH,),
-        ("scan",),
+        covers="scan",
         domains=("positive",),
     ),
-    Case("custom_linear_solve", _solve, (BATCH,), ("custom_linear_solve",), grad=True),
-    Case("custom_root", _root, (BATCH,), domains=("positive",), grad=True),
-    Case("hi_primitive", lambda x: _Tripled(jax.typeof(x))(x), (BATCH,), ("call_hi_primitive",)),
-    Case("composite", _composite, (BATCH,), ("composite",)),
-    Case(
-        "optimize_remat",
-        jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)),
-        (BATCH,),
-        ("remat_opt",),
-    ),
-    Case("conjugate_gradient", _conjugate_gradient, ("s",), ("while",), rtol=1e-4, atol=1e-4),
-    Case("linear_call", _linear, (BATCH,), ("linear_call",)),
-    Case("remat", lambda x: jax.checkpoint(softplus)(x), (BATCH,), ("remat2",), grad=True),
-    Case(
+    smooth("custom_linear_solve", _solve, covers="custom_linear_solve"),
+    smooth("custom_root", _root, domains=("positive",)),
+    case("hi_primitive", lambda x: _Tripled(jax.typeof(x))(x), covers="call_hi_primitive"),
+    case("composite", _composite, covers="composite"),
+    case("optimize_remat", jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)), covers="remat_opt"),
+    loop("conjugate_gradient", _conjugate_gradient, "s", rtol=1e-4, atol=1e-4),
+    case("linear_call", _linear, covers="linear_call"),
+    smooth("remat", lambda x: jax.checkpoint(softplus)(x), covers="remat2"),
+    smooth(
         "remat_layers",
         lambda x, w: jax.checkpoint(_layer)(jax.checkpoint(_layer)(x, w), w),
-        (ROWS, "3, 3"),
-        ("remat2",),
-        grad=True,
+        "b, 3; 3, 3",
+        covers="remat2",
     ),
-    Case(
+    smooth(
         "remat_policy",
         jax.checkpoint(_layer, policy=jax.checkpoint_policies.save_only_these_names("mean")),
-        (ROWS, "3, s"),
-        ("remat2", "name"),
-        grad=True,
+        "b, 3; 3, s",
+        covers="remat2 name",
     ),
-    Case(
+    smooth(
         "remat_no_cse",
         lambda x: jax.checkpoint(lambda y: jnp.sin(y - y.mean()), prevent_cse=False)(x),
-        (BATCH,),
-        grad=True,
     ),
-    Case(
+    smooth(
         "remat_scan",
         lambda x: lax.scan(
             jax.checkpoint(lambda c, y: (jnp.sin(c + y.sum()), c * y)), jnp.float32(0.5), x
         ),
-        (BATCH,),
-        ("scan", "remat2"),
-        grad=True,
+        covers="scan remat2",
     ),
 ]
 
@@ -184,68 +168,52 @@ def _platform(x):
 
 
 BRANCHES = [
-    Case("cond", _by_sign, (BATCH, BATCH), ("cond",), grad=True),
-    Case(
-        "cond_of_sizes",
-        lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x),
-        (BATCH,),
-        ("cond",),
-        grad=True,
-    ),
-    Case(
+    cond("cond", _by_sign, "b, s; b, s"),
+    cond("cond_of_sizes", lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x)),
+    cond(
         "cond_weak",
         lambda x, p: lax.cond(p > 0, lambda y: (y, 1.0), lambda y: (y + y.sum(), y[0, 0]), x),
-        (BATCH, INT),
-        ("cond",),
+        "b, s; int32[]",
+        grad=False,
     ),
-    Case(
+    cond(
         "cond_closure",
         lambda x, p: lax.cond(p > 0, lambda: x.sum(1), lambda: x.max(1)),
-        (BATCH, INT),
-        ("cond",),
-        grad=True,
+        "b, s; int32[]",
     ),
-    Case(
+    cond(
         "switch",
         lambda x, i: lax.switch(
-            i,
-            [lambda y: y, lambda y: y - y.mean(1, keepdims=True), lambda y: jnp.ones_like(y)],
-            x,
+            i, [lambda y: y, lambda y: y - y.mean(1, keepdims=True), lambda y: jnp.ones_like(y)], x
         ),
-        (BATCH, Arg("", "int32", low=-1, high=4)),
-        ("cond",),
-        grad=True,
+        "b, s; int32[] -1:4",
     ),
-    Case(
+    cond(
         "switch_dtypes",
         lambda x, y, i: lax.switch(
             i, [lambda a, b: (b > a.sum(), a.astype(jnp.bfloat16))] * 2, x, y
         ),
-        (Arg("s", "int32"), Arg("b", "int32"), Arg("", "int32", low=0, high=2)),
-        ("cond",),
+        "int32[s]; int32[b]; int32[] 0:2",
+        grad=False,
     ),
-    Case(
+    smooth(
         "cond_vmapped",
         jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda y: y - y.mean(), lambda y: y * 2, r)),
-        (BATCH,),
-        grad=True,
     ),
-    Case(
+    cond(
         "cond_keys",
         lambda k, p: lax.cond(p > 0, lambda k: k, jax.vmap(lambda k: jax.random.fold_in(k, 7)), k),
-        (Arg("b", "key"), INT),
-        ("cond",),
+        "key[b]; int32[]",
         domains=MIXED,
+        grad=False,
     ),
-    Case("platform_dependent", _platform, (BATCH,), ("cond",), grad=True),
-    Case(
+    cond("platform_dependent", _platform),
+    cond(
         "cond_nested",
         lambda x, p: lax.cond(
             p > 0, lambda y: lax.cond(y.sum() > 0, jnp.sum, jnp.max, y), lambda y: y.mean(), x
         ),
-        (BATCH, INT),
-        ("cond",),
-        grad=True,
+        "b, s; int32[]",
     ),
 ]
 
@@ -292,74 +260,57 @@ def _power(x):
 
 
 LOOPS = [
-    Case("while", _halve, (BATCH,), ("while",)),
-    Case(
+    loop("while", _halve),
+    loop(
         "while_consts",
         lambda x, y: lax.while_loop(
             lambda c: (c[0] < x.shape[0]) & (c[1].sum() < y.max() + 9.0),
             lambda c: (c[0] + 1, c[1] + jnp.abs(x).mean(0)),
             (0, y),
         ),
-        (BATCH, "s"),
-        ("while",),
+        "b, s; s",
     ),
-    Case("while_power_iteration", _power, ("s, s",), ("while",), domains=("positive",)),
-    Case("while_vmapped", _newton, (BATCH,), ("while",), domains=MIXED),
-    Case("while_vmapped_ints", _collatz, (Arg("b", "int32", low=1, high=30),), ("while",)),
-    Case(
-        "while_vmapped_twice",
-        jax.vmap(_collatz),
-        (Arg("b, s", "int32", low=1, high=30),),
-        ("while",),
-    ),
-    Case(
+    loop("while_power_iteration", _power, "s, s", domains=("positive",)),
+    loop("while_vmapped", _newton, domains=MIXED),
+    loop("while_vmapped_ints", _collatz, "int32[b] 1:30"),
+    loop("while_vmapped_twice", jax.vmap(_collatz), "int32[b, s] 1:30"),
+    loop(
         "while_vmapped_shared_carry",
         lambda x: jax.vmap(
             lambda n: lax.while_loop(
                 lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 2.0), (0, jnp.float32(1))
             )
         )(x),
-        (Arg("b", "int32", low=0, high=6),),
-        ("while",),
+        "int32[b] 0:6",
     ),
-    Case(
+    loop(
         "while_keys",
         lambda k, x: lax.while_loop(
             lambda c: c[1].max() < 3.0,
             lambda c: (jax.random.fold_in(c[0], 1), c[1] + jax.random.uniform(c[0], x.shape)),
             (k, x),
         )[1],
-        (Arg("", "key"), BATCH),
-        ("while",),
+        "key[]; b, s",
         domains=("negative",),
     ),
-    Case(
-        "fori",
-        lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + c.mean() + i, x),
-        (BATCH,),
-        grad=True,
-    ),
-    Case(
+    smooth("fori", lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + c.mean() + i, x)),
+    loop(
         "fori_symbolic",
         lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i] * i, jnp.zeros(x.shape[1])),
-        (BATCH,),
-        ("while",),
     ),
-    Case(
+    loop(
         "fori_update",
         lambda x: lax.fori_loop(1, x.shape[0], lambda i, c: c.at[i].set(c[i - 1] * 0.5 + x[i]), x),
-        ("s, 3",),
-        ("while",),
+        "s, 3",
     ),
-    Case(
+    loop(
         "fori_backwards",
         lambda x: lax.fori_loop(
             0, x.shape[0], lambda i, c: c * 0.5 + x[x.shape[0] - 1 - i], jnp.float32(0)
         ),
-        ("s",),
-        ("while",),
+        "s",
     ),
-    Case(
+    loop(
         "fori_in_fori",
         lambda x: lax.fori_loop(
             0,
@@ -367,20 +318,18 @@ LOOPS = [
             lambda i, c: lax.fori_loop(0, x.shape[1], lambda j, d: d + x[i, j] * (i + 1), c),
             jnp.float32(0),
         ),
-        (BATCH,),
-        ("while",),
     ),
-    Case(
+    case(
         "while_in_scan",
         lambda x: lax.scan(_collatz_step, 0, x),
-        (Arg("s", "int32", low=1, high=30),),
-        ("scan", "while"),
+        "int32[s] 1:30",
+        covers="scan while",
     ),
-    Case(
+    case(
         "while_in_scan_of_none",
         lambda x: lax.scan(_collatz_step, 0, x[1:], reverse=True),
-        (Arg("s", "int32", low=1, high=30),),
-        ("scan", "while"),
+        "int32[s] 1:30",
+        covers="scan while",
     ),
 ]
 

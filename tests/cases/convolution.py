@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, family
 
-CONV = ("conv_general_dilated",)
+case = family("conv_general_dilated", "conv_", rtol=1e-4, atol=1e-4, grad=True)
+
 NLC = ("NHC", "HIO", "NHC")
 NCL = ("NCH", "OIH", "NCH")
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -70,95 +71,76 @@ def per_example(x: Any, w: Any) -> Any:
     )(w, x)
 
 
-def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
-    options.setdefault("rtol", 1e-4)
-    options.setdefault("atol", 1e-4)
-    return Case(f"conv_{name}", fn, args, CONV, **options)
-
-
 ODD_SIZES = ({"s": 3}, {"s": 5}, {"s": 7}, {"s": 8}, {"s": 4})
 
 CASES = [
     # 1-D
-    _case("batch", conv("SAME"), "b, 6, 2", "3, 2, 3", grad=True),
-    _case("valid_1d", conv("VALID"), "b, s, 2", "1, 2, 3", grad=True),
-    _case("valid_1d_k3", conv("VALID"), "2, s, 2", "3, 2, 3", grad=True, sizes=ODD_SIZES),
-    _case("same_1d", conv("SAME"), "b, s, 2", "3, 2, 3", grad=True),
-    _case("same_1d_even_kernel", conv("SAME"), "2, s, 2", "4, 2, 3", grad=True),
-    _case("same_lower_1d", conv("SAME_LOWER", 2), "2, s, 2", "4, 2, 3", grad=True),
-    _case("same_1d_stride2", conv("SAME", 2), "b, s, 2", "3, 2, 3", grad=True),
-    _case("same_1d_stride3", conv("SAME", 3), "2, s, 2", "5, 2, 3", grad=True),
-    _case("same_1d_dilated", conv("SAME", 1, dilation=2), "2, s, 2", "3, 2, 3", grad=True),
-    _case(
+    case("batch", conv("SAME"), "b, 6, 2; 3, 2, 3"),
+    case("valid_1d", conv("VALID"), "b, s, 2; 1, 2, 3"),
+    case("valid_1d_k3", conv("VALID"), "2, s, 2; 3, 2, 3", sizes=ODD_SIZES),
+    case("same_1d", conv("SAME"), "b, s, 2; 3, 2, 3"),
+    case("same_1d_even_kernel", conv("SAME"), "2, s, 2; 4, 2, 3"),
+    case("same_lower_1d", conv("SAME_LOWER", 2), "2, s, 2; 4, 2, 3"),
+    case("same_1d_stride2", conv("SAME", 2), "b, s, 2; 3, 2, 3"),
+    case("same_1d_stride3", conv("SAME", 3), "2, s, 2; 5, 2, 3"),
+    case("same_1d_dilated", conv("SAME", 1, dilation=2), "2, s, 2; 3, 2, 3"),
+    case(
         "valid_1d_stride2_dilated",
         conv("VALID", 2, dilation=2),
-        "b, s, 2",
-        "3, 2, 3",
-        grad=True,
+        "b, s, 2; 3, 2, 3",
         sizes=({"b": 1, "s": 5}, {"b": 3, "s": 6}, {"b": 4, "s": 8}, {"b": 2, "s": 7}),
     ),
-    _case("causal", conv([(4, 0)], dilation=2), "b, s, 2", "3, 2, 3", grad=True),
-    _case("wide_padding", conv([(5, 3)], 2), "2, s, 2", "3, 2, 3", grad=True),
-    _case(
+    case("causal", conv([(4, 0)], dilation=2), "b, s, 2; 3, 2, 3"),
+    case("wide_padding", conv([(5, 3)], 2), "2, s, 2; 3, 2, 3"),
+    case(
         "negative_padding",
         conv([(-1, -2)], 2),
-        "2, s, 2",
-        "2, 2, 3",
-        grad=True,
+        "2, s, 2; 2, 2, 3",
         sizes=({"s": 5}, {"s": 6}, {"s": 7}, {"s": 8}),
         constraints=("s >= 5",),
     ),
-    _case("stride_over_kernel", conv("VALID", 3), "2, s, 2", "1, 2, 3", grad=True),
-    _case("transposed_same", transposed("SAME", 2), "b, s, 2", "3, 2, 3", grad=True),
-    _case("transposed_valid", transposed("VALID", 3), "2, s, 2", "2, 2, 3", grad=True),
-    _case(
-        "lhs_and_window_strides",
-        conv([(2, 1)], 3, lhs_dilation=2),
-        "2, s, 2",
-        "3, 2, 3",
-        grad=True,
-    ),
-    _case("grouped", conv("SAME", 2, groups=2), "b, s, 4", "3, 2, 6", grad=True),
-    _case("channels_first", conv("SAME", 2, NCL), "b, 2, s", "3, 2, 3", grad=True),
+    case("stride_over_kernel", conv("VALID", 3), "2, s, 2; 1, 2, 3"),
+    case("transposed_same", transposed("SAME", 2), "b, s, 2; 3, 2, 3"),
+    case("transposed_valid", transposed("VALID", 3), "2, s, 2; 2, 2, 3"),
+    case("lhs_and_window_strides", conv([(2, 1)], 3, lhs_dilation=2), "2, s, 2; 3, 2, 3"),
+    case("grouped", conv("SAME", 2, groups=2), "b, s, 4; 3, 2, 6"),
+    case("channels_first", conv("SAME", 2, NCL), "b, 2, s; 3, 2, 3"),
     # features
-    _case("features", conv("SAME"), "2, 5, f", "3, f, g", grad=True),
-    _case("features_and_space", conv("SAME", 2), "b, s, f", "3, f, 2", grad=True),
-    _case("features_grouped_outputs", conv("SAME"), "2, 5, 2", "3, 2, g", grad=True),
+    case("features", conv("SAME"), "2, 5, f; 3, f, g"),
+    case("features_and_space", conv("SAME", 2), "b, s, f; 3, f, 2"),
+    case("features_grouped_outputs", conv("SAME"), "2, 5, 2; 3, 2, g"),
     # symbolic kernels
-    _case("kernel_valid", conv("VALID"), "2, 9, 2", "s, 2, 3", grad=True),
-    _case("kernel_same", conv("SAME"), "2, t, 2", "s, 2, 3", buckets={"t": 8}),
-    _case(
+    case("kernel_valid", conv("VALID"), "2, 9, 2; s, 2, 3"),
+    case("kernel_same", conv("SAME"), "2, t, 2; s, 2, 3", buckets={"t": 8}, grad=False),
+    case(
         "kernel_not_finite",
         conv("SAME"),
         Arg("2, t, 2", make=hole_at_the_end),
         "s, 2, 3",
         buckets={"t": 8},
+        grad=False,
     ),
-    _case(
+    case(
         "gradient_by_kernel_not_finite",
         lambda x, w, g: jax.vjp(conv("SAME", 1, NHWC), x, w)[1](g)[1],
         Arg("b, s, 6, 2", make=hole_at_the_end),
-        "3, 3, 2, 3",
-        "b, s, 6, 3",
+        "3, 3, 2, 3; b, s, 6, 3",
+        grad=False,
     ),
     # 2-D and 3-D
-    _case("same_2d", conv("SAME", 2, NHWC), "b, s, 5, 2", "3, 3, 2, 2", grad=True),
-    _case("same_2d_both", conv("SAME", (2, 1), NHWC), "1, s, t, 2", "3, 2, 2, 2", grad=True),
-    _case("valid_2d_1x1_stride2", conv("VALID", 2, NHWC), "b, s, t, 2", "1, 1, 2, 3", grad=True),
-    _case(
-        "nchw",
-        conv([(1, 1), (2, 2)], (2, 3), ("NCHW", "OIHW", "NCHW")),
-        "b, 2, s, t",
-        "2, 2, 3, 5",
-        grad=True,
+    case("same_2d", conv("SAME", 2, NHWC), "b, s, 5, 2; 3, 3, 2, 2"),
+    case("same_2d_both", conv("SAME", (2, 1), NHWC), "1, s, t, 2; 3, 2, 2, 2"),
+    case("valid_2d_1x1_stride2", conv("VALID", 2, NHWC), "b, s, t, 2; 1, 1, 2, 3"),
+    case(
+        "nchw", conv([(1, 1), (2, 2)], (2, 3), ("NCHW", "OIHW", "NCHW")), "b, 2, s, t; 2, 2, 3, 5"
     ),
-    _case("separable", separable, "b, s, 4, 3", "3, 3, 1, 3", "1, 1, 3, 2", grad=True),
-    _case("same_3d", conv("SAME", 2, NDHWC), "1, s, 3, t, 1", "3, 2, 2, 1, 2", grad=True),
+    case("separable", separable, "b, s, 4, 3; 3, 3, 1, 3; 1, 1, 3, 2"),
+    case("same_3d", conv("SAME", 2, NDHWC), "1, s, 3, t, 1; 3, 2, 2, 1, 2"),
     # vmap
-    _case("vmap_batch", jax.vmap(conv("SAME", 2), (0, None)), "b, 2, s, 2", "3, 2, 3", grad=True),
-    _case("vmap_kernels", jax.vmap(conv("SAME", 2)), "b, 2, s, 2", "b, 3, 2, 3"),
+    case("vmap_batch", jax.vmap(conv("SAME", 2), (0, None)), "b, 2, s, 2; 3, 2, 3"),
+    case("vmap_kernels", jax.vmap(conv("SAME", 2)), "b, 2, s, 2; b, 3, 2, 3", grad=False),
     *(
-        _case(
+        case(
             f"vmap_{groups}_groups",
             jax.vmap(
                 lambda x, w, name=f"{groups}_group_count": lax.conv_general_dilated(
@@ -166,57 +148,58 @@ CASES = [
                 )
             ),
             *shapes,
-            grad=True,
         )
         for groups, shapes in {
             "batch": ("b, 4, 3, 9", "b, 6, 3, 4"),
             "feature": ("b, 2, 4, 9", "b, 6, 2, 4"),
         }.items()
     ),
-    _case("vmap_kernels_only", jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2", "b, 3, 2, 3"),
-    _case("per_example_gradients", per_example, "b, 5, 2", "3, 2, 3"),
+    case(
+        "vmap_kernels_only", jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2; b, 3, 2, 3", grad=False
+    ),
+    case("per_example_gradients", per_example, "b, 5, 2; 3, 2, 3", grad=False),
     # dtypes
-    _case(
+    case(
         "bfloat16",
         conv("SAME", 2),
-        Arg("b, s, 2", "bfloat16"),
-        Arg("3, 2, 3", "bfloat16"),
+        "bfloat16[b, s, 2]; bfloat16[3, 2, 3]",
         rtol=2e-2,
         atol=2e-2,
+        grad=False,
     ),
-    _case(
+    case(
         "int8",
         conv("SAME", 2, preferred_element_type=jnp.int32),
-        Arg("b, s, 2", "int8"),
-        Arg("3, 2, 3", "int8"),
+        "int8[b, s, 2]; int8[3, 2, 3]",
+        grad=False,
     ),
-    _case("complex64", conv("SAME", 2), Arg("b, s, 2", "complex64"), Arg("3, 2, 3", "complex64")),
-    _case("precision", conv("SAME", precision="highest"), "b, s, 2", "3, 2, 3"),
+    case("complex64", conv("SAME", 2), "complex64[b, s, 2]; complex64[3, 2, 3]", grad=False),
+    case("precision", conv("SAME", precision="highest"), "b, s, 2; 3, 2, 3", grad=False),
     # jax.numpy
-    _case("convolve_full", jnp.convolve, "s", "3", sizes=ODD_SIZES, constraints=("s >= 3",)),
-    _case(
+    case(
+        "convolve_full", jnp.convolve, "s; 3", sizes=ODD_SIZES, constraints=("s >= 3",), grad=False
+    ),
+    case(
         "convolve_same",
         lambda x, y: jnp.convolve(x, y, mode="same"),
-        "s",
-        "3",
+        "s; 3",
         sizes=ODD_SIZES,
         constraints=("s >= 3",),
-        grad=True,
     ),
-    _case(
+    case(
         "correlate_valid",
         lambda x, y: jnp.correlate(x, y, mode="valid"),
-        "s",
-        "3",
+        "s; 3",
         sizes=ODD_SIZES,
         constraints=("s >= 3",),
+        grad=False,
     ),
-    _case(
+    case(
         "convolve_both",
         jnp.convolve,
-        "s",
-        "t",
+        "s; t",
         sizes=({"s": 3, "t": 1}, {"s": 8, "t": 4}, {"s": 5, "t": 3}),
         constraints=("s >= t",),
+        grad=False,
     ),
 ]

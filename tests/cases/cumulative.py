@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import family
+
+case, cumsum = family(grad=True), family("cumsum")
 
 ALL = ("mixed", "negative", "positive", "special")
 
@@ -19,11 +21,10 @@ def both_ways(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 CASES = [
     *(
-        Case(
+        case(
             name,
             both_ways(getattr(lax, name)),
-            ("b, s",),
-            (name,),
+            covers=name,
             domains=ALL,
             rtol=1e-4,
             grad=name == "cumsum",
@@ -31,13 +32,14 @@ CASES = [
         for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
     ),
     *(
-        Case(
+        case(
             f"{name}_{dtype}",
             both_ways(getattr(lax, name)),
-            (Arg("b, s", dtype, low, high),),
-            (name,),
+            f"{dtype}[b, s] {low}:{high}",
+            covers=name,
             rtol=rtol,
             atol=rtol,
+            grad=False,
         )
         for name, dtype, low, high, rtol in [
             ("cumsum", "int32", -5, 6, 0),
@@ -57,38 +59,31 @@ CASES = [
             ("cumlogsumexp", "complex64", 0, 0, 1e-4),
         ]
     ),
-    Case(
-        "cumsum_static_axis",
-        lambda x: lax.cumsum(x, axis=1, reverse=True),
-        ("b, 5",),
-        ("cumsum",),
-        grad=True,
-    ),
-    Case(
+    cumsum("cumsum_static_axis", lambda x: lax.cumsum(x, axis=1, reverse=True), "b, 5", grad=True),
+    case(
         "cummax_complex_static_axis",
         lambda x: lax.cummax(x, axis=1, reverse=True),
-        (Arg("b, 5", "complex64"),),
-        ("cummax",),
+        "complex64[b, 5]",
+        covers="cummax",
+        grad=False,
     ),
-    Case(
+    cumsum(
         "cumsum_size_expression",
         lambda x: lax.cumsum(jnp.concatenate([x, x]), reverse=True),
-        ("s, 2",),
-        ("cumsum",),
+        "s, 2",
         grad=True,
     ),
     *(
-        Case(
+        case(
             f"{fn.__name__}_gradient",
             lambda x, fn=fn: [fn(x, axis=1), fn(x, axis=1, reverse=True)],
-            ("b, 4",),
-            grad=True,
+            "b, 4",
             rtol=1e-3,
             atol=1e-4,
         )
         for fn in (lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
     ),
-    Case(
+    case(
         "jnp_cumulative",
         lambda x: [
             jnp.cumsum(x),
@@ -99,27 +94,19 @@ CASES = [
             jnp.cumulative_sum(x, axis=1),
             jnp.cumulative_sum(x, axis=1, include_initial=True),
         ],
-        ("b, s",),
+        grad=False,
     ),
-    Case(
-        "cumsum_of_mask", lambda m: jnp.cumsum(m, axis=1) - 1, (Arg("b, s", "bool"),), ("cumsum",)
-    ),
-    Case(
-        "diff_of_cumsum",
-        lambda x: jnp.diff(jnp.cumsum(x, 1), axis=1, prepend=0),
-        ("b, s",),
-        grad=True,
-    ),
-    Case(
+    cumsum("cumsum_of_mask", lambda m: jnp.cumsum(m, axis=1) - 1, "bool[b, s]"),
+    case("diff_of_cumsum", lambda x: jnp.diff(jnp.cumsum(x, 1), axis=1, prepend=0)),
+    case(
         "discounted_sum",
         lambda r: lax.cumsum(r * 0.9 ** jnp.arange(r.shape[1]), axis=1, reverse=True),
-        ("b, s",),
-        grad=True,
     ),
-    Case(
+    case(
         "positions_in_segments",
         lambda m: jnp.arange(m.shape[0]) - lax.cummax(jnp.where(m, jnp.arange(m.shape[0]), 0)),
-        (Arg("s", "bool"),),
+        "bool[s]",
+        grad=False,
     ),
-    Case("vmapped_cumsum", jax.vmap(jnp.cumsum), ("b, s",), ("cumsum",)),
+    cumsum("vmapped_cumsum", jax.vmap(jnp.cumsum)),
 ]

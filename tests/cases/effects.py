@@ -5,7 +5,9 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from tests.harness import Arg, Case
+from tests.harness import family
+
+case = family()
 
 
 def _on_host(function, call=jax.pure_callback, **options):
@@ -32,24 +34,22 @@ def _debugged(x):
 
 
 CASES = [
-    Case("pure_callback", _on_host(_sort), ("b, s",), ("pure_callback",)),
-    Case("pure_callback_special", _on_host(_sort), ("s",), domains=("mixed", "special")),
-    Case("pure_callback_uint8", _on_host(_sort), (Arg("s, b", "uint8", low=0, high=200),)),
-    Case("pure_callback_bool", _on_host(np.logical_not), (Arg("b", "bool"),)),
-    Case("pure_callback_reshaped", _reshaped, ("b, s",), ("pure_callback",)),
-    Case(
+    case("pure_callback", _on_host(_sort), covers="pure_callback"),
+    case("pure_callback_special", _on_host(_sort), "s", domains=("mixed", "special")),
+    case("pure_callback_uint8", _on_host(_sort), "uint8[s, b] 0:200"),
+    case("pure_callback_bool", _on_host(np.logical_not), "bool[b]"),
+    case("pure_callback_reshaped", _reshaped, covers="pure_callback"),
+    case(
         "pure_callback_in_scan",
         lambda x: lax.map(_on_host(_sort), x),
-        ("b, s",),
-        ("pure_callback", "scan"),
+        covers="pure_callback scan",
         domains=("mixed",),
     ),
-    Case("io_callback", _on_host(_sort, io_callback), ("b, s",), ("io_callback",)),
-    Case(
+    case("io_callback", _on_host(_sort, io_callback), covers="io_callback"),
+    case(
         "debug_callback",
         _debugged,
-        ("b, s",),
-        ("debug_callback", "debug_print"),
+        covers="debug_callback debug_print",
         grad=True,
         domains=("mixed",),
     ),

@@ -7,10 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, family
 
 ALL = ("mixed", "negative", "positive", "special")
 AT_LEAST_3 = ({"b": 4, "s": 3}, {"b": 1, "s": 7}, {"b": 3, "s": 8})
+
+case, smooth, sort = family(), family(grad=True), family("sort")
+top_k = family("top_k", sizes=AT_LEAST_3, constraints=("s >= 3",))
 KEYS = [
     ("bfloat16", 0, 0),
     ("float16", 0, 0),
@@ -40,133 +43,98 @@ def _sort_rows(*operands: Any, num_keys: int = 1, dimension: int = -1) -> Any:
 
 
 CASES = [
-    Case(
+    sort(
         "sort",
         lambda x: [jnp.sort(x, axis=0), jnp.sort(x, axis=1), jnp.sort(x, axis=None)],
-        ("b, s",),
-        ("sort",),
         domains=ALL,
     ),
-    Case("sort_gradient", lambda x: jnp.sort(x, axis=1), ("b, s",), ("sort",), grad=True),
-    Case("sort_unstable", lambda x: jnp.sort(x, stable=False), ("b, s",), ("sort",), domains=ALL),
-    Case(
+    sort("sort_gradient", lambda x: jnp.sort(x, axis=1), grad=True),
+    sort("sort_unstable", lambda x: jnp.sort(x, stable=False), domains=ALL),
+    sort(
         "sort_descending",
         lambda x: [jnp.sort(x, descending=True), jnp.argsort(x, descending=True)],
-        ("b, s",),
-        ("sort",),
         domains=ALL,
     ),
     *(
-        Case(
+        sort(
             f"sort_{dtype}",
             lambda x: [jnp.sort(x, axis=1), jnp.argsort(x, axis=1), jnp.sort(x, axis=0)],
-            (Arg("b, s", dtype, low, high),),
-            ("sort",),
+            f"{dtype}[b, s] {low}:{high}",
             domains=("mixed", "special") if "float" in dtype else ("mixed",),
         )
         for dtype, low, high in KEYS
     ),
-    Case(
+    sort(
         "sort_complex_special",
         lambda x: [jnp.sort(lax.complex(x, -x)), jnp.argsort(lax.complex(-x, x))],
-        ("b, s",),
-        ("sort",),
         domains=("special",),
     ),
-    Case(
+    sort(
         "argsort_ties",
         lambda x: [jnp.argsort(x, axis=0), jnp.argsort(x, axis=1)],
-        (Arg("b, s", make=_both_nans),),
-        ("sort",),
+        Arg("b, s", make=_both_nans),
     ),
-    Case(
+    sort(
         "sort_two_keys",
         lambda x, y, z: _sort_rows(x, y, z, num_keys=2),
-        (Arg("b, s", "int32", 0, 2), Arg("b, s", make=_both_nans), "b, s"),
-        ("sort",),
+        "int32[b, s] 0:2",
+        Arg("b, s", make=_both_nans),
+        "b, s",
     ),
-    Case(
+    sort(
         "sort_one_key_two_values",
         lambda x, y, z: _sort_rows(x, y, z, dimension=0),
-        (Arg("s, b", "uint8", 254, 256), "s, b", Arg("s, b", "bool")),
-        ("sort",),
+        "uint8[s, b] 254:256; s, b; bool[s, b]",
     ),
-    Case(
+    sort(
         "sort_all_keys_unstable",
         lambda x, y: lax.sort((x, y), num_keys=2, is_stable=False),
-        (Arg("s", "int32", 0, 2), Arg("s", make=_both_nans)),
-        ("sort",),
+        "int32[s] 0:2",
+        Arg("s", make=_both_nans),
     ),
-    Case(
-        "sort_key_value_gradient",
-        lambda x, y: lax.sort_key_val(x, y)[1],
-        ("b, s", "b, s"),
-        ("sort",),
-        grad=True,
+    sort(
+        "sort_key_value_gradient", lambda x, y: lax.sort_key_val(x, y)[1], "b, s; b, s", grad=True
     ),
-    Case("sort_static_axis", lambda x: jnp.sort(x, axis=1), ("b, 5",), ("sort",), grad=True),
-    Case(
-        "sort_size_expression", lambda x: jnp.sort(jnp.concatenate([x, 2 * x])), ("s",), ("sort",)
+    sort("sort_static_axis", lambda x: jnp.sort(x, axis=1), "b, 5", grad=True),
+    sort("sort_size_expression", lambda x: jnp.sort(jnp.concatenate([x, 2 * x])), "s"),
+    sort("lexsort", lambda x, y: jnp.lexsort((x, y)), "int32[s] 0:3; int32[s] 0:2"),
+    case("ranks", lambda x: jnp.argsort(jnp.argsort(x, axis=1), axis=1), domains=ALL),
+    case("rank_average", lambda x: jax.scipy.stats.rankdata(x), "int32[s] 0:3"),
+    top_k(
+        "top_k", lambda x: lax.top_k(x, 3), domains=ALL, sizes=AT_LEAST_3, constraints=("s >= 3",)
     ),
-    Case(
-        "lexsort",
-        lambda x, y: jnp.lexsort((x, y)),
-        (Arg("s", "int32", 0, 3), Arg("s", "int32", 0, 2)),
-        ("sort",),
-    ),
-    Case("ranks", lambda x: jnp.argsort(jnp.argsort(x, axis=1), axis=1), ("b, s",), domains=ALL),
-    Case(
-        "rank_average",
-        lambda x: jax.scipy.stats.rankdata(x),
-        (Arg("s", "int32", 0, 3),),
-    ),
-    Case(
-        "top_k",
-        lambda x: lax.top_k(x, 3),
-        ("b, s",),
-        ("top_k",),
-        domains=ALL,
-        sizes=AT_LEAST_3,
-        constraints=("s >= 3",),
-    ),
-    Case(
+    top_k(
         "top_k_gradient",
         lambda x: lax.top_k(x, 3)[0],
-        ("b, s",),
-        ("top_k",),
         grad=True,
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
     ),
-    Case(
+    top_k(
         "top_k_ties",
         lambda x: lax.top_k(x, 3),
-        (Arg("b, s", make=_both_nans),),
-        ("top_k",),
+        Arg("b, s", make=_both_nans),
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
     ),
-    Case(
+    case(
         "top_k_all",
         lambda x: lax.top_k(x, x.shape[-1]),
-        (Arg("b, s", make=_both_nans),),
-        ("top_k",),
+        Arg("b, s", make=_both_nans),
+        covers="top_k",
     ),
-    Case(
+    top_k(
         "top_k_of_sizes",
         lambda x: [lax.top_k(x, x.shape[1] // 2), lax.top_k(x.T, x.shape[0])],
-        ("b, s",),
-        ("top_k",),
         sizes=({"b": 1, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}),
         constraints=("s >= 2",),
     ),
-    Case("top_k_static_axis", lambda x: lax.top_k(x, 2), ("b, 5",), ("top_k",), grad=True),
+    smooth("top_k_static_axis", lambda x: lax.top_k(x, 2), "b, 5", covers="top_k"),
     *(
-        Case(
+        top_k(
             f"top_k_{dtype}",
             lambda x: lax.top_k(x, 3),
-            (Arg("b, s", dtype, low, high),),
-            ("top_k",),
+            f"{dtype}[b, s] {low}:{high}",
             domains=("mixed", "special") if "float" in dtype else ("mixed",),
             sizes=AT_LEAST_3,
             constraints=("s >= 3",),
@@ -174,93 +142,81 @@ CASES = [
         for dtype, low, high in KEYS
         if dtype != "complex64"
     ),
-    Case(
+    top_k(
         "top_k_lowest_int",
         lambda x: lax.top_k(x, 3),
-        (Arg("b, s", "int8", -128, -126),),
-        ("top_k",),
+        "int8[b, s] -128:-126",
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
     ),
-    Case(
+    case(
         "approx_top_k",
         lambda x: [*lax.approx_max_k(x, 2), *lax.approx_min_k(x, 2, reduction_dimension=0)],
-        ("b, s",),
-        ("approx_top_k",),
+        covers="approx_top_k",
         sizes=({"b": 2, "s": 7}, {"b": 3, "s": 2}, {"b": 4, "s": 8}),
         constraints=("b >= 2", "s >= 2"),
     ),
-    Case(
+    case(
         "approx_top_k_of_rows",
         lambda x: [lax.approx_max_k(x, 2), lax.approx_min_k(x, 2)],
-        ("b, 5",),
-        ("approx_top_k",),
+        "b, 5",
+        covers="approx_top_k",
     ),
-    Case(
-        "median",
-        lambda x: [jnp.median(x), jnp.median(x, 0), jnp.median(x, 1)],
-        ("b, s",),
-        domains=ALL,
-    ),
-    Case("nanmedian", lambda x: [jnp.nanmedian(x, 1), jnp.nanmedian(x)], ("b, s",), domains=ALL),
-    Case(
+    case("median", lambda x: [jnp.median(x), jnp.median(x, 0), jnp.median(x, 1)], domains=ALL),
+    case("nanmedian", lambda x: [jnp.nanmedian(x, 1), jnp.nanmedian(x)], domains=ALL),
+    case(
         "quantile",
         lambda x: [jnp.quantile(x, 0.3, axis=1), jnp.quantile(x, jnp.array([0.1, 0.9]), axis=0)],
-        ("b, s",),
         domains=ALL,
     ),
-    Case("quantile_gradient", lambda x: jnp.quantile(x, 0.3, axis=1), ("b, s",), grad=True),
-    Case(
+    smooth("quantile_gradient", lambda x: jnp.quantile(x, 0.3, axis=1)),
+    case(
         "quantile_methods",
         lambda x: [
             jnp.quantile(x, 0.4, axis=1, method=m)
             for m in ("lower", "higher", "nearest", "midpoint")
         ],
-        ("b, s",),
     ),
-    Case("percentile", lambda x: jnp.percentile(x, 75, axis=0), ("s, 2",)),
-    Case("nanquantile", lambda x: jnp.nanquantile(x, 0.6, axis=1), ("b, s",), domains=ALL),
+    case("percentile", lambda x: jnp.percentile(x, 75, axis=0), "s, 2"),
+    case("nanquantile", lambda x: jnp.nanquantile(x, 0.6, axis=1), domains=ALL),
     *(
-        Case(
+        case(
             f"searchsorted_{method}",
             lambda a, v, method=method: [
                 jnp.searchsorted(a, v, side=side, method=method) for side in ("left", "right")
             ],
-            (Arg("5", make=_sorted_values), "b, s"),
+            Arg("5", make=_sorted_values),
+            "b, s",
             domains=ALL,
         )
         for method in ("scan", "scan_unrolled", "compare_all")
     ),
-    Case(
+    case(
         "interp",
         lambda x, xp, fp: jnp.interp(x, xp, fp),
-        ("b, s", Arg("5", make=_sorted_values), "5"),
+        "b, s",
+        Arg("5", make=_sorted_values),
+        "5",
     ),
-    Case(
+    case(
         "partition",
         lambda x: [jnp.sort(jnp.partition(x, 2)[..., :2]), jnp.partition(x, 2)[..., 2]],
-        ("b, s",),
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
     ),
-    Case(
+    case(
         "partition_whole",
         lambda x: [jnp.partition(x, 2), jnp.argpartition(x, 2)],
-        ("b, s",),
         sizes=AT_LEAST_3,
         constraints=("s >= 3",),
     ),
-    Case(
+    case(
         "unique",
         lambda x: jnp.unique(x, size=4, fill_value=-1, return_counts=True, return_inverse=True),
-        (Arg("s", "int32", 0, 4),),
+        "int32[s] 0:4",
     ),
-    Case(
-        "unique_index",
-        lambda x: jnp.unique(x, size=3, return_index=True),
-        (Arg("s", "int32", 0, 3),),
-    ),
-    Case(
+    case("unique_index", lambda x: jnp.unique(x, size=3, return_index=True), "int32[s] 0:3"),
+    case(
         "nonzero_and_where",
         lambda x: [
             jnp.nonzero(x, size=5, fill_value=-1),
@@ -268,66 +224,58 @@ CASES = [
             jnp.argwhere(x, size=4),
             jnp.flatnonzero(x, size=6),
         ],
-        (Arg("b, s", "int32", -1, 3),),
+        "int32[b, s] -1:3",
     ),
-    Case(
+    case(
         "bincount",
         lambda x: [jnp.bincount(x, length=5), jnp.bincount(x, x * 0.5, length=5)],
-        (Arg("s", "int32", 0, 6),),
+        "int32[s] 0:6",
     ),
-    Case(
+    case(
         "histogram_counts",
         lambda x: [jnp.histogram(x, bins=4), jnp.histogram(x, bins=4, range=(-1.0, 1.0))],
-        ("s",),
+        "s",
     ),
-    Case(
+    case(
         "histogram_of_edges",
         lambda x, w: jnp.histogram(x, bins=jnp.array([-1.0, 0.0, 0.5, 2.0]), weights=w),
-        ("s", "s"),
+        "s; s",
     ),
-    Case("isin", lambda x, y: jnp.isin(x, y), (Arg("s", "int32"), Arg("b", "int32"))),
-    Case(
+    case("isin", lambda x, y: jnp.isin(x, y), "int32[s]; int32[b]"),
+    case(
         "set_operations",
         lambda x, y: [
             jnp.intersect1d(x, y, size=3, fill_value=-9),
             jnp.union1d(x, y, size=5, fill_value=-9),
         ],
-        (Arg("s", "int32", 0, 5), Arg("b", "int32", 0, 5)),
+        "int32[s] 0:5; int32[b] 0:5",
     ),
-    Case(
-        "top_p_mask",
-        lambda x: jnp.cumsum(jnp.sort(jax.nn.softmax(x), descending=True), -1) < 0.9,
-        ("b, s",),
+    case(
+        "top_p_mask", lambda x: jnp.cumsum(jnp.sort(jax.nn.softmax(x), descending=True), -1) < 0.9
     ),
-    Case(
+    smooth(
         "argmax_by_sort",
         lambda x, i: jnp.take_along_axis(x, jnp.argsort(i, axis=1), axis=1),
-        ("b, s", "b, s"),
-        grad=True,
+        "b, s; b, s",
     ),
     *(
-        Case(
+        case(
             f"searchsorted_in_open_{method}",
             lambda a, v, m=method: [
                 jnp.searchsorted(jnp.sort(a), v, side=side, method=m) for side in ("left", "right")
             ],
-            ("s", "b"),
+            "s; b",
             domains=("mixed", "special"),
         )
         for method in ("scan", "compare_all", "sort")
     ),
-    Case(
+    case(
         "searchsorted_in_rows",
         lambda a, v: jax.vmap(jnp.searchsorted)(jnp.sort(a), v),
-        ("b, s", "b, 3"),
+        "b, s; b, 3",
         domains=("mixed", "special"),
     ),
-    Case("searchsorted_unsorted", lambda a, v: jnp.searchsorted(a, v), ("s", "b")),
-    Case(
-        "interp_in_open",
-        lambda x, a, b: jnp.interp(x, jnp.sort(a), b),
-        ("b", "s", "s"),
-        grad=True,
-    ),
-    Case("digitize_in_open", lambda x, a: jnp.digitize(x, jnp.sort(a)), ("b", "s")),
+    case("searchsorted_unsorted", lambda a, v: jnp.searchsorted(a, v), "s; b"),
+    smooth("interp_in_open", lambda x, a, b: jnp.interp(x, jnp.sort(a), b), "b; s; s"),
+    case("digitize_in_open", lambda x, a: jnp.digitize(x, jnp.sort(a)), "b; s"),
 ]

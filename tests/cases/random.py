@@ -1,33 +1,29 @@
 """Random draws: exactly the bits of the exact run."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 from jax import random
 
-from tests.harness import Arg, Case
+from tests.harness import family
 
-KEY = Arg("", "key")
-KEYS = Arg("b", "key")
-WORDS = {"low": 0, "high": 1 << 32}
-RAW = Arg("2", "uint32", **WORDS)
+WORDS = "0:4294967296"
 BOTH = ({"b": 3, "s": 5}, {"b": 4, "s": 1})
 
 
-def draw(name, fn, args, covers=("random_bits",), **options):
+def draw(name, fn, args, covers="random_bits", **options):
     """A case of a draw, at few sizes: the values of other arguments hardly matter."""
-    arguments = [a if isinstance(a, Arg) else Arg(a) for a in args]
-    variables = {t for a in arguments for t in a.sizes if not t.isdigit()}
-    options.setdefault("sizes", BOTH if variables == {"b", "s"} else None)
-    return Case(f"random_{name}", fn, tuple(arguments), covers, domains=("mixed",), **options)
+    case = family(covers, "random_", domains=("mixed",), **options)(name, fn, args)
+    if case.variables == ["b", "s"] and "sizes" not in options:
+        return dataclasses.replace(case, sizes=BOTH)
+    return case
 
 
-def sampler(name, fn, *params, dtype="float32", **options):
+def sampler(name, fn, *params):
     """A sampler of ``jax.random`` over an open leading and an open inner axis."""
-    return draw(
-        name, lambda k, x: fn(k, *params, shape=x.shape), (KEY, Arg("b, s", dtype)), **options
-    )
+    return draw(name, lambda k, x: fn(k, *params, shape=x.shape), "key[]; b, s")
 
 
 def by_total(fn):
@@ -71,106 +67,109 @@ def _positive(sample):
 
 
 BITS = [
-    draw("bits_lead", lambda k, x: random.bits(k, x.shape), (KEY, "b, 3")),
-    draw("bits_inner", lambda k, x: random.bits(k, (2, *x.shape, 3)), (KEY, "s")),
-    draw("bits_both", _bits(jnp.uint32), (KEY, "b, s")),
-    draw("bits_8", _bits(jnp.uint8), (KEY, "b, s")),
-    draw("bits_16", _bits(jnp.uint16), (KEY, "b, s")),
-    draw("bits_raw_key", _bits(jnp.uint32), (RAW, "b, s"), ("random_bits", "random_wrap")),
-    draw("bits_constant_key", lambda x: random.bits(_CONSTANT, x.shape), ("b, s",)),
-    draw("bits_expression", lambda k, x: random.bits(k, (x.size, 2 * x.shape[1])), (KEY, "b, s")),
+    draw("bits_lead", lambda k, x: random.bits(k, x.shape), "key[]; b, 3"),
+    draw("bits_inner", lambda k, x: random.bits(k, (2, *x.shape, 3)), "key[]; s"),
+    draw("bits_both", _bits(jnp.uint32), "key[]; b, s"),
+    draw("bits_8", _bits(jnp.uint8), "key[]; b, s"),
+    draw("bits_16", _bits(jnp.uint16), "key[]; b, s"),
     draw(
-        "bits_per_key",
-        lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k),
-        (KEYS, "s"),
+        "bits_raw_key",
+        _bits(jnp.uint32),
+        f"uint32[2] {WORDS}; b, s",
+        covers="random_bits random_wrap",
     ),
-    draw("bits_key_batch", jax.vmap(lambda k: random.bits(k, (3,))), (KEYS,)),
+    draw("bits_constant_key", lambda x: random.bits(_CONSTANT, x.shape), "b, s"),
+    draw("bits_expression", lambda k, x: random.bits(k, (x.size, 2 * x.shape[1])), "key[]; b, s"),
+    draw(
+        "bits_per_key", lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k), "key[b]; s"
+    ),
+    draw("bits_key_batch", jax.vmap(lambda k: random.bits(k, (3,))), "key[b]"),
     draw(
         "bits_key_square",
         lambda k, x: jax.vmap(jax.vmap(lambda key: random.bits(key, x.shape)))(k),
-        (Arg("2, b", "key"), "s"),
+        "key[2, b]; s",
     ),
-    draw("split", lambda k, x: random.split(k, x.shape[0]), (KEY, "b"), ("random_split",)),
+    draw("split", lambda k, x: random.split(k, x.shape[0]), "key[]; b", covers="random_split"),
     draw(
         "split_raw",
         lambda k, x: random.split(k, x.shape[0]),
-        (RAW, "s"),
-        ("random_split", "random_wrap", "random_unwrap"),
+        f"uint32[2] {WORDS}; s",
+        covers="random_split random_wrap random_unwrap",
     ),
-    draw("split_both", lambda k, x: random.split(k, x.shape), (KEY, "b, s"), ("random_split",)),
-    draw("split_keys", jax.vmap(random.split), (KEYS,), ("random_split",)),
+    draw("split_both", lambda k, x: random.split(k, x.shape), "key[]; b, s", covers="random_split"),
+    draw("split_keys", jax.vmap(random.split), "key[b]", covers="random_split"),
     draw(
         "split_keys_many",
         lambda k, x: jax.vmap(lambda key: random.split(key, x.shape[0]))(k),
-        (KEYS, "s"),
-        ("random_split",),
+        "key[b]; s",
+        covers="random_split",
     ),
-    draw("fold_in", jax.vmap(random.fold_in), (KEYS, Arg("b", "uint32")), ("random_fold_in",)),
+    draw("fold_in", jax.vmap(random.fold_in), "key[b]; uint32[b]", covers="random_fold_in"),
     draw(
         "fold_in_size",
         lambda k, x: random.key_data(random.fold_in(k, x.shape[0])) + x[0].astype(jnp.uint32),
-        (KEY, "b"),
-        ("random_fold_in",),
+        "key[]; b",
+        covers="random_fold_in",
     ),
-    draw("seed", jax.vmap(random.key), (Arg("b", "uint32", **WORDS),), ("random_seed",)),
+    draw("seed", jax.vmap(random.key), f"uint32[b] {WORDS}", covers="random_seed"),
     draw(
         "wrap",
         lambda words: random.wrap_key_data(words),
-        (Arg("b, 2", "uint32", **WORDS),),
-        ("random_wrap",),
+        f"uint32[b, 2] {WORDS}",
+        covers="random_wrap",
     ),
-    draw("unwrap", lambda k: random.key_data(k), (KEYS,), ("random_unwrap",)),
-    draw("clone", lambda k: random.clone(k), (KEYS,), ("random_clone",)),
+    draw("unwrap", lambda k: random.key_data(k), "key[b]", covers="random_unwrap"),
+    draw("clone", lambda k: random.clone(k), "key[b]", covers="random_clone"),
     draw(
         "threefry",
         lambda words: jax.extend.random.threefry_2x32(words[0, :2], words.ravel()),
-        (Arg("b, 2", "uint32", **WORDS),),
-        ("threefry2x32",),
+        f"uint32[b, 2] {WORDS}",
+        covers="threefry2x32",
     ),
     draw(
         "split_rbg",
         lambda x: random.key_data(random.split(random.key(7, impl="rbg"), x.shape)),
-        ("b, s",),
-        ("random_split",),
+        "b, s",
+        covers="random_split",
     ),
     *(
         draw(
             f"generator_{name}",
             lambda x, impl=name: random.normal(random.key(7, impl=impl), x.shape),
-            ("b, s",),
+            "b, s",
         )
         for name in ("philox2x32", "philox4x32", "threefry4x32")
     ),
 ]
 
 BY_TOTAL = [
-    draw("total_bits_lead", by_total(_bits(jnp.uint32)), (KEY, "b, 3")),
-    draw("total_bits_both", by_total(_bits(jnp.uint32)), (KEY, "b, s")),
-    draw("total_bits_8", by_total(_bits(jnp.uint8)), (KEY, "b, s")),
-    draw("total_bits_16", by_total(_bits(jnp.uint16)), (KEY, "b, s")),
-    draw("total_normal", by_total(lambda k, x: random.normal(k, x.shape)), (KEY, "b, s")),
+    draw("total_bits_lead", by_total(_bits(jnp.uint32)), "key[]; b, 3"),
+    draw("total_bits_both", by_total(_bits(jnp.uint32)), "key[]; b, s"),
+    draw("total_bits_8", by_total(_bits(jnp.uint8)), "key[]; b, s"),
+    draw("total_bits_16", by_total(_bits(jnp.uint16)), "key[]; b, s"),
+    draw("total_normal", by_total(lambda k, x: random.normal(k, x.shape)), "key[]; b, s"),
     draw(
         "total_bits_per_key",
         by_total(lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k)),
-        (KEYS, "s"),
+        "key[b]; s",
     ),
     draw(
         "total_split",
         by_total(lambda k, x: random.split(k, x.shape[0])),
-        (KEY, "b"),
-        ("random_split",),
+        "key[]; b",
+        covers="random_split",
     ),
     draw(
         "total_split_both",
         by_total(lambda k, x: random.split(k, x.shape)),
-        (KEY, "b, s"),
-        ("random_split",),
+        "key[]; b, s",
+        covers="random_split",
     ),
     draw(
         "total_split_rbg",
         by_total(lambda x: random.key_data(random.split(random.key(7, impl="rbg"), x.shape[0]))),
-        ("b",),
-        ("random_split",),
+        "b",
+        covers="random_split",
     ),
 ]
 
@@ -198,21 +197,25 @@ SAMPLERS = [
     draw(
         "uniform_limits",
         lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x),
-        (KEY, "b, s"),
+        "key[]; b, s",
     ),
-    draw("randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), (KEY, "s"), ()),
-    draw("categorical", lambda k, x: random.categorical(k, x), (KEY, "b, s")),
-    draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), (KEY, "b, s")),
-    draw("choice", lambda k, x: random.choice(k, x, (5,)), (KEY, "s"), ()),
-    draw("choice_of_a_count", lambda k, x: random.choice(k, x.shape[0], (5,)), (KEY, "s"), ()),
+    draw(
+        "randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), "key[]; s", covers=""
+    ),
+    draw("categorical", lambda k, x: random.categorical(k, x), "key[]; b, s"),
+    draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), "key[]; b, s"),
+    draw("choice", lambda k, x: random.choice(k, x, (5,)), "key[]; s", covers=""),
+    draw(
+        "choice_of_a_count", lambda k, x: random.choice(k, x.shape[0], (5,)), "key[]; s", covers=""
+    ),
     draw(
         "choice_by_weight",
         lambda k, x: [
             random.choice(k, x, (5,), p=jax.nn.softmax(x)),
             random.choice(k, x.shape[0], (5,), p=jax.nn.softmax(x)),
         ],
-        (KEY, "s"),
-        (),
+        "key[]; s",
+        covers="",
     ),
     draw(
         "choice_without_replacement",
@@ -220,11 +223,13 @@ SAMPLERS = [
             random.choice(k, x, (1,), replace=False),
             random.choice(k, x, (x.shape[0],), replace=False, p=jax.nn.softmax(x[:, 0])),
         ],
-        (KEY, "s, 2"),
-        (),
+        "key[]; s, 2",
+        covers="",
     ),
-    draw("permutation", lambda k, x: random.permutation(k, x), (KEY, "s"), ("sort",)),
-    draw("permutation_of_rows", lambda k, x: random.permutation(k, x), (KEY, "b, s"), ("sort",)),
+    draw("permutation", lambda k, x: random.permutation(k, x), "key[]; s", covers="sort"),
+    draw(
+        "permutation_of_rows", lambda k, x: random.permutation(k, x), "key[]; b, s", covers="sort"
+    ),
     draw(
         "permutation_of_columns",
         lambda k, x: [
@@ -232,23 +237,23 @@ SAMPLERS = [
             random.permutation(k, x, axis=1, independent=True),
             random.permutation(k, x.shape[1]),
         ],
-        (KEY, "b, s"),
-        ("sort",),
+        "key[]; b, s",
+        covers="sort",
     ),
-    draw("choice_many", lambda k, x: random.choice(k, 7, x.shape), (KEY, "b, s")),
+    draw("choice_many", lambda k, x: random.choice(k, 7, x.shape), "key[]; b, s"),
     draw(
         "multivariate_normal",
         lambda k, m: random.multivariate_normal(k, m, jnp.eye(3)),
-        (KEY, "b, 3"),
+        "key[]; b, 3",
         rtol=1e-4,
     ),
-    draw("dropout", _dropout, (KEY, "b, s"), grad=True),
-    draw("layers", _layers, (KEY, "b, s"), grad=True),
-    draw("per_example", _per_example, (KEY, "b, s"), ("random_bits", "random_split")),
+    draw("dropout", _dropout, "key[]; b, s", grad=True),
+    draw("layers", _layers, "key[]; b, s", grad=True),
+    draw("per_example", _per_example, "key[]; b, s", covers="random_bits random_split"),
     draw(
         "reparameterised",
         lambda k, m, s: (m + jnp.exp(s) * random.normal(k, m.shape)).mean(),
-        (KEY, "b, s", "b, s"),
+        "key[]; b, s; b, s",
         grad=True,
     ),
 ]
@@ -257,72 +262,63 @@ FEW = ({"b": 3, "s": 2},)
 SMALL = {"sizes": FEW, "buckets": {"b": 4, "s": 4}}
 
 REJECTION = [
-    draw(
-        "gamma",
-        _positive(random.gamma),
-        (KEY, "b, s"),
-        ("random_gamma",),
-        **SMALL,
-    ),
+    draw("gamma", _positive(random.gamma), "key[]; b, s", covers="random_gamma", **SMALL),
     draw(
         "gamma_gradient",
         lambda k, x: jax.grad(lambda y: jnp.sum(random.gamma(k, jnp.exp(y)) ** 2))(x),
-        (KEY, "b, s"),
-        ("random_gamma",),
+        "key[]; b, s",
+        covers="random_gamma",
         rtol=1e-4,
         **SMALL,
     ),
     draw(
         "gamma_per_key",
         lambda k, x: jax.vmap(random.gamma)(k, jnp.abs(x) + 0.5),
-        (KEYS, "b, s"),
-        ("random_gamma",),
+        "key[b]; b, s",
+        covers="random_gamma",
         **SMALL,
     ),
-    draw("loggamma", _positive(random.loggamma), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)),
+    draw(
+        "loggamma", _positive(random.loggamma), "key[]; b", covers="random_gamma", sizes=({"b": 3},)
+    ),
     draw(
         "beta",
         lambda k, x: random.beta(k, jnp.abs(x) + 0.5, 2.0),
-        (KEY, "b"),
-        ("random_gamma",),
+        "key[]; b",
+        covers="random_gamma",
         sizes=({"b": 3},),
     ),
+    draw("dirichlet", _positive(random.dirichlet), "key[]; b, s", covers="random_gamma", **SMALL),
     draw(
-        "dirichlet",
-        _positive(random.dirichlet),
-        (KEY, "b, s"),
-        ("random_gamma",),
-        **SMALL,
-    ),
-    draw(
-        "chisquare", _positive(random.chisquare), (KEY, "b"), ("random_gamma",), sizes=({"b": 3},)
+        "chisquare",
+        _positive(random.chisquare),
+        "key[]; b",
+        covers="random_gamma",
+        sizes=({"b": 3},),
     ),
     draw(
         "t",
         lambda k, x: random.t(k, 3.0, x.shape),
-        (KEY, "b"),
-        ("random_gamma",),
+        "key[]; b",
+        covers="random_gamma",
         sizes=({"b": 3},),
     ),
-    draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), (KEY, "b, s"), **SMALL),
+    draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), "key[]; b, s", **SMALL),
     draw(
         "poisson_per_key",
         lambda k, x: jax.vmap(random.poisson)(k, jnp.abs(x) * 4),
-        (KEYS, "b, s"),
-        ("while",),
+        "key[b]; b, s",
+        covers="while",
         **SMALL,
     ),
-    draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), (KEY, "b, s"), **SMALL),
+    draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), "key[]; b, s", **SMALL),
     draw(
-        "binomial",
-        lambda k, x: random.binomial(k, 10.0, jax.nn.sigmoid(x)),
-        (KEY, "b, s"),
-        **SMALL,
+        "binomial", lambda k, x: random.binomial(k, 10.0, jax.nn.sigmoid(x)), "key[]; b, s", **SMALL
     ),
     draw(
         "double_sided_maxwell",
         lambda k, x: random.double_sided_maxwell(k, x, 2.0),
-        (KEY, "b"),
+        "key[]; b",
         sizes=({"b": 3},),
     ),
 ]

@@ -8,10 +8,11 @@ from jax._src.random import prng
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from bucketjit._jax.jaxprs import primitive
-from tests.harness import Arg, Case
+from tests.harness import family
 
-BOTH = "b, s"
-WORDS = Arg("b, s", "uint32", low=0, high=1 << 31)
+case = family()
+
+WORDS = "uint32[b, s] 0:2147483648"
 
 # A call of a program rather than of a function; what it is traced as changed its name in 0.12.
 CALL, PROGRAM = (
@@ -45,38 +46,22 @@ def _hashed(name, count):
 
 
 CASES = [
-    Case(
-        "stack_inner",
-        lambda x: jnp.stack([x, x + 1, -x], axis=-1),
-        (BOTH,),
-        ("stack",),
-        grad=True,
+    case("stack_inner", lambda x: jnp.stack([x, x + 1, -x], axis=-1), covers="stack", grad=True),
+    case(
+        "unstack_static", lambda x: jnp.unstack(x, axis=1), "b, 3, s", covers="unstack", grad=True
     ),
-    Case(
-        "unstack_static",
-        lambda x: jnp.unstack(x, axis=1),
-        ("b, 3, s",),
-        ("unstack",),
-        grad=True,
-    ),
-    Case("stack_pieces", _stack_pieces, (BOTH,), grad=True),
-    Case("inspect_sharding", _inspected, (BOTH,), ("inspect_sharding",)),
-    Case("dce_sink", _sunk, (BOTH,), ("dce_sink",)),
-    Case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), (BOTH,), ("tie",)),
-    Case("program_called", _program_called, (BOTH,), (CALL,)),
-    Case(
-        "iota_2x32_shape",
-        lambda x: prng.iota_2x32_shape(x.shape),
-        (BOTH,),
-        ("iota_2x32_shape",),
-    ),
-    Case("philox2x32", _hashed("philox2x32", 3), (WORDS,), ("philox2x32",)),
-    Case("philox4x32", _hashed("philox4x32", 6), (WORDS,), ("philox4x32",)),
-    Case("threefry4x32", _hashed("threefry4x32", 8), (WORDS,), ("threefry4x32",)),
-    Case(
+    case("stack_pieces", _stack_pieces, grad=True),
+    case("inspect_sharding", _inspected, covers="inspect_sharding"),
+    case("dce_sink", _sunk, covers="dce_sink"),
+    case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), covers="tie"),
+    case("program_called", _program_called, covers=CALL),
+    case("iota_2x32_shape", lambda x: prng.iota_2x32_shape(x.shape), covers="iota_2x32_shape"),
+    case("philox2x32", _hashed("philox2x32", 3), WORDS, covers="philox2x32"),
+    case("philox4x32", _hashed("philox4x32", 6), WORDS, covers="philox4x32"),
+    case("threefry4x32", _hashed("threefry4x32", 8), WORDS, covers="threefry4x32"),
+    case(
         "layout_constraint",
         lambda x: with_layout_constraint(x, Layout((0, 1))).sum(1),
-        (BOTH,),
-        ("layout_constraint",),
+        covers="layout_constraint",
     ),
 ]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, family
 
 
 def pool(
@@ -112,148 +112,96 @@ ANY = ("reduce_window",)
 GATHER, SCATTER = ("select_and_gather_add",), ("select_and_scatter_add",)
 FROM_3 = ({"b": 1, "s": 3}, {"b": 3, "s": 6}, {"b": 4, "s": 8}, {"b": 2, "s": 7})
 
-
-def _case(name: str, fn: Any, *args: Any, covers: tuple[str, ...], **options: Any) -> Case:
-    return Case(f"window_{name}", fn, args, covers, **options)
+maximum = family("reduce_window_max", "window_", grad=True)
+minimum, total = family("reduce_window_min", "window_"), family("reduce_window_sum", "window_")
+case, tangents = family("reduce_window", "window_"), family("select_and_gather_add", "window_")
 
 
 CASES = [
-    _case("max_batch", pool("max", W3, S2), "b, 6, 2", covers=MAX, grad=True),
-    _case("max_same", pool("max", W3), "b, s, 2", covers=MAX, grad=True),
-    _case("max_special", pool("max", W3, S2), "b, s, 2", covers=MAX, domains=SPECIAL),
-    _case("max_same_stride", pool("max", W3, S2), "b, s, f", covers=MAX, grad=True),
-    _case("max_same_even", pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2", covers=MAX, grad=True),
-    _case(
-        "max_same_lower",
-        pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"),
-        "2, s, 2",
-        covers=MAX,
-        grad=True,
-    ),
-    _case(
-        "max_valid",
-        pool("max", W3, S2, "VALID"),
-        "b, s, 2",
-        covers=MAX,
-        grad=True,
-        sizes=FROM_3,
-    ),
-    _case(
-        "max_explicit",
-        pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))),
-        "b, s, 2",
-        covers=MAX,
-        grad=True,
-    ),
-    _case(
-        "max_dilated",
-        pool("max", W3, S2, window_dilation=(1, 2, 1)),
-        "b, s, 2",
-        covers=MAX,
-    ),
-    _case(
+    maximum("max_batch", pool("max", W3, S2), "b, 6, 2"),
+    maximum("max_same", pool("max", W3), "b, s, 2"),
+    maximum("max_special", pool("max", W3, S2), "b, s, 2", domains=SPECIAL, grad=False),
+    maximum("max_same_stride", pool("max", W3, S2), "b, s, f"),
+    maximum("max_same_even", pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2"),
+    maximum("max_same_lower", pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"), "2, s, 2"),
+    maximum("max_valid", pool("max", W3, S2, "VALID"), "b, s, 2", sizes=FROM_3),
+    maximum("max_explicit", pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))), "b, s, 2"),
+    maximum("max_dilated", pool("max", W3, S2, window_dilation=(1, 2, 1)), "b, s, 2", grad=False),
+    maximum(
         "max_base_dilated",
         pool("max", W3, S2, base_dilation=(1, 3, 1)),
         "b, s, 2",
-        covers=MAX,
         domains=SPECIAL,
+        grad=False,
     ),
-    _case("max_2d", pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2", covers=MAX, grad=True),
-    _case("max_int8", pool("max", W3, S2), Arg("b, s, 2", "int8"), covers=MAX),
-    _case("max_uint8", pool("max", W3, S2), Arg("b, s, 2", "uint8", low=0), covers=MAX),
-    _case("max_bfloat16", pool("max", W3, S2), Arg("b, s, 2", "bfloat16"), covers=MAX),
-    _case("min_same_stride", pool("min", W3, S2), "b, s, 2", covers=MIN, grad=True),
-    _case("min_special", pool("min", W3), "b, s, 2", covers=MIN, domains=SPECIAL),
-    _case("min_uint8", pool("min", W3, S2), Arg("b, s, 2", "uint8", low=3), covers=MIN),
-    _case("sum_same_stride", pool("sum", W3, S2), "b, s, f", covers=SUM, grad=True),
-    _case(
-        "sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", covers=SUM, grad=True, sizes=FROM_3
-    ),
-    _case(
+    maximum("max_2d", pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2"),
+    maximum("max_int8", pool("max", W3, S2), "int8[b, s, 2]", grad=False),
+    maximum("max_uint8", pool("max", W3, S2), "uint8[b, s, 2] 0:6", grad=False),
+    maximum("max_bfloat16", pool("max", W3, S2), "bfloat16[b, s, 2]", grad=False),
+    minimum("min_same_stride", pool("min", W3, S2), "b, s, 2", grad=True),
+    minimum("min_special", pool("min", W3), "b, s, 2", domains=SPECIAL),
+    minimum("min_uint8", pool("min", W3, S2), "uint8[b, s, 2] 3:6"),
+    total("sum_same_stride", pool("sum", W3, S2), "b, s, f", grad=True),
+    total("sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", grad=True, sizes=FROM_3),
+    total(
         "sum_dilated",
         pool("sum", W3, S2, base_dilation=(1, 2, 1), window_dilation=(1, 2, 1)),
         "b, s, 2",
-        covers=SUM,
         grad=True,
     ),
-    _case("sum_3d", pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", covers=SUM, grad=True),
-    _case("sum_int32", pool("sum", W3, S2), Arg("b, s, 2", "int32"), covers=SUM),
-    _case("sum_complex", pool("sum", W3, S2), Arg("b, s, 2", "complex64"), covers=SUM),
-    _case("average_counted", average_without_padding, "b, s, 2", covers=SUM, grad=True),
+    total("sum_3d", pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", grad=True),
+    total("sum_int32", pool("sum", W3, S2), "int32[b, s, 2]"),
+    total("sum_complex", pool("sum", W3, S2), "complex64[b, s, 2]"),
+    total("average_counted", average_without_padding, "b, s, 2", grad=True),
     # windows of symbolic size
-    _case("global_max", global_pool("max"), "b, s, 2", covers=MAX, grad=True, domains=SPECIAL),
-    _case("global_sum", global_pool("sum"), "b, s, 2", covers=SUM),
-    _case(
-        "adaptive_max",
-        adaptive_pool("max"),
-        "b, s, 2",
-        covers=MAX,
-        grad=True,
-        sizes=FROM_3,
-        constraints=("s >= 3",),
-    ),
-    _case(
-        "adaptive_sum",
-        adaptive_pool("sum"),
-        "b, s, 2",
-        covers=SUM,
-        sizes=FROM_3,
-        constraints=("s >= 3",),
-    ),
-    _case(
+    maximum("global_max", global_pool("max"), "b, s, 2", domains=SPECIAL),
+    total("global_sum", global_pool("sum"), "b, s, 2"),
+    maximum("adaptive_max", adaptive_pool("max"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
+    total("adaptive_sum", adaptive_pool("sum"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
+    total(
         "moving_sum",
         lambda x, w: pool("sum", (w.shape[0],), (1,), "VALID")(x),
-        "s",
-        "t",
-        covers=SUM,
+        "s; t",
         sizes=({"s": 4, "t": 4}, {"s": 8, "t": 2}, {"s": 7, "t": 3}, {"s": 5, "t": 1}),
         constraints=("s >= t",),
     ),
     # any reducer
-    _case("product", pool("mul", W3, S2), "b, s, 2", covers=ANY),
-    _case("product_tangent", tangent(pool("mul", W3, S2)), "b, s, 2", "b, s, 2", covers=ANY),
-    _case("product_int", pool("mul", W3, S2), Arg("b, s, 2", "int32"), covers=ANY),
-    _case("own_reducer", most_negative, "b, s, 2", covers=ANY),
-    _case("own_reducer_vmap", jax.vmap(most_negative), "b, 1, s, 2", covers=ANY),
-    _case("two_arrays", mean_and_count, "b, s", Arg("b, s", "int32"), covers=ANY, domains=SPECIAL),
-    _case(
+    case("product", pool("mul", W3, S2), "b, s, 2"),
+    case("product_tangent", tangent(pool("mul", W3, S2)), "b, s, 2; b, s, 2"),
+    case("product_int", pool("mul", W3, S2), "int32[b, s, 2]"),
+    case("own_reducer", most_negative, "b, s, 2"),
+    case("own_reducer_vmap", jax.vmap(most_negative), "b, 1, s, 2"),
+    case("two_arrays", mean_and_count, "b, s; int32[b, s]", domains=SPECIAL),
+    case(
         "any",
         lambda x: lax.reduce_window(x, np.array(False), lax.bitwise_or, (1, 2), (1, 2), "SAME"),
-        Arg("b, s", "bool"),
-        covers=ANY,
+        "bool[b, s]",
     ),
     # gradients by name
-    _case("max_tangent", tangent(pool("max", W3, S2)), "b, s, 2", "b, s, 2", covers=GATHER),
-    _case(
+    tangents("max_tangent", tangent(pool("max", W3, S2)), "b, s, 2; b, s, 2"),
+    tangents(
         "max_tangent_special",
         lambda x, t: jax.jvp(pool("max", W3, S2), (x,), (t,))[1],
         "b, s, 2",
         Arg("b, s, 2", make=finite),
-        covers=GATHER,
         domains=SPECIAL,
     ),
-    _case(
-        "min_tangent_valid",
-        tangent(pool("min", W3, S2, "VALID")),
-        "b, s, 2",
-        "b, s, 2",
-        covers=GATHER,
-        sizes=FROM_3,
+    tangents(
+        "min_tangent_valid", tangent(pool("min", W3, S2, "VALID")), "b, s, 2; b, s, 2", sizes=FROM_3
     ),
-    _case("max_second_order", second_order(pool("max", W3, S2)), "b, s, 2", covers=GATHER),
-    _case(
+    tangents("max_second_order", second_order(pool("max", W3, S2)), "b, s, 2"),
+    case(
         "max_gradient_special",
         lambda x, g: jax.vjp(pool("max", W3), x)[1](g)[0],
         "b, s, 2",
         Arg("b, s, 2", make=finite),
-        covers=SCATTER,
+        covers="select_and_scatter_add",
         domains=SPECIAL,
     ),
-    _case(
+    case(
         "max_grad_vmap",
         jax.vmap(jax.grad(lambda x: jnp.sum(pool("max", (3,), (2,))(x) ** 2))),
-        "b, s",
-        covers=SCATTER,
+        covers="select_and_scatter_add",
     ),
-    _case("scatter_own", select_and_scatter, "b, 4", "b, 2", covers=("select_and_scatter",)),
+    case("scatter_own", select_and_scatter, "b, 4; b, 2", covers="select_and_scatter"),
 ]

@@ -302,11 +302,7 @@ def test_a_failing_assertion_about_sizes_is_raised() -> None:
 
 
 def test_a_size_that_counts_equations_falls_back() -> None:
-    for fn in (
-        unrolled,
-        lambda x: [x] * x.shape[0],
-        lambda x: list(x),
-    ):
+    for fn in (unrolled, lambda x: [x] * x.shape[0], lambda x: list(x)):
         executor = BucketedExec(fn).with_pow2()
         with pytest.warns(FallbackWarning):
             for n in (3, 4):

@@ -11,15 +11,7 @@ from jax import export, lax
 
 from bucketjit._ir.bounds import is_never_negative
 from bucketjit._ir.expressions import evaluate
-from bucketjit._ir.ranges import (
-    Range,
-    is_at_most,
-    joined,
-    product,
-    quotient,
-    range_of_array,
-    times,
-)
+from bucketjit._ir.ranges import Range, is_at_most, joined, product, quotient, range_of_array, times
 from bucketjit._ir.value_bounds import Bounds
 
 
@@ -86,11 +78,7 @@ FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "float": (lambda x: jnp.clip(x, 0.5, 2.5), "0", "3"),
     "random": (lambda x: jax.random.randint(jax.random.key(0), (), 0, 7), "0", "7"),
     "branch": (lambda x: lax.cond(x[0] > 0, lambda: 3, lambda: jnp.sum(x > 0)), "0", "max(n, 3)"),
-    "scan": (
-        lambda x: lax.scan(lambda c, a: (jnp.minimum(c + 1, 9), a > 0), 0, x)[0],
-        "0",
-        "9",
-    ),
+    "scan": (lambda x: lax.scan(lambda c, a: (jnp.minimum(c + 1, 9), a > 0), 0, x)[0], "0", "9"),
     "stacked": (lambda x: lax.scan(lambda c, a: (c, jnp.int32(a > 0)), 0, x)[1], "0", "1"),
     "searched": (lambda x: jnp.searchsorted(jnp.arange(5.0), x), "0", "5"),
     "functions_of_users": (
@@ -112,27 +100,15 @@ FOUND: dict[str, tuple[Callable[[Any], Any], str, str]] = {
     "wrapping_unknown_sum": (lambda x: jnp.maximum(whole(x), 5) + 1, "None", "None"),
     "difference_of_most": (lambda x: jnp.sum(x > 0) - jnp.maximum(whole(x), 0), "None", "n"),
     "wrapping_byte": (lambda x: jnp.sum(x > 0, dtype=np.uint8) + np.uint8(250), "0", "255"),
-    "nan_to_integer": (
-        lambda x: jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(int),
-        "-9",
-        "0",
-    ),
-    "to_bfloat16": (
-        lambda x: jnp.sum(x > 0).astype(jnp.bfloat16),
-        "0",
-        "None",
-    ),
+    "nan_to_integer": (lambda x: jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(int), "-9", "0"),
+    "to_bfloat16": (lambda x: jnp.sum(x > 0).astype(jnp.bfloat16), "0", "None"),
     "to_float16": (lambda x: jnp.sum(x > 0).astype(jnp.float16), "0", "None"),
     "number_to_bfloat16": (
         lambda x: jnp.clip(whole(x), 257, 259).astype(jnp.bfloat16),
         "256",
         "260",
     ),
-    "to_float32": (
-        lambda x: jnp.floor(jnp.sum(x > 0).astype(jnp.float32) * 0.5) + 1,
-        "1",
-        "None",
-    ),
+    "to_float32": (lambda x: jnp.floor(jnp.sum(x > 0).astype(jnp.float32) * 0.5) + 1, "1", "None"),
     "sum_of_bfloat16": (lambda x: bfloat16_sum(x > 0), "None", "None"),
     "reduced_precision": (
         lambda x: lax.reduce_precision(jnp.clip(x, 0, 255), 8, 4),
