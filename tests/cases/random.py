@@ -13,7 +13,7 @@ WORDS = "0:4294967296"
 BOTH = ({"b": 3, "s": 5}, {"b": 4, "s": 1})
 
 
-def draw(name, fn, args, covers="random_bits", **options):
+def draw(name, fn, args="key[]; b, s", covers="random_bits", **options):
     """A case of a draw, at few sizes: the values of other arguments hardly matter."""
     case = family(covers, "random_", domains=("mixed",), **options)(name, fn, args)
     if case.variables == ["b", "s"] and "sizes" not in options:
@@ -21,9 +21,15 @@ def draw(name, fn, args, covers="random_bits", **options):
     return case
 
 
+split = functools.partial(draw, covers="random_split")
+gamma = functools.partial(draw, covers="random_gamma")
+permuted = functools.partial(draw, covers="sort")
+drawn_of_few = functools.partial(draw, covers="")
+
+
 def sampler(name, fn, *params):
     """A sampler of ``jax.random`` over an open leading and an open inner axis."""
-    return draw(name, lambda k, x: fn(k, *params, shape=x.shape), "key[]; b, s")
+    return draw(name, lambda k, x: fn(k, *params, shape=x.shape))
 
 
 def by_total(fn):
@@ -69,9 +75,9 @@ def _positive(sample):
 BITS = [
     draw("bits_lead", lambda k, x: random.bits(k, x.shape), "key[]; b, 3"),
     draw("bits_inner", lambda k, x: random.bits(k, (2, *x.shape, 3)), "key[]; s"),
-    draw("bits_both", _bits(jnp.uint32), "key[]; b, s"),
-    draw("bits_8", _bits(jnp.uint8), "key[]; b, s"),
-    draw("bits_16", _bits(jnp.uint16), "key[]; b, s"),
+    draw("bits_both", _bits(jnp.uint32)),
+    draw("bits_8", _bits(jnp.uint8)),
+    draw("bits_16", _bits(jnp.uint16)),
     draw(
         "bits_raw_key",
         _bits(jnp.uint32),
@@ -79,7 +85,7 @@ BITS = [
         covers="random_bits random_wrap",
     ),
     draw("bits_constant_key", lambda x: random.bits(_CONSTANT, x.shape), "b, s"),
-    draw("bits_expression", lambda k, x: random.bits(k, (x.size, 2 * x.shape[1])), "key[]; b, s"),
+    draw("bits_expression", lambda k, x: random.bits(k, (x.size, 2 * x.shape[1]))),
     draw(
         "bits_per_key", lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k), "key[b]; s"
     ),
@@ -89,20 +95,19 @@ BITS = [
         lambda k, x: jax.vmap(jax.vmap(lambda key: random.bits(key, x.shape)))(k),
         "key[2, b]; s",
     ),
-    draw("split", lambda k, x: random.split(k, x.shape[0]), "key[]; b", covers="random_split"),
+    split("split", lambda k, x: random.split(k, x.shape[0]), "key[]; b"),
     draw(
         "split_raw",
         lambda k, x: random.split(k, x.shape[0]),
         f"uint32[2] {WORDS}; s",
         covers="random_split random_wrap random_unwrap",
     ),
-    draw("split_both", lambda k, x: random.split(k, x.shape), "key[]; b, s", covers="random_split"),
-    draw("split_keys", jax.vmap(random.split), "key[b]", covers="random_split"),
-    draw(
+    split("split_both", lambda k, x: random.split(k, x.shape)),
+    split("split_keys", jax.vmap(random.split), "key[b]"),
+    split(
         "split_keys_many",
         lambda k, x: jax.vmap(lambda key: random.split(key, x.shape[0]))(k),
         "key[b]; s",
-        covers="random_split",
     ),
     draw("fold_in", jax.vmap(random.fold_in), "key[b]; uint32[b]", covers="random_fold_in"),
     draw(
@@ -126,11 +131,10 @@ BITS = [
         f"uint32[b, 2] {WORDS}",
         covers="threefry2x32",
     ),
-    draw(
+    split(
         "split_rbg",
         lambda x: random.key_data(random.split(random.key(7, impl="rbg"), x.shape)),
         "b, s",
-        covers="random_split",
     ),
     *(
         draw(
@@ -144,32 +148,21 @@ BITS = [
 
 BY_TOTAL = [
     draw("total_bits_lead", by_total(_bits(jnp.uint32)), "key[]; b, 3"),
-    draw("total_bits_both", by_total(_bits(jnp.uint32)), "key[]; b, s"),
-    draw("total_bits_8", by_total(_bits(jnp.uint8)), "key[]; b, s"),
-    draw("total_bits_16", by_total(_bits(jnp.uint16)), "key[]; b, s"),
-    draw("total_normal", by_total(lambda k, x: random.normal(k, x.shape)), "key[]; b, s"),
+    draw("total_bits_both", by_total(_bits(jnp.uint32))),
+    draw("total_bits_8", by_total(_bits(jnp.uint8))),
+    draw("total_bits_16", by_total(_bits(jnp.uint16))),
+    draw("total_normal", by_total(lambda k, x: random.normal(k, x.shape))),
     draw(
         "total_bits_per_key",
         by_total(lambda k, x: jax.vmap(lambda key: random.bits(key, x.shape))(k)),
         "key[b]; s",
     ),
-    draw(
-        "total_split",
-        by_total(lambda k, x: random.split(k, x.shape[0])),
-        "key[]; b",
-        covers="random_split",
-    ),
-    draw(
-        "total_split_both",
-        by_total(lambda k, x: random.split(k, x.shape)),
-        "key[]; b, s",
-        covers="random_split",
-    ),
-    draw(
+    split("total_split", by_total(lambda k, x: random.split(k, x.shape[0])), "key[]; b"),
+    split("total_split_both", by_total(lambda k, x: random.split(k, x.shape))),
+    split(
         "total_split_rbg",
         by_total(lambda x: random.key_data(random.split(random.key(7, impl="rbg"), x.shape[0]))),
         "b",
-        covers="random_split",
     ),
 ]
 
@@ -194,62 +187,48 @@ SAMPLERS = [
     sampler("maxwell", random.maxwell),
     sampler("geometric", random.geometric, 0.3),
     sampler("triangular", random.triangular, 0.0, 0.3, 1.0),
-    draw(
-        "uniform_limits",
-        lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x),
-        "key[]; b, s",
-    ),
-    draw(
-        "randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), "key[]; s", covers=""
-    ),
-    draw("categorical", lambda k, x: random.categorical(k, x), "key[]; b, s"),
-    draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0), "key[]; b, s"),
-    draw("choice", lambda k, x: random.choice(k, x, (5,)), "key[]; s", covers=""),
-    draw(
-        "choice_of_a_count", lambda k, x: random.choice(k, x.shape[0], (5,)), "key[]; s", covers=""
-    ),
-    draw(
+    draw("uniform_limits", lambda k, x: random.uniform(k, x.shape, minval=-x, maxval=x)),
+    drawn_of_few("randint_size", lambda k, x: random.randint(k, (5,), 0, x.shape[0]), "key[]; s"),
+    draw("categorical", lambda k, x: random.categorical(k, x)),
+    draw("categorical_axis", lambda k, x: random.categorical(k, x, axis=0)),
+    drawn_of_few("choice", lambda k, x: random.choice(k, x, (5,)), "key[]; s"),
+    drawn_of_few("choice_of_a_count", lambda k, x: random.choice(k, x.shape[0], (5,)), "key[]; s"),
+    drawn_of_few(
         "choice_by_weight",
         lambda k, x: [
             random.choice(k, x, (5,), p=jax.nn.softmax(x)),
             random.choice(k, x.shape[0], (5,), p=jax.nn.softmax(x)),
         ],
         "key[]; s",
-        covers="",
     ),
-    draw(
+    drawn_of_few(
         "choice_without_replacement",
         lambda k, x: [
             random.choice(k, x, (1,), replace=False),
             random.choice(k, x, (x.shape[0],), replace=False, p=jax.nn.softmax(x[:, 0])),
         ],
         "key[]; s, 2",
-        covers="",
     ),
-    draw("permutation", lambda k, x: random.permutation(k, x), "key[]; s", covers="sort"),
-    draw(
-        "permutation_of_rows", lambda k, x: random.permutation(k, x), "key[]; b, s", covers="sort"
-    ),
-    draw(
+    permuted("permutation", lambda k, x: random.permutation(k, x), "key[]; s"),
+    permuted("permutation_of_rows", lambda k, x: random.permutation(k, x)),
+    permuted(
         "permutation_of_columns",
         lambda k, x: [
             random.permutation(k, x, axis=1),
             random.permutation(k, x, axis=1, independent=True),
             random.permutation(k, x.shape[1]),
         ],
-        "key[]; b, s",
-        covers="sort",
     ),
-    draw("choice_many", lambda k, x: random.choice(k, 7, x.shape), "key[]; b, s"),
+    draw("choice_many", lambda k, x: random.choice(k, 7, x.shape)),
     draw(
         "multivariate_normal",
         lambda k, m: random.multivariate_normal(k, m, jnp.eye(3)),
         "key[]; b, 3",
         rtol=1e-4,
     ),
-    draw("dropout", _dropout, "key[]; b, s", grad=True),
-    draw("layers", _layers, "key[]; b, s", grad=True),
-    draw("per_example", _per_example, "key[]; b, s", covers="random_bits random_split"),
+    draw("dropout", _dropout, grad=True),
+    draw("layers", _layers, grad=True),
+    draw("per_example", _per_example, covers="random_bits random_split"),
     draw(
         "reparameterised",
         lambda k, m, s: (m + jnp.exp(s) * random.normal(k, m.shape)).mean(),
@@ -262,48 +241,27 @@ FEW = ({"b": 3, "s": 2},)
 SMALL = {"sizes": FEW, "buckets": {"b": 4, "s": 4}}
 
 REJECTION = [
-    draw("gamma", _positive(random.gamma), "key[]; b, s", covers="random_gamma", **SMALL),
-    draw(
+    gamma("gamma", _positive(random.gamma), **SMALL),
+    gamma(
         "gamma_gradient",
         lambda k, x: jax.grad(lambda y: jnp.sum(random.gamma(k, jnp.exp(y)) ** 2))(x),
-        "key[]; b, s",
-        covers="random_gamma",
         rtol=1e-4,
         **SMALL,
     ),
-    draw(
+    gamma(
         "gamma_per_key",
         lambda k, x: jax.vmap(random.gamma)(k, jnp.abs(x) + 0.5),
         "key[b]; b, s",
-        covers="random_gamma",
         **SMALL,
     ),
-    draw(
-        "loggamma", _positive(random.loggamma), "key[]; b", covers="random_gamma", sizes=({"b": 3},)
+    gamma("loggamma", _positive(random.loggamma), "key[]; b", sizes=({"b": 3},)),
+    gamma(
+        "beta", lambda k, x: random.beta(k, jnp.abs(x) + 0.5, 2.0), "key[]; b", sizes=({"b": 3},)
     ),
-    draw(
-        "beta",
-        lambda k, x: random.beta(k, jnp.abs(x) + 0.5, 2.0),
-        "key[]; b",
-        covers="random_gamma",
-        sizes=({"b": 3},),
-    ),
-    draw("dirichlet", _positive(random.dirichlet), "key[]; b, s", covers="random_gamma", **SMALL),
-    draw(
-        "chisquare",
-        _positive(random.chisquare),
-        "key[]; b",
-        covers="random_gamma",
-        sizes=({"b": 3},),
-    ),
-    draw(
-        "t",
-        lambda k, x: random.t(k, 3.0, x.shape),
-        "key[]; b",
-        covers="random_gamma",
-        sizes=({"b": 3},),
-    ),
-    draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), "key[]; b, s", **SMALL),
+    gamma("dirichlet", _positive(random.dirichlet), **SMALL),
+    gamma("chisquare", _positive(random.chisquare), "key[]; b", sizes=({"b": 3},)),
+    gamma("t", lambda k, x: random.t(k, 3.0, x.shape), "key[]; b", sizes=({"b": 3},)),
+    draw("poisson", lambda k, x: random.poisson(k, jnp.abs(x) * 4), **SMALL),
     draw(
         "poisson_per_key",
         lambda k, x: jax.vmap(random.poisson)(k, jnp.abs(x) * 4),
@@ -311,10 +269,8 @@ REJECTION = [
         covers="while",
         **SMALL,
     ),
-    draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), "key[]; b, s", **SMALL),
-    draw(
-        "binomial", lambda k, x: random.binomial(k, 10.0, jax.nn.sigmoid(x)), "key[]; b, s", **SMALL
-    ),
+    draw("poisson_large", lambda k, x: random.poisson(k, 20 + jnp.abs(x)), **SMALL),
+    draw("binomial", lambda k, x: random.binomial(k, 10.0, jax.nn.sigmoid(x)), **SMALL),
     draw(
         "double_sided_maxwell",
         lambda k, x: random.double_sided_maxwell(k, x, 2.0),
