@@ -54,10 +54,7 @@ def test_an_axis_that_varies() -> None:
     executor, told = watched(lambda x: x.sum())
     for shape in ((3, 32), (5, 32), (5, 48), (4, 50)):
         executor(ones(*shape))
-    assert news(told) == [
-        "new",
-        "traced anew: axis 1 of x varies (32, then 48): opened as axis1",
-    ]
+    assert news(told) == ["new", "traced anew: axis 1 of x varies (32, then 48): opened as axis1"]
 
 
 def test_axes_that_part() -> None:
@@ -179,9 +176,7 @@ def test_a_warning_is_told_once_where_logging_is_not_configured() -> None:
     assert "FallbackWarning" in done.stderr and "bucketjit <lambda>: fallback" not in done.stderr
 
 
-def test_a_program_that_configures_logging_gets_the_lines(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_program_that_configures_logging_gets_the_lines(caplog: pytest.LogCaptureFixture) -> None:
     executor, told = watched(lambda x: jnp.linalg.eigvals(x[:, None] * x).real)
     with caplog.at_level(logging.WARNING, "bucketjit"), pytest.warns(FallbackWarning) as warned:
         executor(ones(3))

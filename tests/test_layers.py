@@ -22,32 +22,10 @@ ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 # Downhill only: a package imports from those that stand before it, and from itself. The files at
 # the root of the package have their places too.
 PACKAGES = (
-    "_version",
-    "errors",
-    "_raised",
-    "_extras",
-    "_events",
-    "_environment",
-    "strategies",
-    "_config",
-    "_jax",
-    "_ir",
-    "_arrays",
-    "_tracing",
-    "_masking",
-    "_compile",
-    "_runtime",
-    "_processes",
-    "_stages",
-    "_artifact",
-    "_api",
-    "metrics",
-    "rules",
-    "stages",
-    "types",
-    "integrations",
-    "__init__",
-    "__main__",
+    *("_version", "errors", "_raised", "_extras", "_events", "_environment", "strategies"),
+    *("_config", "_jax", "_ir", "_arrays", "_tracing", "_masking", "_compile", "_runtime"),
+    *("_processes", "_stages", "_artifact", "_api", "metrics", "rules", "stages", "types"),
+    *("integrations", "__init__", "__main__"),
 )
 
 
@@ -199,14 +177,8 @@ def test_each_use_of_non_public_jax_is_explained() -> None:
 
 
 ALLOWED_AT_IMPORT = (
-    ast.Import,
-    ast.ImportFrom,
-    ast.FunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.AugAssign,
-    ast.If,
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign),
+    *(ast.AugAssign, ast.If),
 )
 
 

@@ -78,15 +78,9 @@ CASES = [
             domains=ALL if dtype.startswith(("bf", "fl")) else ("mixed",),
         )
         for dtype, low, high in [
-            ("bfloat16", 0, 0),
-            ("float16", 0, 0),
-            ("float8_e4m3fn", 0, 0),
-            ("float8_e5m2", 0, 0),
-            ("int32", -50, 50),
-            ("int8", -128, 128),
-            ("uint8", 0, 256),
-            ("uint32", 5, 50),
-            ("bool", 0, 1),
+            *(("bfloat16", 0, 0), ("float16", 0, 0), ("float8_e4m3fn", 0, 0)),
+            *(("float8_e5m2", 0, 0), ("int32", -50, 50), ("int8", -128, 128), ("uint8", 0, 256)),
+            *(("uint32", 5, 50), ("bool", 0, 1)),
         ]
     ),
     extremes(
@@ -245,15 +239,10 @@ CASES = [
     case(
         "norms",
         lambda x: [
-            jnp.linalg.norm(x),
-            jnp.linalg.norm(x, axis=1),
-            jnp.linalg.norm(x, 1, axis=0),
-            jnp.linalg.norm(x, jnp.inf, axis=1),
-            jnp.linalg.norm(x, -jnp.inf, axis=1),
-            jnp.linalg.norm(x, 0, axis=1),
-            jnp.linalg.norm(x, 3, axis=1),
-            jnp.linalg.norm(x, "fro"),
-            jnp.linalg.norm(x, 1),
+            *(jnp.linalg.norm(x), jnp.linalg.norm(x, axis=1), jnp.linalg.norm(x, 1, axis=0)),
+            *(jnp.linalg.norm(x, jnp.inf, axis=1), jnp.linalg.norm(x, -jnp.inf, axis=1)),
+            *(jnp.linalg.norm(x, 0, axis=1), jnp.linalg.norm(x, 3, axis=1)),
+            *(jnp.linalg.norm(x, "fro"), jnp.linalg.norm(x, 1)),
         ],
         rtol=1e-4,
     ),

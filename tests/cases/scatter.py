@@ -46,14 +46,9 @@ def _apply(x, i):
 def _sliced_writes(x, y):
     s = x.shape[1]
     return (
-        x.at[:, 1:].set(y[:, :-1]),
-        x.at[:, :-1].add(y[:, 1:]),
-        x.at[:, s // 2 :].mul(3.0),
-        x.at[:, -1].set(0.0),
-        x.at[0, 0].max(2.0),
-        x.at[:, ::2].min(y[:, ::2]),
-        x.at[-1, 1:].divide(2.0),
-        x.at[:, ::-1].set(y),
+        *(x.at[:, 1:].set(y[:, :-1]), x.at[:, :-1].add(y[:, 1:]), x.at[:, s // 2 :].mul(3.0)),
+        *(x.at[:, -1].set(0.0), x.at[0, 0].max(2.0), x.at[:, ::2].min(y[:, ::2])),
+        *(x.at[-1, 1:].divide(2.0), x.at[:, ::-1].set(y)),
     )
 
 

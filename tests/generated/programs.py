@@ -595,35 +595,9 @@ def convolution(p: Sketch) -> None:
 
 
 OPERATIONS = (
-    unary,
-    unary_int,
-    binary,
-    compare,
-    choose,
-    reduction,
-    reduce_flags,
-    arg_reduction,
-    cumulative,
-    normalise,
-    order,
-    sort_rounded,
-    contraction,
-    rearrange,
-    join,
-    pad,
-    cut,
-    reshape,
-    gather,
-    scatter,
-    sizes,
-    guard,
-    scan,
-    loop,
-    branch,
-    mapped,
-    random,
-    windows,
-    convolution,
+    *(unary, unary_int, binary, compare, choose, reduction, reduce_flags, arg_reduction),
+    *(cumulative, normalise, order, sort_rounded, contraction, rearrange, join, pad, cut, reshape),
+    *(gather, scatter, sizes, guard, scan, loop, branch, mapped, random, windows, convolution),
 )
 
 

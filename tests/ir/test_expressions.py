@@ -153,15 +153,8 @@ BEYOND = (2**31, 2**32 + 3, 2**63 - 1)
 @pytest.mark.parametrize(
     "text",
     [
-        "min(b, {})",
-        "min({}, b)",
-        "max(0, b - {})",
-        "2*min(b, {}) + s",
-        "min(b*s, {})",
-        "max(s, min(b, {}) - 2)",
-        "floordiv(b, {})",
-        "mod(b + s, {})",
-        "max(-1*{}, 1 - b)",
+        *("min(b, {})", "min({}, b)", "max(0, b - {})", "2*min(b, {}) + s", "min(b*s, {})"),
+        *("max(s, min(b, {}) - 2)", "floordiv(b, {})", "mod(b + s, {})", "max(-1*{}, 1 - b)"),
     ],
 )
 def test_sizes_do_not_reach_what_int32_does_not_hold(text: str, beyond: int) -> None:
@@ -203,19 +196,11 @@ def test_upper_bound_is_tight_where_the_expression_grows(
 @pytest.mark.parametrize(
     ("text", "lo", "hi", "bound"),
     [
-        ("b - 1", 1, 8, 7),
-        ("10 - b", 1, 8, 9),
-        ("10 - b", 3, 8, 7),
-        ("3 - b", 4, 8, 0),
-        ("mod(b, 4)", 1, 8, 3),
-        ("mod(b, 16)", 1, 8, 8),
-        ("mod(b, 16)", 17, 18, 2),
-        ("b - 2*floordiv(b, 2)", 1, 8, 1),
-        ("floordiv(b + 3, 4)*4 - b", 1, 8, 3),
-        ("max(4 - b, 0)", 1, 8, 3),
-        ("min(b, 3)", 1, 8, 3),
-        ("b*b - 6*b + 9", 1, 4, 4),
-        ("(b - 5)^2", 1, 8, 16),
+        *(("b - 1", 1, 8, 7), ("10 - b", 1, 8, 9), ("10 - b", 3, 8, 7), ("3 - b", 4, 8, 0)),
+        *(("mod(b, 4)", 1, 8, 3), ("mod(b, 16)", 1, 8, 8), ("mod(b, 16)", 17, 18, 2)),
+        *(("b - 2*floordiv(b, 2)", 1, 8, 1), ("floordiv(b + 3, 4)*4 - b", 1, 8, 3)),
+        *(("max(4 - b, 0)", 1, 8, 3), ("min(b, 3)", 1, 8, 3)),
+        *(("b*b - 6*b + 9", 1, 4, 4), ("(b - 5)^2", 1, 8, 16)),
     ],
 )
 def test_upper_bounds_of_expressions_that_shrink(text: str, lo: int, hi: int, bound: int) -> None:
@@ -285,17 +270,8 @@ def test_variables_of(text: str, names: tuple[str, ...]) -> None:
 def test_every_dimension_that_jax_prints_can_be_read() -> None:
     b, s = export.symbolic_shape("b, s", constraints=("b >= 3",))
     dims = [
-        b + s,
-        2 * b * s - 3,
-        b**3,
-        (b + 1) // 2,
-        -b % 4,
-        (b * s) % (s + 1),
-        jax.core.max_dim(b, s),
-        jax.core.min_dim(b, 2 * s),
-        -b + 10,
-        b // s,
-        (b - s) // 2,
+        *(b + s, 2 * b * s - 3, b**3, (b + 1) // 2, -b % 4, (b * s) % (s + 1)),
+        *(jax.core.max_dim(b, s), jax.core.min_dim(b, 2 * s), -b + 10, b // s, (b - s) // 2),
     ]
     for dim in dims:
         for sizes in ({"b": 3, "s": 5}, {"b": 8, "s": 1}, {"b": 7, "s": 7}):

@@ -8,37 +8,17 @@ from bucketjit._ir.bounds import LARGE, is_never_negative, magnitude
 from bucketjit._ir.expressions import evaluate_text, variables_of
 
 NEVER_NEGATIVE = [
-    "0",
-    "n - 1",
-    "n*m - n",
-    "n^2 - n",
-    "floordiv(n, 3)",
-    "n - floordiv(2*n, 3)",
-    "n - floordiv(95*n, 100)",
-    "2*n - floordiv(7*n + 3, 4)",
-    "floordiv(2*n, 3) - floordiv(n, 3)",
-    "floordiv(n + 2, 3) - 1",
-    "n - floordiv(floordiv(n, 2)*2, 3)",
-    "max(1, floordiv(n, 2)) - 1",
-    "n - max(1, floordiv(n, 2))",
-    "n - min(n, floordiv(10*n, 7))",
-    "min(n, m) - 1",
-    "2 - mod(n, 3)",
-    "n - mod(n, 3)",
-    "m*n - m*floordiv(n, 2)",
+    *("0", "n - 1", "n*m - n", "n^2 - n", "floordiv(n, 3)", "n - floordiv(2*n, 3)"),
+    *("n - floordiv(95*n, 100)", "2*n - floordiv(7*n + 3, 4)"),
+    *("floordiv(2*n, 3) - floordiv(n, 3)", "floordiv(n + 2, 3) - 1"),
+    *("n - floordiv(floordiv(n, 2)*2, 3)", "max(1, floordiv(n, 2)) - 1"),
+    *("n - max(1, floordiv(n, 2))", "n - min(n, floordiv(10*n, 7))", "min(n, m) - 1"),
+    *("2 - mod(n, 3)", "n - mod(n, 3)", "m*n - m*floordiv(n, 2)"),
 ]
 MAYBE_NEGATIVE = [
-    "-1",
-    "n - 2",
-    "n - m",
-    "floordiv(n, 2) - 1",
-    "n - floordiv(10*n, 7)",
-    "floordiv(n - 5, 2) - n + 5",
-    "n - max(n, m)",
-    "min(n, m) - n",
-    "mod(n, 3) - 1",
-    "floordiv(n, 3) - floordiv(n, 4) - 1",
-    "n - max(2, floordiv(n, 2))",
+    *("-1", "n - 2", "n - m", "floordiv(n, 2) - 1", "n - floordiv(10*n, 7)"),
+    *("floordiv(n - 5, 2) - n + 5", "n - max(n, m)", "min(n, m) - n", "mod(n, 3) - 1"),
+    *("floordiv(n, 3) - floordiv(n, 4) - 1", "n - max(2, floordiv(n, 2))"),
 ]
 
 

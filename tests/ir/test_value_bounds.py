@@ -147,20 +147,8 @@ def bits(x: Any) -> Any:
 
 
 @pytest.mark.sampled(
-    9,
-    "square",
-    "to_float32",
-    "half_of_negative",
-    "taken_or_filled",
-    "to_float16",
-    "sum_of_bfloat16",
-    "decay",
-    "last_of_cumsum",
-    "searched",
-    "scan",
-    "set",
-    "clamp",
-    "taken",
+    *(9, "square", "to_float32", "half_of_negative", "taken_or_filled", "to_float16"),
+    *("sum_of_bfloat16", "decay", "last_of_cumsum", "searched", "scan", "set", "clamp", "taken"),
 )
 @pytest.mark.parametrize("name", FOUND)
 def test_bounds_are_found_and_hold(name: str) -> None:

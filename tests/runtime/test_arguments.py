@@ -112,9 +112,7 @@ def test_trees_keywords_and_static_arguments() -> None:
         return {"out": (batch["x"] ** power).sum() * scale + offset, "y": batch["y"] + 1}
 
     executor = BucketedExec(
-        fn,
-        dynamic_axes=({"x": "n", "y": "m, _"}, None, {"offset": None}),
-        static_argnames="power",
+        fn, dynamic_axes=({"x": "n", "y": "m, _"}, None, {"offset": None}), static_argnames="power"
     ).with_pow2()
     examples = [
         {"x": np.full(n, 2, np.float32), "y": np.full((m, 3), n, np.int32)}

@@ -96,10 +96,7 @@ CASES = {
         lambda: up_to(4, Overflow.EXTEND, centered), (rows(9, 2),), Masked, None, "masked"
     ),
     "no rule": Case(
-        lambda: BucketedExec(with_reference).with_pow2(),
-        (rows(5),),
-        Unpadded,
-        Because.UNMASKED,
+        lambda: BucketedExec(with_reference).with_pow2(), (rows(5),), Unpadded, Because.UNMASKED
     ),
     "no rule, and that is an error": Case(
         lambda: BucketedExec(with_reference, fallback=Fallback.ERROR).with_pow2(),

@@ -313,15 +313,8 @@ def _scan_free(x: Any) -> Any:
         (lambda x: x + 1, {"buckets": "exact"}, lambda n: ((ramp(n),), {})),
     ],
     ids=[
-        "bare",
-        "keyword",
-        "two axes",
-        "container",
-        "static",
-        "size",
-        "expression",
-        "fallback",
-        "no strategy",
+        *("bare", "keyword", "two axes", "container", "static", "size", "expression"),
+        *("fallback", "no strategy"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")

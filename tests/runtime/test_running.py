@@ -12,12 +12,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Fallback, strategies
-from bucketjit.errors import (
-    CompileBudgetError,
-    FallbackError,
-    FallbackWarning,
-    SpecError,
-)
+from bucketjit.errors import CompileBudgetError, FallbackError, FallbackWarning, SpecError
 
 F32 = np.float32
 

@@ -178,7 +178,11 @@ WINDOWS: list[Refused] = [
         "select_and_scatter: windows slide along a symbolic axis",
     ),
     (windows_of_a_static_source, "s; 4", "select_and_scatter_add: an axis of size s has 4 windows"),
-    (jnp.fft.fft, "complex64[long]", "fft: a transform of symbolic length long, padded beyond 46340"),
+    (
+        jnp.fft.fft,
+        "complex64[long]",
+        "fft: a transform of symbolic length long, padded beyond 46340",
+    ),
     (jnp.linalg.eigh, "n, n", "eigh: eigenvectors of a matrix of symbolic size n: their signs"),
     (jnp.linalg.svd, "n, n", "svd: singular vectors of a matrix of symbolic size n: their signs"),
     (jnp.linalg.eigvals, "n, n", f"eig: {MIXED}"),
