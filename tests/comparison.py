@@ -1,8 +1,10 @@
 """Compare results in everything that `jax.jit` determines of them."""
 
 import gc
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -45,6 +47,29 @@ def assert_like_jit(
     got = executor(*args, **kwargs)
     assert_same(got, jax.jit(fn)(*args, **kwargs))
     return got
+
+
+def assert_close(got: Any, want: Any, *, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    """``got`` has the tree, shapes and dtypes of ``want``, and nearly its values."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (np.shape(a), a.dtype) == (np.shape(b), b.dtype)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def in_threads(work: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
+    """The results of the work with each argument, each in a thread of its own, all at once."""
+    arguments = list(arguments)
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(work, arguments))
+
+
+def warned(category: type[Warning], run: Callable[[], object]) -> list[str]:
+    """The texts of the warnings of a category."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in caught if w.category is category]
 
 
 def unrolled(x: Any) -> Any:

@@ -131,21 +131,29 @@ def arguments(text: str) -> list[Arg]:
     return made
 
 
-def family(covers: str = "", prefix: str = "", **defaults: Any) -> Callable[..., Case]:
+def family(
+    covers: str = "", prefix: str = "", **defaults: Any
+) -> Callable[..., Callable[[str], Case]]:
     """Makes cases that cover these primitives, with these options where a case names no other.
 
-    Where a case names no arguments, it has a matrix of which both axes are open.
+    A case gets its name as an entry of a table, see `cases`. Where it names no arguments, it has a
+    matrix of which both axes are open.
     """
 
     def case(
-        name: str, fn: Callable[..., Any], *args: Arg | str, covers: str = covers, **options: Any
-    ) -> Case:
+        fn: Callable[..., Any], *args: Arg | str, covers: str = covers, **options: Any
+    ) -> Callable[[str], Case]:
         args = args or ("b, s",)
         every = [x for arg in args for x in ([arg] if isinstance(arg, Arg) else arguments(arg))]
         named = {**defaults, **options}
-        return Case(prefix + name, fn, tuple(every), tuple(covers.split()), **named)
+        return lambda name: Case(prefix + name, fn, tuple(every), tuple(covers.split()), **named)
 
     return case
+
+
+def cases(table: Mapping[str, Callable[[str], Case]]) -> list[Case]:
+    """The cases of a table, whose keys are their names without the prefix of their family."""
+    return [make(name) for name, make in table.items()]
 
 
 DOMAINS = ("mixed", "negative", "positive", "special")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, family
+from tests.harness import Arg, cases, family
 
 
 def scan(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -73,60 +73,52 @@ def near_one(x: Any, rng: np.random.Generator) -> Any:
     return (1 + x / 8).astype(x.dtype)
 
 
-CASES = [
-    case("sum", scan(lax.add), "s"),
-    case("sum_rows", scan(lax.add, axis=1)),
-    case("sum_reverse", scan(lax.add, axis=1, reverse=True)),
-    case("sum_int", scan(lax.add), "int32[s, b]", grad=False),
-    case("sum_seven", scan(lax.add), "s", buckets={"s": 7}, sizes=({"s": 2}, {"s": 7})),
-    case("max_special", scan(jnp.maximum), "s, 2", domains=("mixed", "special"), grad=False),
-    case("product", scan(lax.mul), Arg("s, 2", make=near_one)),
-    case("matrices", scan(jnp.matmul), Arg("s, 3, 3", make=scaled)),
-    slow(
-        "matrices_of_open_size",
+TABLE = {
+    "sum": case(scan(lax.add), "s"),
+    "sum_rows": case(scan(lax.add, axis=1)),
+    "sum_reverse": case(scan(lax.add, axis=1, reverse=True)),
+    "sum_int": case(scan(lax.add), "int32[s, b]", grad=False),
+    "sum_seven": case(scan(lax.add), "s", buckets={"s": 7}, sizes=({"s": 2}, {"s": 7})),
+    "max_special": case(scan(jnp.maximum), "s, 2", domains=("mixed", "special"), grad=False),
+    "product": case(scan(lax.mul), Arg("s, 2", make=near_one)),
+    "matrices": case(scan(jnp.matmul), Arg("s, 3, 3", make=scaled)),
+    "matrices_of_open_size": slow(
         scan(lambda a, b: jnp.einsum("nij,njk->nik", b, a), reverse=True),
         Arg("s, f, f", make=scaled),
     ),
-    case("recurrence", scan(recurrence, axis=1), Arg("b, s", make=near_one), "b, s"),
-    case("state_space", state_space, "b, s, 2; b, s, 3; 2, 3"),
-    case("closed_over", closed_over, Arg("s, 2", make=scaled), "2"),
-    case("closed_over_open", closed_over, Arg("s, b", make=scaled), "b"),
-    case("resetting_vmap", jax.vmap(resetting), "b, s; bool[b, s]"),
-    case("resetting", resetting, "s; bool[s]"),
-    case("vmap", jax.vmap(scan(recurrence)), Arg("b, s", make=near_one), "b, s"),
-    slow("vmap_closed", jax.vmap(closed_over, in_axes=(None, 0)), Arg("s, 2", make=scaled), "b, 2"),
-    case(
-        "per_example_gradient",
+    "recurrence": case(scan(recurrence, axis=1), Arg("b, s", make=near_one), "b, s"),
+    "state_space": case(state_space, "b, s, 2; b, s, 3; 2, 3"),
+    "closed_over": case(closed_over, Arg("s, 2", make=scaled), "2"),
+    "closed_over_open": case(closed_over, Arg("s, b", make=scaled), "b"),
+    "resetting_vmap": case(jax.vmap(resetting), "b, s; bool[b, s]"),
+    "resetting": case(resetting, "s; bool[s]"),
+    "vmap": case(jax.vmap(scan(recurrence)), Arg("b, s", make=near_one), "b, s"),
+    "vmap_closed": slow(jax.vmap(closed_over, in_axes=(None, 0)), Arg("s, 2", make=scaled), "b, 2"),
+    "per_example_gradient": case(
         jax.vmap(jax.grad(lambda w, x: jnp.sum(closed_over(x, w) ** 2)), in_axes=(None, 0)),
         "2; b, s, 2",
         buckets={"s": 4},
         sizes=FEW,
         grad=False,
     ),
-    slow(
-        "tangent",
-        lambda a, b: jax.jvp(scan(recurrence), (a, b), (b, a)),
-        Arg("s", make=near_one),
-        "s",
+    "tangent": slow(
+        lambda a, b: jax.jvp(scan(recurrence), (a, b), (b, a)), Arg("s", make=near_one), "s"
     ),
-    slow(
-        "hessian",
+    "hessian": slow(
         jax.hessian(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
         Arg("s", make=near_one),
         buckets={"s": 4},
         sizes=FEW,
         grad=False,
     ),
-    case(
-        "linear_transpose",
+    "linear_transpose": case(
         lambda x, t: jax.linear_transpose(
             jax.vjp(scan(lax.mul), x)[1], jax.ShapeDtypeStruct(x.shape, x.dtype)
         )((t,)),
         Arg("s", make=near_one),
         "s",
     ),
-    slow(
-        "second_order_closed",
+    "second_order_closed": slow(
         lambda x, w: jax.hessian(lambda w: jnp.sum(closed_over(x, w) ** 2))(w),
         Arg("s, 2", make=scaled),
         "2",
@@ -134,18 +126,18 @@ CASES = [
         sizes=FEW,
         grad=False,
     ),
-    case("in_scan", lambda x: lax.scan(lambda c, r: (c + 1, scan(lax.add)(r * c)), 1.0, x)[1]),
-    case("remat", jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one)),
+    "in_scan": case(lambda x: lax.scan(lambda c, r: (c + 1, scan(lax.add)(r * c)), 1.0, x)[1]),
+    "remat": case(jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one)),
     # gathers and scatters that have the scanned axis for a batch axis; in steps of 0 elements too
-    *(
-        slow(name, fn, Arg("s, 3, 3", make=invertible), buckets={"s": 4}, sizes=FEW, grad=grad)
+    **{
+        name: slow(fn, Arg("s, 3, 3", make=invertible), buckets={"s": 4}, sizes=FEW, grad=grad)
         for name, fn, grad in (
             ("inverse", scan(lambda a, b: jnp.linalg.inv(a) @ b + b), True),
             ("solve", scan(lambda a, b: jnp.linalg.solve(a, b) + b), False),
         )
-    ),
-    *(
-        made(f"row_{name}", scan(fn), "s, 3", buckets={"s": 6}, sizes=({"s": 5},), grad=grad)
+    },
+    **{
+        f"row_{name}": made(scan(fn), "s, 3", buckets={"s": 6}, sizes=({"s": 5},), grad=grad)
         for made, name, fn, grad in (
             (case, "sorted", lambda a, b: a + jnp.take_along_axis(b, jnp.argsort(b, -1), -1), True),
             (case, "read", jax.vmap(lambda a, b: b + a[place(b)] / 9), False),
@@ -163,18 +155,14 @@ CASES = [
                 True,
             ),
         )
-    ),
+    },
     # what JAX builds on it
-    case(
-        "cumprod_gradient",
-        jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
-        Arg("s", make=near_one),
-        grad=False,
+    "cumprod_gradient": case(
+        jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))), Arg("s", make=near_one), grad=False
     ),
-    case("cummax_gradient", jax.grad(lambda x: jnp.sum(jnp.sin(lax.cummax(x)))), "s", grad=False),
-    slow(
-        "cumlogsumexp_gradient",
-        jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))),
-        grad=False,
+    "cummax_gradient": case(jax.grad(lambda x: jnp.sum(jnp.sin(lax.cummax(x)))), "s", grad=False),
+    "cumlogsumexp_gradient": slow(
+        jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))), grad=False
     ),
-]
+}
+CASES = cases(TABLE)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from tests.harness import family
+from tests.harness import cases, family
 
 case, psum = family(), family("psum", grad=True)
 
@@ -35,27 +35,24 @@ def _on_a_mesh(body, out=None):
     return mapped
 
 
-CASES = [
-    psum("psum", _over(lax.psum), "b, 3"),
-    psum("psum_inner", _over(lax.psum, 1)),
-    psum("psum_int", _over(lax.psum), "int32[b, 3]", grad=False),
-    case("psum_of_two", lambda x: _over(lambda r, i: sum(lax.psum((r, r * r), i)))(x)),
-    psum("pmean", _over(lax.pmean)),
-    case("pmax", _over(lax.pmax), covers="pmax", domains=("mixed", "negative", "special")),
-    case("pmin", _over(lax.pmin), covers="pmin", domains=("mixed", "positive", "special")),
-    case("pmax_int", _over(lax.pmax), "int8[b, s]", covers="pmax"),
-    case(
-        "shard_map",
-        _on_a_mesh(lambda x: jnp.cumsum(x, 0), PartitionSpec("d")),
-        covers="shard_map",
-        grad=True,
+TABLE = {
+    "psum": psum(_over(lax.psum), "b, 3"),
+    "psum_inner": psum(_over(lax.psum, 1)),
+    "psum_int": psum(_over(lax.psum), "int32[b, 3]", grad=False),
+    "psum_of_two": case(lambda x: _over(lambda r, i: sum(lax.psum((r, r * r), i)))(x)),
+    "pmean": psum(_over(lax.pmean)),
+    "pmax": case(_over(lax.pmax), covers="pmax", domains=("mixed", "negative", "special")),
+    "pmin": case(_over(lax.pmin), covers="pmin", domains=("mixed", "positive", "special")),
+    "pmax_int": case(_over(lax.pmax), "int8[b, s]", covers="pmax"),
+    "shard_map": case(
+        _on_a_mesh(lambda x: jnp.cumsum(x, 0), PartitionSpec("d")), covers="shard_map", grad=True
     ),
-    case(
-        "psum_in_shard_map",
+    "psum_in_shard_map": case(
         _on_a_mesh(lambda x: lax.psum((x * x.shape[0]).sum(0), "d")),
         "b, 3",
         covers="shard_map psum_invariant pvary",
         grad=True,
     ),
-    psum("batch_norm_by_name", _normalised, "b, 3", rtol=1e-4, atol=1e-4),
-]
+    "batch_norm_by_name": psum(_normalised, "b, 3", rtol=1e-4, atol=1e-4),
+}
+CASES = cases(TABLE)

@@ -10,7 +10,7 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import linear_call
 from jax.experimental import hijax
 
-from tests.harness import family
+from tests.harness import cases, family
 
 case, smooth = family(), family(grad=True)
 loop, cond = family("while"), family("cond", grad=True)
@@ -101,57 +101,52 @@ class _Tripled(getattr(hijax, "HiPrim", hijax.__dict__.get("VJPHiPrimitive"))):
         return 3 * x - x.mean()
 
 
-CALLS = [
-    smooth("jit", lambda x: jax.jit(lambda y: y - y.mean())(x), covers="jit"),
-    case("jit_twice", lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), covers="jit"),
-    case("jit_no_arguments", lambda x: jax.jit(lambda: x.sum())() + 1, covers="jit"),
-    case("jit_grad", lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), covers="jit"),
-    case("named_call", lambda x: jax.named_call(jnp.sum, name="total")(x)),
-    case("named_scope", jax.named_scope("scope")(lambda x: x.mean())),
-    smooth("custom_jvp", softplus, covers="custom_jvp_call"),
-    smooth("custom_vjp", scaled, covers="custom_vjp_call", rtol=1e-4),
-    case("custom_jvp_forward", lambda x: jax.jvp(softplus, (x,), (x,))),
-    case("custom_vmap", lambda x: _row_mean(x), "s", covers="custom_vmap_call"),
-    case("custom_vmap_batched", lambda x: jax.vmap(_row_mean)(x)),
-    case("custom_vmap_rows", jax.custom_batching.sequential_vmap(lambda x: x.sum())),
-    case(
-        "sequential_vmap",
+CALLS = {
+    "jit": smooth(lambda x: jax.jit(lambda y: y - y.mean())(x), covers="jit"),
+    "jit_twice": case(lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), covers="jit"),
+    "jit_no_arguments": case(lambda x: jax.jit(lambda: x.sum())() + 1, covers="jit"),
+    "jit_grad": case(lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), covers="jit"),
+    "named_call": case(lambda x: jax.named_call(jnp.sum, name="total")(x)),
+    "named_scope": case(jax.named_scope("scope")(lambda x: x.mean())),
+    "custom_jvp": smooth(softplus, covers="custom_jvp_call"),
+    "custom_vjp": smooth(scaled, covers="custom_vjp_call", rtol=1e-4),
+    "custom_jvp_forward": case(lambda x: jax.jvp(softplus, (x,), (x,))),
+    "custom_vmap": case(lambda x: _row_mean(x), "s", covers="custom_vmap_call"),
+    "custom_vmap_batched": case(lambda x: jax.vmap(_row_mean)(x)),
+    "custom_vmap_rows": case(jax.custom_batching.sequential_vmap(lambda x: x.sum())),
+    "sequential_vmap": case(
         jax.vmap(jax.custom_batching.sequential_vmap(lambda x: x / x.sum())),
         covers="scan",
         domains=("positive",),
     ),
-    smooth("custom_linear_solve", _solve, covers="custom_linear_solve"),
-    smooth("custom_root", _root, domains=("positive",)),
-    case("hi_primitive", lambda x: _Tripled(jax.typeof(x))(x), covers="call_hi_primitive"),
-    case("composite", _composite, covers="composite"),
-    case("optimize_remat", jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)), covers="remat_opt"),
-    loop("conjugate_gradient", _conjugate_gradient, "s", rtol=1e-4, atol=1e-4),
-    case("linear_call", _linear, covers="linear_call"),
-    smooth("remat", lambda x: jax.checkpoint(softplus)(x), covers="remat2"),
-    smooth(
-        "remat_layers",
+    "custom_linear_solve": smooth(_solve, covers="custom_linear_solve"),
+    "custom_root": smooth(_root, domains=("positive",)),
+    "hi_primitive": case(lambda x: _Tripled(jax.typeof(x))(x), covers="call_hi_primitive"),
+    "composite": case(_composite, covers="composite"),
+    "optimize_remat": case(jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)), covers="remat_opt"),
+    "conjugate_gradient": loop(_conjugate_gradient, "s", rtol=1e-4, atol=1e-4),
+    "linear_call": case(_linear, covers="linear_call"),
+    "remat": smooth(lambda x: jax.checkpoint(softplus)(x), covers="remat2"),
+    "remat_layers": smooth(
         lambda x, w: jax.checkpoint(_layer)(jax.checkpoint(_layer)(x, w), w),
         "b, 3; 3, 3",
         covers="remat2",
     ),
-    smooth(
-        "remat_policy",
+    "remat_policy": smooth(
         jax.checkpoint(_layer, policy=jax.checkpoint_policies.save_only_these_names("mean")),
         "b, 3; 3, s",
         covers="remat2 name",
     ),
-    smooth(
-        "remat_no_cse",
-        lambda x: jax.checkpoint(lambda y: jnp.sin(y - y.mean()), prevent_cse=False)(x),
+    "remat_no_cse": smooth(
+        lambda x: jax.checkpoint(lambda y: jnp.sin(y - y.mean()), prevent_cse=False)(x)
     ),
-    smooth(
-        "remat_scan",
+    "remat_scan": smooth(
         lambda x: lax.scan(
             jax.checkpoint(lambda c, y: (jnp.sin(c + y.sum()), c * y)), jnp.float32(0.5), x
         ),
         covers="scan remat2",
     ),
-]
+}
 
 
 # --- branches -----------------------------------------------------------------------------
@@ -167,55 +162,47 @@ def _platform(x):
     )
 
 
-BRANCHES = [
-    cond("cond", _by_sign, "b, s; b, s"),
-    cond("cond_of_sizes", lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x)),
-    cond(
-        "cond_weak",
+BRANCHES = {
+    "cond": cond(_by_sign, "b, s; b, s"),
+    "cond_of_sizes": cond(lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x)),
+    "cond_weak": cond(
         lambda x, p: lax.cond(p > 0, lambda y: (y, 1.0), lambda y: (y + y.sum(), y[0, 0]), x),
         "b, s; int32[]",
         grad=False,
     ),
-    cond(
-        "cond_closure",
-        lambda x, p: lax.cond(p > 0, lambda: x.sum(1), lambda: x.max(1)),
-        "b, s; int32[]",
+    "cond_closure": cond(
+        lambda x, p: lax.cond(p > 0, lambda: x.sum(1), lambda: x.max(1)), "b, s; int32[]"
     ),
-    cond(
-        "switch",
+    "switch": cond(
         lambda x, i: lax.switch(
             i, [lambda y: y, lambda y: y - y.mean(1, keepdims=True), lambda y: jnp.ones_like(y)], x
         ),
         "b, s; int32[] -1:4",
     ),
-    cond(
-        "switch_dtypes",
+    "switch_dtypes": cond(
         lambda x, y, i: lax.switch(
             i, [lambda a, b: (b > a.sum(), a.astype(jnp.bfloat16))] * 2, x, y
         ),
         "int32[s]; int32[b]; int32[] 0:2",
         grad=False,
     ),
-    smooth(
-        "cond_vmapped",
-        jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda y: y - y.mean(), lambda y: y * 2, r)),
+    "cond_vmapped": smooth(
+        jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda y: y - y.mean(), lambda y: y * 2, r))
     ),
-    cond(
-        "cond_keys",
+    "cond_keys": cond(
         lambda k, p: lax.cond(p > 0, lambda k: k, jax.vmap(lambda k: jax.random.fold_in(k, 7)), k),
         "key[b]; int32[]",
         domains=MIXED,
         grad=False,
     ),
-    cond("platform_dependent", _platform),
-    cond(
-        "cond_nested",
+    "platform_dependent": cond(_platform),
+    "cond_nested": cond(
         lambda x, p: lax.cond(
             p > 0, lambda y: lax.cond(y.sum() > 0, jnp.sum, jnp.max, y), lambda y: y.mean(), x
         ),
         "b, s; int32[]",
     ),
-]
+}
 
 
 # --- while and fori -----------------------------------------------------------------------
@@ -259,10 +246,9 @@ def _power(x):
     return lax.while_loop(lambda c: c[0] < 5, body, (0, jnp.ones(x.shape[0])))[1]
 
 
-LOOPS = [
-    loop("while", _halve),
-    loop(
-        "while_consts",
+LOOPS = {
+    "while": loop(_halve),
+    "while_consts": loop(
         lambda x, y: lax.while_loop(
             lambda c: (c[0] < x.shape[0]) & (c[1].sum() < y.max() + 9.0),
             lambda c: (c[0] + 1, c[1] + jnp.abs(x).mean(0)),
@@ -270,12 +256,11 @@ LOOPS = [
         ),
         "b, s; s",
     ),
-    loop("while_power_iteration", _power, "s, s", domains=("positive",)),
-    loop("while_vmapped", _newton, domains=MIXED),
-    loop("while_vmapped_ints", _collatz, "int32[b] 1:30"),
-    loop("while_vmapped_twice", jax.vmap(_collatz), "int32[b, s] 1:30"),
-    loop(
-        "while_vmapped_shared_carry",
+    "while_power_iteration": loop(_power, "s, s", domains=("positive",)),
+    "while_vmapped": loop(_newton, domains=MIXED),
+    "while_vmapped_ints": loop(_collatz, "int32[b] 1:30"),
+    "while_vmapped_twice": loop(jax.vmap(_collatz), "int32[b, s] 1:30"),
+    "while_vmapped_shared_carry": loop(
         lambda x: jax.vmap(
             lambda n: lax.while_loop(
                 lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 2.0), (0, jnp.float32(1))
@@ -283,8 +268,7 @@ LOOPS = [
         )(x),
         "int32[b] 0:6",
     ),
-    loop(
-        "while_keys",
+    "while_keys": loop(
         lambda k, x: lax.while_loop(
             lambda c: c[1].max() < 3.0,
             lambda c: (jax.random.fold_in(c[0], 1), c[1] + jax.random.uniform(c[0], x.shape)),
@@ -293,45 +277,37 @@ LOOPS = [
         "key[]; b, s",
         domains=("negative",),
     ),
-    smooth("fori", lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + c.mean() + i, x)),
-    loop(
-        "fori_symbolic",
-        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i] * i, jnp.zeros(x.shape[1])),
+    "fori": smooth(lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + c.mean() + i, x)),
+    "fori_symbolic": loop(
+        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i] * i, jnp.zeros(x.shape[1]))
     ),
-    loop(
-        "fori_update",
+    "fori_update": loop(
         lambda x: lax.fori_loop(1, x.shape[0], lambda i, c: c.at[i].set(c[i - 1] * 0.5 + x[i]), x),
         "s, 3",
     ),
-    loop(
-        "fori_backwards",
+    "fori_backwards": loop(
         lambda x: lax.fori_loop(
             0, x.shape[0], lambda i, c: c * 0.5 + x[x.shape[0] - 1 - i], jnp.float32(0)
         ),
         "s",
     ),
-    loop(
-        "fori_in_fori",
+    "fori_in_fori": loop(
         lambda x: lax.fori_loop(
             0,
             x.shape[0],
             lambda i, c: lax.fori_loop(0, x.shape[1], lambda j, d: d + x[i, j] * (i + 1), c),
             jnp.float32(0),
-        ),
+        )
     ),
-    case(
-        "while_in_scan",
-        lambda x: lax.scan(_collatz_step, 0, x),
-        "int32[s] 1:30",
-        covers="scan while",
+    "while_in_scan": case(
+        lambda x: lax.scan(_collatz_step, 0, x), "int32[s] 1:30", covers="scan while"
     ),
-    case(
-        "while_in_scan_of_none",
+    "while_in_scan_of_none": case(
         lambda x: lax.scan(_collatz_step, 0, x[1:], reverse=True),
         "int32[s] 1:30",
         covers="scan while",
     ),
-]
+}
 
 
-CASES = CALLS + BRANCHES + LOOPS
+CASES = cases(CALLS | BRANCHES | LOOPS)

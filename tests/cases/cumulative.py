@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.harness import family
+from tests.harness import cases, family
 
 case, cumsum = family(grad=True), family("cumsum")
 
@@ -19,10 +19,9 @@ def both_ways(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda x: [fn(x, axis=a, reverse=r) for a in (0, 1) for r in (False, True)]
 
 
-CASES = [
-    *(
-        case(
-            name,
+TABLE = {
+    **{
+        name: case(
             both_ways(getattr(lax, name)),
             covers=name,
             domains=ALL,
@@ -30,10 +29,9 @@ CASES = [
             grad=name == "cumsum",
         )
         for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-    ),
-    *(
-        case(
-            f"{name}_{dtype}",
+    },
+    **{
+        f"{name}_{dtype}": case(
             both_ways(getattr(lax, name)),
             f"{dtype}[b, s] {low}:{high}",
             covers=name,
@@ -51,33 +49,27 @@ CASES = [
             *(("cummin", "float16", 0, 0, 0), ("cumlogsumexp", "bfloat16", 0, 0, 1e-1)),
             ("cumlogsumexp", "complex64", 0, 0, 1e-4),
         ]
-    ),
-    cumsum("cumsum_static_axis", lambda x: lax.cumsum(x, axis=1, reverse=True), "b, 5", grad=True),
-    case(
-        "cummax_complex_static_axis",
+    },
+    "cumsum_static_axis": cumsum(lambda x: lax.cumsum(x, axis=1, reverse=True), "b, 5", grad=True),
+    "cummax_complex_static_axis": case(
         lambda x: lax.cummax(x, axis=1, reverse=True),
         "complex64[b, 5]",
         covers="cummax",
         grad=False,
     ),
-    cumsum(
-        "cumsum_size_expression",
-        lambda x: lax.cumsum(jnp.concatenate([x, x]), reverse=True),
-        "s, 2",
-        grad=True,
+    "cumsum_size_expression": cumsum(
+        lambda x: lax.cumsum(jnp.concatenate([x, x]), reverse=True), "s, 2", grad=True
     ),
-    *(
-        case(
-            f"{fn.__name__}_gradient",
+    **{
+        f"{fn.__name__}_gradient": case(
             lambda x, fn=fn: [fn(x, axis=1), fn(x, axis=1, reverse=True)],
             "b, 4",
             rtol=1e-3,
             atol=1e-4,
         )
         for fn in (lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)
-    ),
-    case(
-        "jnp_cumulative",
+    },
+    "jnp_cumulative": case(
         lambda x: [
             jnp.cumsum(x),
             jnp.cumsum(x, axis=1, dtype=jnp.int32),
@@ -89,17 +81,16 @@ CASES = [
         ],
         grad=False,
     ),
-    cumsum("cumsum_of_mask", lambda m: jnp.cumsum(m, axis=1) - 1, "bool[b, s]"),
-    case("diff_of_cumsum", lambda x: jnp.diff(jnp.cumsum(x, 1), axis=1, prepend=0)),
-    case(
-        "discounted_sum",
-        lambda r: lax.cumsum(r * 0.9 ** jnp.arange(r.shape[1]), axis=1, reverse=True),
+    "cumsum_of_mask": cumsum(lambda m: jnp.cumsum(m, axis=1) - 1, "bool[b, s]"),
+    "diff_of_cumsum": case(lambda x: jnp.diff(jnp.cumsum(x, 1), axis=1, prepend=0)),
+    "discounted_sum": case(
+        lambda r: lax.cumsum(r * 0.9 ** jnp.arange(r.shape[1]), axis=1, reverse=True)
     ),
-    case(
-        "positions_in_segments",
+    "positions_in_segments": case(
         lambda m: jnp.arange(m.shape[0]) - lax.cummax(jnp.where(m, jnp.arange(m.shape[0]), 0)),
         "bool[s]",
         grad=False,
     ),
-    cumsum("vmapped_cumsum", jax.vmap(jnp.cumsum)),
-]
+    "vmapped_cumsum": cumsum(jax.vmap(jnp.cumsum)),
+}
+CASES = cases(TABLE)

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from tests.harness import family
+from tests.harness import cases, family
 
 case = family()
 
@@ -33,24 +33,18 @@ def _debugged(x):
     return x - x.mean()
 
 
-CASES = [
-    case("pure_callback", _on_host(_sort), covers="pure_callback"),
-    case("pure_callback_special", _on_host(_sort), "s", domains=("mixed", "special")),
-    case("pure_callback_uint8", _on_host(_sort), "uint8[s, b] 0:200"),
-    case("pure_callback_bool", _on_host(np.logical_not), "bool[b]"),
-    case("pure_callback_reshaped", _reshaped, covers="pure_callback"),
-    case(
-        "pure_callback_in_scan",
-        lambda x: lax.map(_on_host(_sort), x),
-        covers="pure_callback scan",
-        domains=("mixed",),
+TABLE = {
+    "pure_callback": case(_on_host(_sort), covers="pure_callback"),
+    "pure_callback_special": case(_on_host(_sort), "s", domains=("mixed", "special")),
+    "pure_callback_uint8": case(_on_host(_sort), "uint8[s, b] 0:200"),
+    "pure_callback_bool": case(_on_host(np.logical_not), "bool[b]"),
+    "pure_callback_reshaped": case(_reshaped, covers="pure_callback"),
+    "pure_callback_in_scan": case(
+        lambda x: lax.map(_on_host(_sort), x), covers="pure_callback scan", domains=("mixed",)
     ),
-    case("io_callback", _on_host(_sort, io_callback), covers="io_callback"),
-    case(
-        "debug_callback",
-        _debugged,
-        covers="debug_callback debug_print",
-        grad=True,
-        domains=("mixed",),
+    "io_callback": case(_on_host(_sort, io_callback), covers="io_callback"),
+    "debug_callback": case(
+        _debugged, covers="debug_callback debug_print", grad=True, domains=("mixed",)
     ),
-]
+}
+CASES = cases(TABLE)

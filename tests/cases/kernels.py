@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import bucketjit
-from tests.harness import family
+from tests.harness import cases, family
 
 case = family("kernel", grad=True)
 
@@ -28,9 +28,10 @@ def _both(x):
     return total * rows.sum(0), rows
 
 
-CASES = [
-    case("kernel", _both, "b, 3"),
-    case("kernel_filled", lambda x: offsets(x[:, 0]) * offsets(x.sum(1)), grad=False),
-    case("kernel_vmap", lambda x: jax.vmap(_both)(x), "s, b, 2"),
-    case("kernel_map", lambda x: jax.lax.map(_both, x), "s, b, 2", covers="kernel scan"),
-]
+TABLE = {
+    "kernel": case(_both, "b, 3"),
+    "kernel_filled": case(lambda x: offsets(x[:, 0]) * offsets(x.sum(1)), grad=False),
+    "kernel_vmap": case(lambda x: jax.vmap(_both)(x), "s, b, 2"),
+    "kernel_map": case(lambda x: jax.lax.map(_both, x), "s, b, 2", covers="kernel scan"),
+}
+CASES = cases(TABLE)

@@ -8,7 +8,7 @@ from jax._src.random import prng
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from bucketjit._jax.jaxprs import primitive
-from tests.harness import family
+from tests.harness import cases, family
 
 case = family()
 
@@ -45,23 +45,22 @@ def _hashed(name, count):
     return lambda x: primitive(name).bind(*(x + jnp.uint32(i) for i in range(count)))
 
 
-CASES = [
-    case("stack_inner", lambda x: jnp.stack([x, x + 1, -x], axis=-1), covers="stack", grad=True),
-    case(
-        "unstack_static", lambda x: jnp.unstack(x, axis=1), "b, 3, s", covers="unstack", grad=True
+TABLE = {
+    "stack_inner": case(lambda x: jnp.stack([x, x + 1, -x], axis=-1), covers="stack", grad=True),
+    "unstack_static": case(
+        lambda x: jnp.unstack(x, axis=1), "b, 3, s", covers="unstack", grad=True
     ),
-    case("stack_pieces", _stack_pieces, grad=True),
-    case("inspect_sharding", _inspected, covers="inspect_sharding"),
-    case("dce_sink", _sunk, covers="dce_sink"),
-    case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), covers="tie"),
-    case("program_called", _program_called, covers=CALL),
-    case("iota_2x32_shape", lambda x: prng.iota_2x32_shape(x.shape), covers="iota_2x32_shape"),
-    case("philox2x32", _hashed("philox2x32", 3), WORDS, covers="philox2x32"),
-    case("philox4x32", _hashed("philox4x32", 6), WORDS, covers="philox4x32"),
-    case("threefry4x32", _hashed("threefry4x32", 8), WORDS, covers="threefry4x32"),
-    case(
-        "layout_constraint",
-        lambda x: with_layout_constraint(x, Layout((0, 1))).sum(1),
-        covers="layout_constraint",
+    "stack_pieces": case(_stack_pieces, grad=True),
+    "inspect_sharding": case(_inspected, covers="inspect_sharding"),
+    "dce_sink": case(_sunk, covers="dce_sink"),
+    "tie": case(lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), covers="tie"),
+    "program_called": case(_program_called, covers=CALL),
+    "iota_2x32_shape": case(lambda x: prng.iota_2x32_shape(x.shape), covers="iota_2x32_shape"),
+    "philox2x32": case(_hashed("philox2x32", 3), WORDS, covers="philox2x32"),
+    "philox4x32": case(_hashed("philox4x32", 6), WORDS, covers="philox4x32"),
+    "threefry4x32": case(_hashed("threefry4x32", 8), WORDS, covers="threefry4x32"),
+    "layout_constraint": case(
+        lambda x: with_layout_constraint(x, Layout((0, 1))).sum(1), covers="layout_constraint"
     ),
-]
+}
+CASES = cases(TABLE)

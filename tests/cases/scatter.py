@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.harness import Arg, family
+from tests.harness import Arg, cases, family
 
 SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t": 1})
 ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
@@ -72,9 +72,8 @@ def _cache_rows(cache, new, at):
     return cache.at[rows, at].set(new)
 
 
-ROWS = [
-    case(
-        f"{method}_rows_{mode}",
+ROWS = {
+    f"{method}_rows_{mode}": case(
         _at(method, mode),
         f"b, s; {WILD}; t, s",
         covers="scatter" if method == "set" else f"scatter-{method}",
@@ -83,44 +82,40 @@ ROWS = [
     for method in FLOATS
     for mode in ("drop", "clip", "promise_in_bounds")
     if method != "set" or mode == "drop"
-]
-ROWS += [
-    smooth("subtract_rows", _at("subtract"), f"b, s; {WILD}; t, s"),
-    smooth(
-        "scatter_sub_rows",
+}
+ROWS |= {
+    "subtract_rows": smooth(_at("subtract"), f"b, s; {WILD}; t, s"),
+    "scatter_sub_rows": smooth(
         lambda x, i, y: lax.scatter_sub(
             x, i[:, None], y, lax.ScatterDimensionNumbers((1,), (0,), (0,))
         ),
         f"b, s; {WILD}; t, s",
         covers="scatter-sub",
     ),
-    smooth("set_rows_scalar", _at("set", value=lambda y: 2.0), f"b, s; {WILD}; "),
-    smooth("add_columns", lambda x, i, y: x.at[:, i].add(y), f"s, b; {WILD}; s, t"),
-    smooth("add_pairs", lambda x, i, y: x.at[i, i].add(y), f"b, b; {WILD}; t"),
-    case("add_int", _at("add"), f"int32[b]; {WILD}; int32[t]", covers="scatter-add"),
-    case("max_uint", _at("max"), f"uint8[b]; {WILD}; uint8[t] 0:200"),
-    case("set_bool", _at("set", value=lambda y: True), f"bool[b]; {WILD}; "),
-    case("add_complex", _at("add"), f"complex64[b]; {WILD}; complex64[t]"),
-    case("mul_bfloat16", _at("mul"), "bfloat16[b]; int32[t] -b:b; bfloat16[t]", rtol=0.05),
-    case("max_special", _at("max"), f"b, s; {WILD}; t, s", domains=("special",)),
-    case("apply", _apply, f"b, s; {WILD}", covers="scatter"),
-    smooth(
-        "set_unique",
+    "set_rows_scalar": smooth(_at("set", value=lambda y: 2.0), f"b, s; {WILD}; "),
+    "add_columns": smooth(lambda x, i, y: x.at[:, i].add(y), f"s, b; {WILD}; s, t"),
+    "add_pairs": smooth(lambda x, i, y: x.at[i, i].add(y), f"b, b; {WILD}; t"),
+    "add_int": case(_at("add"), f"int32[b]; {WILD}; int32[t]", covers="scatter-add"),
+    "max_uint": case(_at("max"), f"uint8[b]; {WILD}; uint8[t] 0:200"),
+    "set_bool": case(_at("set", value=lambda y: True), f"bool[b]; {WILD}; "),
+    "add_complex": case(_at("add"), f"complex64[b]; {WILD}; complex64[t]"),
+    "mul_bfloat16": case(_at("mul"), "bfloat16[b]; int32[t] -b:b; bfloat16[t]", rtol=0.05),
+    "max_special": case(_at("max"), f"b, s; {WILD}; t, s", domains=("special",)),
+    "apply": case(_apply, f"b, s; {WILD}", covers="scatter"),
+    "set_unique": smooth(
         lambda x, y: x.at[jnp.arange(y.shape[0]) * 2].set(y, unique_indices=True, mode="drop"),
         "b, s; b, s",
     ),
-    smooth(
-        "mul_unique",
+    "mul_unique": smooth(
         lambda x, y: x.at[jnp.arange(y.shape[0]) + 1].mul(y, unique_indices=True, mode="drop"),
         "b, s; b, s",
     ),
-    case("set_keys", _at("set"), "key[b]; int32[] -b:b; key[]"),
-    case("set_key_rows", lambda k, i, j: k.at[i].set(j[0]), "key[b]; int32[t] -b:b; key[t]"),
-]
+    "set_keys": case(_at("set"), "key[b]; int32[] -b:b; key[]"),
+    "set_key_rows": case(lambda k, i, j: k.at[i].set(j[0]), "key[b]; int32[t] -b:b; key[t]"),
+}
 
-WINDOWS = [
-    case(
-        f"scatter_windows_{name}_{mode}",
+WINDOWS = {
+    f"scatter_windows_{name}_{mode}": case(
         _windows(op, mode, halved=name == "symbolic"),
         "b, s; int32[t] -3:12",
         shape,
@@ -134,43 +129,38 @@ WINDOWS = [
         (lax.scatter_max, "leading_axis_partial", "t, b - 1, s"),
         (lax.scatter_add, "whole", "t, b, s"),
     )
-]
-WINDOWS += [
-    case(
-        f"scatter_batched_{mode}",
+}
+WINDOWS |= {
+    f"scatter_batched_{mode}": case(
         _batched(lax.scatter_add, mode),
         "b, s; int32[b, 3] -9:10; b, 3",
         covers="scatter-add",
         grad=mode != "promise_in_bounds",
     )
     for mode in ("drop", "clip", "promise_in_bounds")
-]
-WINDOWS += [
-    smooth("sliced_writes", _sliced_writes, "b, s; b, s", sizes=ATLEAST2),
-    smooth("cache_rows", _cache_rows, "b, 6, 2; b, 2; int32[b] 0:6"),
-    case(
-        "set_block",
+}
+WINDOWS |= {
+    "sliced_writes": smooth(_sliced_writes, "b, s; b, s", sizes=ATLEAST2),
+    "cache_rows": smooth(_cache_rows, "b, 6, 2; b, 2; int32[b] 0:6"),
+    "set_block": case(
         lambda x, y: x.at[:2, :2].set(y),
         "s, s; 2, 2",
         sizes=({"s": 2}, {"s": 8}, {"s": 5}),
         constraints=("s >= 2",),
     ),
-]
+}
 
-SEGMENTS = [
-    smooth("segment_sum", _segments(jax.ops.segment_sum), "t, s; int32[t] -1:5"),
-    smooth(
-        "segment_sum_sorted",
-        lambda x, i: jax.ops.segment_sum(x, i, x.shape[1], indices_are_sorted=True),
-        "t, b",
-        SORTED,
+SEGMENTS = {
+    "segment_sum": smooth(_segments(jax.ops.segment_sum), "t, s; int32[t] -1:5"),
+    "segment_sum_sorted": smooth(
+        lambda x, i: jax.ops.segment_sum(x, i, x.shape[1], indices_are_sorted=True), "t, b", SORTED
     ),
-    smooth("segment_max", _segments(jax.ops.segment_max), "t, s; int32[t] 0:3"),
-    case("segment_min", _segments(jax.ops.segment_min), "t; int32[t] 0:3"),
-    case("segment_prod", _segments(jax.ops.segment_prod), "t; int32[t] 0:3"),
-    smooth("graph", _graph, "b, s; int32[t] -b:b; int32[t] -b:b"),
-    case("histogram", _histogram, "int32[s] 0:6"),
-    case("histogram_2d", lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), "s"),
-]
+    "segment_max": smooth(_segments(jax.ops.segment_max), "t, s; int32[t] 0:3"),
+    "segment_min": case(_segments(jax.ops.segment_min), "t; int32[t] 0:3"),
+    "segment_prod": case(_segments(jax.ops.segment_prod), "t; int32[t] 0:3"),
+    "graph": smooth(_graph, "b, s; int32[t] -b:b; int32[t] -b:b"),
+    "histogram": case(_histogram, "int32[s] 0:6"),
+    "histogram_2d": case(lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), "s"),
+}
 
-CASES = [*ROWS, *WINDOWS, *SEGMENTS]
+CASES = cases(ROWS | WINDOWS | SEGMENTS)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, family
+from tests.harness import Arg, cases, family
 
 
 def pool(
@@ -117,91 +117,82 @@ minimum, total = family("reduce_window_min", "window_"), family("reduce_window_s
 case, tangents = family("reduce_window", "window_"), family("select_and_gather_add", "window_")
 
 
-CASES = [
-    maximum("max_batch", pool("max", W3, S2), "b, 6, 2"),
-    maximum("max_same", pool("max", W3), "b, s, 2"),
-    maximum("max_special", pool("max", W3, S2), "b, s, 2", domains=SPECIAL, grad=False),
-    maximum("max_same_stride", pool("max", W3, S2), "b, s, f"),
-    maximum("max_same_even", pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2"),
-    maximum("max_same_lower", pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"), "2, s, 2"),
-    maximum("max_valid", pool("max", W3, S2, "VALID"), "b, s, 2", sizes=FROM_3),
-    maximum("max_explicit", pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))), "b, s, 2"),
-    maximum("max_dilated", pool("max", W3, S2, window_dilation=(1, 2, 1)), "b, s, 2", grad=False),
-    maximum(
-        "max_base_dilated",
-        pool("max", W3, S2, base_dilation=(1, 3, 1)),
-        "b, s, 2",
-        domains=SPECIAL,
-        grad=False,
+TABLE = {
+    "max_batch": maximum(pool("max", W3, S2), "b, 6, 2"),
+    "max_same": maximum(pool("max", W3), "b, s, 2"),
+    "max_special": maximum(pool("max", W3, S2), "b, s, 2", domains=SPECIAL, grad=False),
+    "max_same_stride": maximum(pool("max", W3, S2), "b, s, f"),
+    "max_same_even": maximum(pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2"),
+    "max_same_lower": maximum(pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"), "2, s, 2"),
+    "max_valid": maximum(pool("max", W3, S2, "VALID"), "b, s, 2", sizes=FROM_3),
+    "max_explicit": maximum(pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))), "b, s, 2"),
+    "max_dilated": maximum(pool("max", W3, S2, window_dilation=(1, 2, 1)), "b, s, 2", grad=False),
+    "max_base_dilated": maximum(
+        pool("max", W3, S2, base_dilation=(1, 3, 1)), "b, s, 2", domains=SPECIAL, grad=False
     ),
-    maximum("max_2d", pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2"),
-    maximum("max_int8", pool("max", W3, S2), "int8[b, s, 2]", grad=False),
-    maximum("max_uint8", pool("max", W3, S2), "uint8[b, s, 2] 0:6", grad=False),
-    maximum("max_bfloat16", pool("max", W3, S2), "bfloat16[b, s, 2]", grad=False),
-    minimum("min_same_stride", pool("min", W3, S2), "b, s, 2", grad=True),
-    minimum("min_special", pool("min", W3), "b, s, 2", domains=SPECIAL),
-    minimum("min_uint8", pool("min", W3, S2), "uint8[b, s, 2] 3:6"),
-    total("sum_same_stride", pool("sum", W3, S2), "b, s, f", grad=True),
-    total("sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", grad=True, sizes=FROM_3),
-    total(
-        "sum_dilated",
+    "max_2d": maximum(pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2"),
+    "max_int8": maximum(pool("max", W3, S2), "int8[b, s, 2]", grad=False),
+    "max_uint8": maximum(pool("max", W3, S2), "uint8[b, s, 2] 0:6", grad=False),
+    "max_bfloat16": maximum(pool("max", W3, S2), "bfloat16[b, s, 2]", grad=False),
+    "min_same_stride": minimum(pool("min", W3, S2), "b, s, 2", grad=True),
+    "min_special": minimum(pool("min", W3), "b, s, 2", domains=SPECIAL),
+    "min_uint8": minimum(pool("min", W3, S2), "uint8[b, s, 2] 3:6"),
+    "sum_same_stride": total(pool("sum", W3, S2), "b, s, f", grad=True),
+    "sum_valid": total(pool("sum", W3, S2, "VALID"), "b, s, 2", grad=True, sizes=FROM_3),
+    "sum_dilated": total(
         pool("sum", W3, S2, base_dilation=(1, 2, 1), window_dilation=(1, 2, 1)),
         "b, s, 2",
         grad=True,
     ),
-    total("sum_3d", pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", grad=True),
-    total("sum_int32", pool("sum", W3, S2), "int32[b, s, 2]"),
-    total("sum_complex", pool("sum", W3, S2), "complex64[b, s, 2]"),
-    total("average_counted", average_without_padding, "b, s, 2", grad=True),
+    "sum_3d": total(pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", grad=True),
+    "sum_int32": total(pool("sum", W3, S2), "int32[b, s, 2]"),
+    "sum_complex": total(pool("sum", W3, S2), "complex64[b, s, 2]"),
+    "average_counted": total(average_without_padding, "b, s, 2", grad=True),
     # windows of symbolic size
-    maximum("global_max", global_pool("max"), "b, s, 2", domains=SPECIAL),
-    total("global_sum", global_pool("sum"), "b, s, 2"),
-    maximum("adaptive_max", adaptive_pool("max"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
-    total("adaptive_sum", adaptive_pool("sum"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
-    total(
-        "moving_sum",
+    "global_max": maximum(global_pool("max"), "b, s, 2", domains=SPECIAL),
+    "global_sum": total(global_pool("sum"), "b, s, 2"),
+    "adaptive_max": maximum(adaptive_pool("max"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
+    "adaptive_sum": total(adaptive_pool("sum"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
+    "moving_sum": total(
         lambda x, w: pool("sum", (w.shape[0],), (1,), "VALID")(x),
         "s; t",
         sizes=({"s": 4, "t": 4}, {"s": 8, "t": 2}, {"s": 7, "t": 3}, {"s": 5, "t": 1}),
         constraints=("s >= t",),
     ),
     # any reducer
-    case("product", pool("mul", W3, S2), "b, s, 2"),
-    case("product_tangent", tangent(pool("mul", W3, S2)), "b, s, 2; b, s, 2"),
-    case("product_int", pool("mul", W3, S2), "int32[b, s, 2]"),
-    case("own_reducer", most_negative, "b, s, 2"),
-    case("own_reducer_vmap", jax.vmap(most_negative), "b, 1, s, 2"),
-    case("two_arrays", mean_and_count, "b, s; int32[b, s]", domains=SPECIAL),
-    case(
-        "any",
+    "product": case(pool("mul", W3, S2), "b, s, 2"),
+    "product_tangent": case(tangent(pool("mul", W3, S2)), "b, s, 2; b, s, 2"),
+    "product_int": case(pool("mul", W3, S2), "int32[b, s, 2]"),
+    "own_reducer": case(most_negative, "b, s, 2"),
+    "own_reducer_vmap": case(jax.vmap(most_negative), "b, 1, s, 2"),
+    "two_arrays": case(mean_and_count, "b, s; int32[b, s]", domains=SPECIAL),
+    "any": case(
         lambda x: lax.reduce_window(x, np.array(False), lax.bitwise_or, (1, 2), (1, 2), "SAME"),
         "bool[b, s]",
     ),
     # gradients by name
-    tangents("max_tangent", tangent(pool("max", W3, S2)), "b, s, 2; b, s, 2"),
-    tangents(
-        "max_tangent_special",
+    "max_tangent": tangents(tangent(pool("max", W3, S2)), "b, s, 2; b, s, 2"),
+    "max_tangent_special": tangents(
         lambda x, t: jax.jvp(pool("max", W3, S2), (x,), (t,))[1],
         "b, s, 2",
         Arg("b, s, 2", make=finite),
         domains=SPECIAL,
     ),
-    tangents(
-        "min_tangent_valid", tangent(pool("min", W3, S2, "VALID")), "b, s, 2; b, s, 2", sizes=FROM_3
+    "min_tangent_valid": tangents(
+        tangent(pool("min", W3, S2, "VALID")), "b, s, 2; b, s, 2", sizes=FROM_3
     ),
-    tangents("max_second_order", second_order(pool("max", W3, S2)), "b, s, 2"),
-    case(
-        "max_gradient_special",
+    "max_second_order": tangents(second_order(pool("max", W3, S2)), "b, s, 2"),
+    "max_gradient_special": case(
         lambda x, g: jax.vjp(pool("max", W3), x)[1](g)[0],
         "b, s, 2",
         Arg("b, s, 2", make=finite),
         covers="select_and_scatter_add",
         domains=SPECIAL,
     ),
-    case(
-        "max_grad_vmap",
+    "max_grad_vmap": case(
         jax.vmap(jax.grad(lambda x: jnp.sum(pool("max", (3,), (2,))(x) ** 2))),
         covers="select_and_scatter_add",
     ),
-    case("scatter_own", select_and_scatter, "b, 4; b, 2", covers="select_and_scatter"),
-]
+    "scatter_own": case(select_and_scatter, "b, 4; b, 2", covers="select_and_scatter"),
+}
+CASES = cases(TABLE)

@@ -1,8 +1,7 @@
 """Calls inside ``jit``, ``vmap`` and the like say that they are inlined."""
 
+import functools
 import json
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +11,7 @@ import pytest
 import bucketjit
 from bucketjit.errors import InlinedWarning
 from bucketjit.types import Event
+from tests.comparison import warned
 
 X = np.arange(3, dtype=np.float32)
 
@@ -20,11 +20,7 @@ def total(x: Any) -> Any:
     return (x * x).sum()
 
 
-def told(run: Callable[[], object]) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        run()
-    return [str(w.message) for w in caught if w.category is InlinedWarning]
+told = functools.partial(warned, InlinedWarning)
 
 
 def test_inlined_calls_are_counted_and_told_of_once() -> None:
