@@ -81,18 +81,9 @@ TABLE = {
     "lexsort": sort(lambda x, y: jnp.lexsort((x, y)), "int32[s] 0:3; int32[s] 0:2"),
     "ranks": case(lambda x: jnp.argsort(jnp.argsort(x, axis=1), axis=1), domains=ALL),
     "rank_average": case(lambda x: jax.scipy.stats.rankdata(x), "int32[s] 0:3"),
-    "top_k": top_k(
-        lambda x: lax.top_k(x, 3), domains=ALL, sizes=AT_LEAST_3, constraints=("s >= 3",)
-    ),
-    "top_k_gradient": top_k(
-        lambda x: lax.top_k(x, 3)[0], grad=True, sizes=AT_LEAST_3, constraints=("s >= 3",)
-    ),
-    "top_k_ties": top_k(
-        lambda x: lax.top_k(x, 3),
-        Arg("b, s", make=_both_nans),
-        sizes=AT_LEAST_3,
-        constraints=("s >= 3",),
-    ),
+    "top_k": top_k(lambda x: lax.top_k(x, 3), domains=ALL),
+    "top_k_gradient": top_k(lambda x: lax.top_k(x, 3)[0], grad=True),
+    "top_k_ties": top_k(lambda x: lax.top_k(x, 3), Arg("b, s", make=_both_nans)),
     "top_k_all": case(
         lambda x: lax.top_k(x, x.shape[-1]), Arg("b, s", make=_both_nans), covers="top_k"
     ),
@@ -107,15 +98,11 @@ TABLE = {
             lambda x: lax.top_k(x, 3),
             f"{dtype}[b, s] {low}:{high}",
             domains=("mixed", "special") if "float" in dtype else ("mixed",),
-            sizes=AT_LEAST_3,
-            constraints=("s >= 3",),
         )
         for dtype, low, high in KEYS
         if dtype != "complex64"
     },
-    "top_k_lowest_int": top_k(
-        lambda x: lax.top_k(x, 3), "int8[b, s] -128:-126", sizes=AT_LEAST_3, constraints=("s >= 3",)
-    ),
+    "top_k_lowest_int": top_k(lambda x: lax.top_k(x, 3), "int8[b, s] -128:-126"),
     "approx_top_k": case(
         lambda x: [*lax.approx_max_k(x, 2), *lax.approx_min_k(x, 2, reduction_dimension=0)],
         covers="approx_top_k",

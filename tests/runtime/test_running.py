@@ -12,6 +12,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Fallback, strategies
 from bucketjit.errors import CompileBudgetError, FallbackError, FallbackWarning, SpecError
+from tests.comparison import in_threads
 
 F32 = np.float32
 
