@@ -82,6 +82,15 @@ def ramp(*shape: int, dtype: Any = np.float32, start: float = 1) -> np.ndarray:
     return (np.arange(np.prod(shape, dtype=int)) + start).astype(dtype).reshape(shape)
 
 
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def buckets(executor: Any) -> list[dict[str, int]]:
+    """The sizes of its buckets, in the order in which they were made."""
+    return [dict(bucket.sizes) for bucket in executor.stats().buckets]
+
+
 def assert_goes_with_its_last_reference(made: list[BucketedExec]) -> None:
     """Without the garbage collector; the list is all that holds the executor."""
     gc.collect()

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 
 from bucketjit._compile.workarounds import hooks, workarounds
 from bucketjit._ir.bucket_sizes import BucketSizes
@@ -129,6 +129,29 @@ def arguments(text: str) -> list[Arg]:
             dtype, shape, low, high = typed.groups()
             made.append(Arg(shape, dtype) if low is None else Arg(shape, dtype, low, high))
     return made
+
+
+def leaves_of(args: Sequence[Arg]) -> list[Leaf]:
+    """What a function is traced with."""
+    return [
+        Leaf(
+            f"arg{i}",
+            tuple(int(t) if t.isdigit() else t for t in arg.sizes),
+            jax.random.key(0).dtype if arg.dtype == "key" else jnp.dtype(arg.dtype),
+        )
+        for i, arg in enumerate(args)
+    ]
+
+
+def tree_of(leaves: Sequence[Leaf]) -> Any:
+    """The tree of positional arguments that are leaves."""
+    return jax.tree.structure((tuple(range(len(leaves))), {}))
+
+
+def traced(fn: Callable[..., Any], args: str, *constraints: str, **sizes: int) -> Any:
+    """The program of a function of arguments in a text, traced at sizes."""
+    leaves = leaves_of(arguments(args))
+    return trace(fn, tree_of(leaves), leaves, sizes, constraints)
 
 
 def family(
@@ -280,13 +303,8 @@ class Masked:
         for program in self._programs:
             if program.size_constants(sizes) is not None:
                 return program
-        leaves = []
-        for i, arg in enumerate(self.case.arguments):
-            dtype = jax.random.key(0).dtype if arg.dtype == "key" else jnp.dtype(arg.dtype)
-            shape = tuple(int(t) if t.isdigit() else t for t in arg.sizes)
-            leaves.append(Leaf(f"arg{i}", shape, dtype))
-        _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
-        given = (self.fn, tree, leaves, sizes, self.case.constraints)
+        leaves = leaves_of(self.case.arguments)
+        given = (self.fn, tree_of(leaves), leaves, sizes, self.case.constraints)
         if self._tracer is None:
             self._tracer = Tracer(*given[:3])
         if self.paired:
@@ -340,14 +358,11 @@ class Masked:
                 )
 
             self._compiled[key] = jax.jit(run)
-        static = {v: p for v, p in bucket.items()}
         padded = []
         for arg, x in zip(self.case.arguments, args, strict=True):
-            lower = program.lower
-            at = BucketSizes(static, lower, {}, rooms=rooms)
+            at = BucketSizes(bucket, program.lower, {}, rooms=rooms)
             dims = [
-                int(t) if t.isdigit() else at.padded(next(iter(_symbol(program, t, i, arg))))
-                for i, t in enumerate(arg.sizes)
+                int(t) if t.isdigit() else at.padded(*export.symbolic_shape(t)) for t in arg.sizes
             ]
             padded.append(poison_padding(x, tuple(dims), poison))
         known = {**sizes, **dict(zip(program.unfitted, size_constants.sizes, strict=True))}
@@ -366,12 +381,6 @@ class Masked:
                 out = jax.random.key_data(out)
             cut.append(np.asarray(out)[tuple(slice(0, n) for n in dims)])
         return cut
-
-
-def _symbol(program: Any, text: str, axis: int, arg: Arg) -> list[Any]:
-    from jax import export
-
-    return list(export.symbolic_shape(text))
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

@@ -1,11 +1,7 @@
 """Log lines and listeners: what they are told, and in which words."""
 
 import logging
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +12,7 @@ import pytest
 from bucketjit import BucketedExec
 from bucketjit.errors import FallbackWarning, SpecError
 from bucketjit.types import Event
+from tests.isolated import run_python
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -164,14 +161,7 @@ _WITHOUT_LOGGING = """
 
 
 def test_a_warning_is_told_once_where_logging_is_not_configured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_WITHOUT_LOGGING)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", textwrap.dedent(_WITHOUT_LOGGING))
     assert done.stderr.count("padding would mix") == 1
     assert "FallbackWarning" in done.stderr and "bucketjit <lambda>: fallback" not in done.stderr
 

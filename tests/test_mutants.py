@@ -18,7 +18,7 @@ from bucketjit._jax.jaxprs import scan_arity
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
 from bucketjit.rules import RuleContext
-from tests.harness import DOMAINS, Arg, Case, check, gradient_of
+from tests.harness import DOMAINS, Arg, Case, cases, check, family, gradient_of
 from tests.test_cases import CASES, DAILY
 
 pytestmark = pytest.mark.mutants
@@ -192,19 +192,17 @@ def forward(ctx: RuleContext, operand: Any) -> Any:
 
 # --- cases -------------------------------------------------------------------------------------
 
+FROM_2 = {"constraints": ("s >= 2",), "sizes": ({"s": 2}, {"s": 5}, {"s": 8})}
 # What no two cases of tests/cases catch.
-_OWN = [
-    Case("mutant_max_inf", lambda x: x.max(1), (Arg("b, s", make=lambda x, rng: x - np.inf),)),
-    Case("mutant_min_inf", lambda x: x.min(1), (Arg("b, s", make=lambda x, rng: x + np.inf),)),
-    Case("mutant_argmax", lambda x: jnp.argmax(x, 1), ("b, s",), domains=DOMAINS),
-    Case(
-        "mutant_last_two",
-        lambda x: lax.slice(x, (x.shape[0] - 2,), (x.shape[0],)),
-        ("s",),
-        constraints=("s >= 2",),
-        sizes=({"s": 2}, {"s": 5}, {"s": 8}),
-    ),
-]
+own = family(prefix="mutant_")
+_OWN = cases(
+    {
+        "max_inf": own(lambda x: x.max(1), Arg("b, s", make=lambda x, rng: x - np.inf)),
+        "min_inf": own(lambda x: x.min(1), Arg("b, s", make=lambda x, rng: x + np.inf)),
+        "argmax": own(lambda x: jnp.argmax(x, 1), domains=DOMAINS),
+        "last_two": own(lambda x: lax.slice(x, (x.shape[0] - 2,), x.shape), "s", **FROM_2),
+    }
+)
 _CASE = {case.name: case for case in (*CASES, *_OWN)}
 MAX, SUM, MEAN = _CASE["reduce_max_min"], _CASE["reduce_sum"], _CASE["mean"]
 
@@ -277,11 +275,7 @@ TABLE: dict[str, tuple[str, Rule, str]] = {
     "a slice from a padded start": ("slice", padded_slice, "mutant_last_two"),
     "gather clamped by the padded size": ("gather", unmasked, "get_clip"),
     "gather filled by the padded size": ("gather", unmasked, "get_promise_in_bounds"),
-    "dynamic_slice clamped by the padded size": (
-        "dynamic_slice",
-        unmasked,
-        "dynamic_slice_of_static",
-    ),
+    "slice clamped by the padded size": ("dynamic_slice", unmasked, "dynamic_slice_of_static"),
     "dynamic_slice off by one": (
         "dynamic_slice",
         first_and_last_swapped,
@@ -291,7 +285,7 @@ TABLE: dict[str, tuple[str, Rule, str]] = {
     "scatter-add of zeros at padded indices": ("scatter-add", multiplied(2), "add_rows_clip"),
     "scatter of padded updates": ("scatter", unmasked, "set_rows_drop"),
     "segment_sum of padded rows": ("scatter-add", unmasked, "segment_sum_gradient"),
-    "dynamic_update_slice clamped by the padded size": (
+    "update clamped by the padded size": (
         "dynamic_update_slice",
         unmasked,
         "dynamic_update_partial",

@@ -13,20 +13,15 @@ from bucketjit import BucketedExec
 from bucketjit.errors import SpecError
 from bucketjit.strategies import Auto
 from bucketjit.strategies.learning import Learner
-from tests.comparison import assert_close, in_threads
-from tests.comparison import ramp as from_one
-
-
-def ramp(*shape: int) -> np.ndarray:
-    return from_one(*shape, start=0)
+from tests.comparison import assert_close, buckets, in_threads
 
 
 def centred(x: Any) -> Any:
     return x - x.mean(0)
 
 
-def buckets(executor: Any) -> list[dict[str, int]]:
-    return [dict(bucket.sizes) for bucket in executor.stats().buckets]
+def ramp(*shape: int) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
 def compare(executor: Any, fn: Any, *args: Any) -> None:

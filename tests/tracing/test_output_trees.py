@@ -171,16 +171,8 @@ def test_holds_a_size() -> None:
     ):
         assert holds_a_size(plain) is False
     for sized in (
-        n,
-        [(n,)],
-        many,
-        {"k": n},
-        {n + 1},
-        Sized(1, n),
-        functools.partial(len, n),
-        lambda: n,
-        [Held(n)],
-        Held(functools.partial(len, [Held(n)])).__eq__,
+        *(n, [(n,)], many, {"k": n}, {n + 1}, Sized(1, n), functools.partial(len, n), lambda: n),
+        *([Held(n)], Held(functools.partial(len, [Held(n)])).__eq__),
     ):
         assert holds_a_size(sized) is True
     for unknown in (NO_SIZE, np.array([n], object)):
