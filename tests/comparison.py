@@ -1,8 +1,10 @@
 """Compare results in everything that `jax.jit` determines of them."""
 
 import gc
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -47,6 +49,29 @@ def assert_like_jit(
     return got
 
 
+def assert_close(got: Any, want: Any, *, rtol: float = 2e-5, atol: float = 2e-6) -> None:
+    """``got`` has the tree, shapes and dtypes of ``want``, and nearly its values."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (np.shape(a), a.dtype) == (np.shape(b), b.dtype)
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def in_threads(work: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
+    """The results of the work with each argument, each in a thread of its own, all at once."""
+    arguments = list(arguments)
+    with ThreadPoolExecutor(len(arguments)) as pool:
+        return list(pool.map(work, arguments))
+
+
+def warned(category: type[Warning], run: Callable[[], object]) -> list[str]:
+    """The texts of the warnings of a category."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run()
+    return [str(w.message) for w in caught if w.category is category]
+
+
 def unrolled(x: Any) -> Any:
     """A function of as many equations as its argument has rows: no two sizes share a program."""
     return x * sum(x[i] for i in range(x.shape[0]))
@@ -55,6 +80,15 @@ def unrolled(x: Any) -> Any:
 def ramp(*shape: int, dtype: Any = np.float32, start: float = 1) -> np.ndarray:
     """Distinct contents: start, start + 1, ..."""
     return (np.arange(np.prod(shape, dtype=int)) + start).astype(dtype).reshape(shape)
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
+
+
+def buckets(executor: Any) -> list[dict[str, int]]:
+    """The sizes of its buckets, in the order in which they were made."""
+    return [dict(bucket.sizes) for bucket in executor.stats().buckets]
 
 
 def assert_goes_with_its_last_reference(made: list[BucketedExec]) -> None:

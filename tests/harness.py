@@ -8,6 +8,7 @@ compares the logical part with the plain run at each logical size.
 
 import functools
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import export, lax
 
 from bucketjit._compile.workarounds import hooks, workarounds
 from bucketjit._ir.bucket_sizes import BucketSizes
@@ -112,6 +113,70 @@ class Case:
                 {v: (max(1, p // 2), p)[k % 2] for k, (v, p) in enumerate(self.bucket.items())}
             )
         return rows
+
+
+def arguments(text: str) -> list[Arg]:
+    """The arguments in a text such as ``"b, s; int32[t] 0:b"``, separated by semicolons.
+
+    Each is a shape of float32, or a dtype with its shape and, if it matters, what is drawn for it.
+    """
+    made = []
+    for part in text.split(";"):
+        typed = re.fullmatch(r"(\w+)\[(.*)\](?: (.+):(.+))?", part.strip())
+        if typed is None:
+            made.append(Arg(part.strip()))
+        else:
+            dtype, shape, low, high = typed.groups()
+            made.append(Arg(shape, dtype) if low is None else Arg(shape, dtype, low, high))
+    return made
+
+
+def leaves_of(args: Sequence[Arg]) -> list[Leaf]:
+    """What a function is traced with."""
+    return [
+        Leaf(
+            f"arg{i}",
+            tuple(int(t) if t.isdigit() else t for t in arg.sizes),
+            jax.random.key(0).dtype if arg.dtype == "key" else jnp.dtype(arg.dtype),
+        )
+        for i, arg in enumerate(args)
+    ]
+
+
+def tree_of(leaves: Sequence[Leaf]) -> Any:
+    """The tree of positional arguments that are leaves."""
+    return jax.tree.structure((tuple(range(len(leaves))), {}))
+
+
+def traced(fn: Callable[..., Any], args: str, *constraints: str, **sizes: int) -> Any:
+    """The program of a function of arguments in a text, traced at sizes."""
+    leaves = leaves_of(arguments(args))
+    return trace(fn, tree_of(leaves), leaves, sizes, constraints)
+
+
+def family(
+    covers: str = "", prefix: str = "", **defaults: Any
+) -> Callable[..., Callable[[str], Case]]:
+    """Makes cases that cover these primitives, with these options where a case names no other.
+
+    A case gets its name as an entry of a table, see `cases`. Where it names no arguments, it has a
+    matrix of which both axes are open.
+    """
+
+    def case(
+        fn: Callable[..., Any], *args: Arg | str, covers: str = covers, **options: Any
+    ) -> Callable[[str], Case]:
+        args = args or ("b, s",)
+        every = [x for arg in args for x in ([arg] if isinstance(arg, Arg) else arguments(arg))]
+        named = {**defaults, **options}
+        return lambda name: Case(prefix + name, fn, tuple(every), tuple(covers.split()), **named)
+
+    return case
+
+
+def cases(table: Mapping[str, Callable[[str], Case]]) -> list[Case]:
+    """The cases of a table, whose keys are their names without the prefix of their family."""
+    return [make(name) for name, make in table.items()]
 
 
 DOMAINS = ("mixed", "negative", "positive", "special")
@@ -238,13 +303,8 @@ class Masked:
         for program in self._programs:
             if program.size_constants(sizes) is not None:
                 return program
-        leaves = []
-        for i, arg in enumerate(self.case.arguments):
-            dtype = jax.random.key(0).dtype if arg.dtype == "key" else jnp.dtype(arg.dtype)
-            shape = tuple(int(t) if t.isdigit() else t for t in arg.sizes)
-            leaves.append(Leaf(f"arg{i}", shape, dtype))
-        _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
-        given = (self.fn, tree, leaves, sizes, self.case.constraints)
+        leaves = leaves_of(self.case.arguments)
+        given = (self.fn, tree_of(leaves), leaves, sizes, self.case.constraints)
         if self._tracer is None:
             self._tracer = Tracer(*given[:3])
         if self.paired:
@@ -298,14 +358,11 @@ class Masked:
                 )
 
             self._compiled[key] = jax.jit(run)
-        static = {v: p for v, p in bucket.items()}
         padded = []
         for arg, x in zip(self.case.arguments, args, strict=True):
-            lower = program.lower
-            at = BucketSizes(static, lower, {}, rooms=rooms)
+            at = BucketSizes(bucket, program.lower, {}, rooms=rooms)
             dims = [
-                int(t) if t.isdigit() else at.padded(next(iter(_symbol(program, t, i, arg))))
-                for i, t in enumerate(arg.sizes)
+                int(t) if t.isdigit() else at.padded(*export.symbolic_shape(t)) for t in arg.sizes
             ]
             padded.append(poison_padding(x, tuple(dims), poison))
         known = {**sizes, **dict(zip(program.unfitted, size_constants.sizes, strict=True))}
@@ -324,12 +381,6 @@ class Masked:
                 out = jax.random.key_data(out)
             cut.append(np.asarray(out)[tuple(slice(0, n) for n in dims)])
         return cut
-
-
-def _symbol(program: Any, text: str, axis: int, arg: Arg) -> list[Any]:
-    from jax import export
-
-    return list(export.symbolic_shape(text))
 
 
 def _equations(jaxpr: Any) -> Iterator[Any]:

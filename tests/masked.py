@@ -7,10 +7,9 @@ import jax
 import numpy as np
 
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.program import Leaf
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._tracing.symbolic import trace
+from tests.harness import traced
 
 LOGICAL, PADDED = 4, 8
 
@@ -23,13 +22,8 @@ def masked_jaxpr(fn: Callable[..., Any], *shapes: str, padding: Any = 0) -> Any:
         shapes: Shape of each argument, such as ``"b, 4"``.
         padding: What the padding of the arguments holds, or None if that is not known.
     """
-    leaves = [
-        Leaf("x", tuple(int(t) if t.isdigit() else t for t in s.split(", ")), np.dtype("f4"))
-        for s in shapes
-    ]
-    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
     names = sorted({v for s in shapes for v in s.split(", ") if v.isalpha()})
-    program = trace(fn, tree, leaves, dict.fromkeys(names, LOGICAL))
+    program = traced(fn, "; ".join(shapes), **dict.fromkeys(names, LOGICAL))
 
     def run(values: Any, *args: Any) -> Any:
         sizes = BucketSizes(dict.fromkeys(names, PADDED), program.lower, values)
@@ -37,6 +31,6 @@ def masked_jaxpr(fn: Callable[..., Any], *shapes: str, padding: Any = 0) -> Any:
         return interpret(program.jaxpr, program.consts, args, sizes, table, padding=padding)
 
     padded = [
-        np.zeros([PADDED if isinstance(d, str) else d for d in x.shape], "f4") for x in leaves
+        np.zeros([int(d) if d.isdigit() else PADDED for d in s.split(", ")], "f4") for s in shapes
     ]
     return jax.make_jaxpr(run)(dict.fromkeys(names, np.int32(3)), *padded)

@@ -5,6 +5,7 @@
 Each case compares with ``jax.jit``: values, types, and where results are.
 """
 
+import functools
 import json
 import pickle
 import re
@@ -54,11 +55,14 @@ def assert_same(mine: Any, exact: Any) -> None:
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-5)
 
 
+def bucketed(fn: Callable[..., Any], axes: Any = (None, "b, _"), **options: Any) -> BucketedExec:
+    options = {"fallback": Fallback.ERROR, **options}
+    return BucketedExec(fn, dynamic_axes=axes, **options).with_pow2()
+
+
 @case
 def compiled_ahead_of_time(mesh: Any) -> None:
-    executor = BucketedExec(
-        affine, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR
-    ).with_pow2()
+    executor = bucketed(affine)
     w = weights(mesh)
     compiled = executor.lower(w, rows(mesh, 12)).compile()
     for n in (4, 8, 12, 16, 12):
@@ -75,15 +79,14 @@ def affine(w: Any, x: Any) -> Any:
     return jnp.tanh(x @ w).mean(0)
 
 
-def check(mesh: Any, fn: Callable[..., Any]) -> BucketedExec:
+def check(mesh: Any, fn: Callable[..., Any]) -> None:
     """Buckets 4, 8, 16 and 32, no fallback, the same as under ``jit``."""
-    executor = BucketedExec(fn, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    executor = bucketed(fn)
     w = weights(mesh)
     for n in SIZES:
         x = rows(mesh, n)
         assert_same(executor(w, x), jax.jit(fn)(w, x))
     assert executor.cache_size() == len(SIZES)
-    return executor
 
 
 def loss(w: Any, x: Any) -> Any:
@@ -99,16 +102,6 @@ def assert_steps(mesh: Any, executor: BucketedExec, sizes: Sequence[int]) -> Non
     for n in sizes:
         w, x = weights(mesh), rows(mesh, n)
         assert_same(executor(w, x), jax.jit(step)(w, x))
-
-
-@case
-def a_dense_layer(mesh: Any) -> None:
-    check(mesh, lambda w, x: (jax.nn.softmax(x @ w), x.mean(0)))
-
-
-@case
-def a_training_step(mesh: Any) -> None:
-    check(mesh, step)
 
 
 @case
@@ -193,22 +186,10 @@ def kept_in_files(mesh: Any) -> None:
 
 
 @case
-def normalised_over_the_batch(mesh: Any) -> None:
-    check(mesh, lambda w, x: (x - x.mean(0)) / x.std(0))
-
-
-@case
-def a_softmax_over_the_batch(mesh: Any) -> None:
-    check(mesh, lambda w, x: jax.nn.softmax(x @ w, axis=0))
-
-
-@case
 def checked(mesh: Any) -> None:
     """With padding of each kind, where the arguments are: sharded, whole, or in host memory."""
     for kind in Check:
-        executor = BucketedExec(
-            jax.nn.softmax, dynamic_axes="b, _", fallback=Fallback.ERROR, check=kind
-        ).with_pow2()
+        executor = bucketed(jax.nn.softmax, "b, _", check=kind)
         for n in (4, 12):
             x = rows(mesh, n)
             whole = jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
@@ -216,33 +197,14 @@ def checked(mesh: Any) -> None:
                 assert_same(executor(given), jax.jit(jax.nn.softmax)(given))
 
 
-@case
-def where(mesh: Any) -> None:
-    check(mesh, lambda w, x: jnp.where(x > 0, x, 0).sum())
-
-
-@case
-def extremes(mesh: Any) -> None:
-    check(mesh, lambda w, x: (x.max(0), x.argmin(0)))
-
-
-@case
-def dropout(mesh: Any) -> None:
-    check(mesh, lambda w, x: jax.random.bernoulli(jax.random.key(0), 0.5, x.shape) * x)
-
-
-@case
-def attention(mesh: Any) -> None:
-    def attend(w: Any, x: Any) -> Any:
-        y = x[:, :, None] * w[None]
-        return jax.nn.softmax(jnp.einsum("bij,bkj->bik", y, y)) @ y
-
-    check(mesh, attend)
+def attend(w: Any, x: Any) -> Any:
+    y = x[:, :, None] * w[None]
+    return jax.nn.softmax(jnp.einsum("bij,bkj->bik", y, y)) @ y
 
 
 @case
 def a_gradient_outside_of_jit(mesh: Any) -> None:
-    executor = BucketedExec(loss, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    executor = bucketed(loss)
     w = weights(mesh)
     for n in SIZES:
         x = rows(mesh, n)
@@ -253,7 +215,7 @@ def a_gradient_outside_of_jit(mesh: Any) -> None:
 @case
 def other_shardings_between(mesh: Any) -> None:
     """Sharded by rows, not at all, in host memory, and by rows again."""
-    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    executor = bucketed(step)
     w = weights(mesh)
     for n in (8, 12, 8):
         x = rows(mesh, n)
@@ -264,8 +226,7 @@ def other_shardings_between(mesh: Any) -> None:
 
 @case
 def buckets_that_the_mesh_divides(mesh: Any) -> None:
-    executor = BucketedExec(jnp.tanh, dynamic_axes="b, _", fallback=Fallback.ERROR)
-    executor = executor.with_linear(6)
+    executor = bucketed(jnp.tanh, "b, _").with_linear(6)
     for n in (4, 8, 12):
         assert_same(executor(rows(mesh, n)), jax.jit(jnp.tanh)(rows(mesh, n)))
     assert all(b.sizes["b"] % 4 == 0 for b in executor.stats().buckets)
@@ -305,7 +266,7 @@ def results_that_the_mesh_does_not_divide(mesh: Any) -> None:
 
 @case
 def warm_up(mesh: Any) -> None:
-    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    executor = bucketed(step)
     by_rows = NamedSharding(mesh, PartitionSpec("data"))
     like = jax.ShapeDtypeStruct((4, 6), np.float32, sharding=by_rows)
     report = executor.warmup(weights(mesh), like, sizes={"b": [4, 6, 8]}, progress=False)
@@ -322,7 +283,7 @@ def over_two_axes_of_a_mesh(mesh: Any) -> None:
     kinds = (mesh.axis_types[0], AxisType.Auto)
     two = jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds)
     for spec in (("a",), ("b",), (("a", "b"),), (None, "a"), ("a", "b")):
-        executor = BucketedExec(jnp.tanh, dynamic_axes="b, _", fallback=Fallback.ERROR).with_pow2()
+        executor = bucketed(jnp.tanh, "b, _")
         with jax.set_mesh(two):
             for n in (4, 12):
                 x = put(two, np.random.default_rng(n).normal(size=(n, 6)), *spec)
@@ -432,21 +393,16 @@ def sizes_made_of_others(mesh: Any) -> None:
 
 
 @case
-def weak_types(mesh: Any) -> None:
-    check(mesh, lambda w, x: jnp.where(x > 0, 1, 2))
-
-
-@case
 def derivatives_by_what_is_sharded(mesh: Any) -> None:
     def scalar(x: Any) -> Any:
         return (jnp.tanh(x) ** 2).mean()
 
-    executor = BucketedExec(scalar, dynamic_axes="b, _", fallback=Fallback.ERROR).with_linear(6)
+    executor = bucketed(scalar, "b, _").with_linear(6)
     for n in (4, 12):
         x = rows(mesh, n)
         assert_same(jax.grad(executor)(x), jax.grad(jax.jit(scalar))(x))
         assert_same(jax.jvp(executor, (x,), (x,)), jax.jvp(jax.jit(scalar), (x,), (x,)))
-    each = BucketedExec(jnp.tanh, dynamic_axes="b, _", fallback=Fallback.ERROR).with_linear(6)
+    each = bucketed(jnp.tanh, "b, _").with_linear(6)
     x = rows(mesh, 4)
     assert_same(jax.vjp(each, x)[1](x), jax.vjp(jax.jit(jnp.tanh), x)[1](x))
 
@@ -464,7 +420,7 @@ def padding_that_the_mesh_does_not_divide(mesh: Any) -> None:
 
 @case
 def the_background(mesh: Any) -> None:
-    executor = BucketedExec(step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR).with_pow2()
+    executor = bucketed(step)
     executor = executor.with_background_compile()
     for _ in range(2):
         assert_steps(mesh, executor, (32, 4, 12))
@@ -474,9 +430,7 @@ def the_background(mesh: Any) -> None:
 
 @case
 def donated(mesh: Any) -> None:
-    executor = BucketedExec(
-        step, dynamic_axes=(None, "b, _"), fallback=Fallback.ERROR, donate_argnums=0
-    ).with_pow2()
+    executor = bucketed(step, donate_argnums=0)
     w, x = weights(mesh), rows(mesh, 12)
     assert_same(executor(w, x), jax.jit(step)(weights(mesh), x))
     assert w.is_deleted()
@@ -485,9 +439,7 @@ def donated(mesh: Any) -> None:
 @case
 def padded_results(mesh: Any) -> None:
     first = BucketedExec(lambda x: x * 2, dynamic_axes="b, _", out="padded").with_pow2()
-    second = BucketedExec(
-        lambda y: y.mean(0), dynamic_axes="b, _", fallback=Fallback.ERROR
-    ).with_pow2()
+    second = bucketed(lambda y: y.mean(0), "b, _")
     x = rows(mesh, 12)
     np.testing.assert_allclose(second(first(x)), 2 * np.asarray(x).mean(0), rtol=1e-5, atol=1e-6)
 
@@ -549,6 +501,20 @@ def sums_over_ragged_rows(mesh: Any) -> None:
     np.testing.assert_allclose(
         np.asarray(gradient), sum(np.asarray(g) for _, g in wanted), rtol=1e-4, atol=1e-5
     )
+
+
+CHECKED: dict[str, Callable[..., Any]] = {
+    "a_dense_layer": lambda w, x: (jax.nn.softmax(x @ w), x.mean(0)),
+    "a_training_step": step,
+    "normalised_over_the_batch": lambda w, x: (x - x.mean(0)) / x.std(0),
+    "a_softmax_over_the_batch": lambda w, x: jax.nn.softmax(x @ w, axis=0),
+    "where": lambda w, x: jnp.where(x > 0, x, 0).sum(),
+    "extremes": lambda w, x: (x.max(0), x.argmin(0)),
+    "dropout": lambda w, x: jax.random.bernoulli(jax.random.key(0), 0.5, x.shape) * x,
+    "weak_types": lambda w, x: jnp.where(x > 0, 1, 2),
+    "attention": attend,
+}
+CASES |= {name: functools.partial(check, fn=fn) for name, fn in CHECKED.items()}
 
 
 def main() -> None:

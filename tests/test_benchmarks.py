@@ -13,14 +13,8 @@ from benchmarks.sections import Column, Options, Section
 
 # Those that make other processes are tested by themselves, and one needs pytest-benchmark.
 ALONE = (
-    "accelerators",
-    "accelerators-stream",
-    "computed-cold",
-    "dispatch",
-    "saving",
-    "stream",
-    "stream-warm",
-    "training",
+    *("accelerators", "accelerators-stream", "computed-cold", "dispatch", "saving", "stream"),
+    *("stream-warm", "training"),
 )
 
 

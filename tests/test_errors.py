@@ -286,7 +286,6 @@ def test_sizes_of_a_warmup_name_what_to_write(given: Any, told: str) -> None:
 
 class _Answers:
     def __init__(self, answer: Any) -> None:
-        self.answer: Any = 8
         self.bad = answer
 
     def bucket(self, n: int) -> Any:
@@ -411,16 +410,11 @@ def test_with_rules_wants_rules_by_primitive() -> None:
 @pytest.mark.parametrize(
     ("error", "bases"),
     [
-        (SpecError, (BucketJitError, ValueError)),
-        (ArgumentError, (BucketJitError, TypeError)),
-        (SizeMismatchError, (ArgumentError,)),
-        (StrategyError, (BucketJitError, ValueError)),
-        (BucketOverflowError, (StrategyError,)),
-        (StrategyContractError, (StrategyError,)),
-        (ShapeCheckError, (BucketJitError, TypeError)),
-        (MaskingError, (BucketJitError,)),
-        (FallbackError, (MaskingError,)),
-        (FallbackWarning, (UserWarning,)),
+        *((SpecError, (BucketJitError, ValueError)), (ArgumentError, (BucketJitError, TypeError))),
+        *((SizeMismatchError, (ArgumentError,)), (StrategyError, (BucketJitError, ValueError))),
+        *((BucketOverflowError, (StrategyError,)), (StrategyContractError, (StrategyError,))),
+        *((ShapeCheckError, (BucketJitError, TypeError)), (MaskingError, (BucketJitError,))),
+        *((FallbackError, (MaskingError,)), (FallbackWarning, (UserWarning,))),
     ],
 )
 def test_the_tree(error: type, bases: tuple[type, ...]) -> None:

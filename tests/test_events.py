@@ -1,11 +1,7 @@
 """Log lines and listeners: what they are told, and in which words."""
 
 import logging
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +12,7 @@ import pytest
 from bucketjit import BucketedExec
 from bucketjit.errors import FallbackWarning, SpecError
 from bucketjit.types import Event
+from tests.isolated import run_python
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -54,10 +51,7 @@ def test_an_axis_that_varies() -> None:
     executor, told = watched(lambda x: x.sum())
     for shape in ((3, 32), (5, 32), (5, 48), (4, 50)):
         executor(ones(*shape))
-    assert news(told) == [
-        "new",
-        "traced anew: axis 1 of x varies (32, then 48): opened as axis1",
-    ]
+    assert news(told) == ["new", "traced anew: axis 1 of x varies (32, then 48): opened as axis1"]
 
 
 def test_axes_that_part() -> None:
@@ -167,21 +161,12 @@ _WITHOUT_LOGGING = """
 
 
 def test_a_warning_is_told_once_where_logging_is_not_configured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_WITHOUT_LOGGING)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", textwrap.dedent(_WITHOUT_LOGGING))
     assert done.stderr.count("padding would mix") == 1
     assert "FallbackWarning" in done.stderr and "bucketjit <lambda>: fallback" not in done.stderr
 
 
-def test_a_program_that_configures_logging_gets_the_lines(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_program_that_configures_logging_gets_the_lines(caplog: pytest.LogCaptureFixture) -> None:
     executor, told = watched(lambda x: jnp.linalg.eigvals(x[:, None] * x).real)
     with caplog.at_level(logging.WARNING, "bucketjit"), pytest.warns(FallbackWarning) as warned:
         executor(ones(3))

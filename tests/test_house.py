@@ -15,13 +15,8 @@ from pathlib import Path
 from tests.test_layers import PACKAGES, modules, package, packages_used, parsed
 
 _NO_CODE = {
-    tokenize.COMMENT,
-    tokenize.NL,
-    tokenize.NEWLINE,
-    tokenize.INDENT,
-    tokenize.DEDENT,
-    tokenize.ENCODING,
-    tokenize.ENDMARKER,
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENCODING, tokenize.ENDMARKER),
 }
 
 

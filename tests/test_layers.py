@@ -5,9 +5,7 @@ import functools
 import importlib
 import json
 import operator
-import os
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import bucketjit
+from tests.isolated import run_python
 
 PACKAGE = Path(bucketjit.__file__).parent
 ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
@@ -22,32 +21,10 @@ ARCHITECTURE = PACKAGE.parent / "docs" / "architecture.md"
 # Downhill only: a package imports from those that stand before it, and from itself. The files at
 # the root of the package have their places too.
 PACKAGES = (
-    "_version",
-    "errors",
-    "_raised",
-    "_extras",
-    "_events",
-    "_environment",
-    "strategies",
-    "_config",
-    "_jax",
-    "_ir",
-    "_arrays",
-    "_tracing",
-    "_masking",
-    "_compile",
-    "_runtime",
-    "_processes",
-    "_stages",
-    "_artifact",
-    "_api",
-    "metrics",
-    "rules",
-    "stages",
-    "types",
-    "integrations",
-    "__init__",
-    "__main__",
+    *("_version", "errors", "_raised", "_extras", "_events", "_environment", "strategies"),
+    *("_config", "_jax", "_ir", "_arrays", "_tracing", "_masking", "_compile", "_runtime"),
+    *("_processes", "_stages", "_artifact", "_api", "metrics", "rules", "stages", "types"),
+    *("integrations", "__init__", "__main__"),
 )
 
 
@@ -199,14 +176,8 @@ def test_each_use_of_non_public_jax_is_explained() -> None:
 
 
 ALLOWED_AT_IMPORT = (
-    ast.Import,
-    ast.ImportFrom,
-    ast.FunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.AugAssign,
-    ast.If,
+    *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign),
+    *(ast.AugAssign, ast.If),
 )
 
 
@@ -262,21 +233,8 @@ _IMPORT = """
 
 
 def test_nothing_runs_at_import() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-W",
-            "error::DeprecationWarning:bucketjit",
-            "-c",
-            textwrap.dedent(_IMPORT),
-        ],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    strict = ("-W", "error::DeprecationWarning:bucketjit")
+    done = run_python(*strict, "-c", textwrap.dedent(_IMPORT), PYTHONPATH=str(PACKAGE.parent))
     assert done.stdout.strip() == f"imported {bucketjit.__version__}"
     assert done.stderr == ""
 
@@ -313,14 +271,7 @@ _UNUSED_BY_JIT = (
 
 
 def test_what_is_not_used_is_not_imported() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_FIRST_CALL)],
-        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = run_python("-c", textwrap.dedent(_FIRST_CALL), PYTHONPATH=str(PACKAGE.parent))
     at_import, at_jit, at_call = json.loads(done.stdout)
     assert at_import == ["bucketjit", "bucketjit._version"]
     for loaded, unused, most in (

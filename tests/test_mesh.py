@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from tests.isolated import run_python
 from tests.on_a_mesh import CASES
 
 
@@ -15,14 +14,6 @@ from tests.on_a_mesh import CASES
 def test_sharded_calls(kind: str, step: int) -> None:
     """One process runs all cases, or every second one."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.on_a_mesh", kind, str(step)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    arguments = ("-m", "tests.on_a_mesh", kind, str(step))
+    done = run_python(*arguments, timeout=600, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys([*CASES][::step], "ok")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.errors import InconclusiveDimensionOperation, JaxRuntimeError
-from jax.extend import core as jex_core
 
 from bucketjit import BucketedExec
 from bucketjit._ir import dynamic_axes
@@ -116,6 +115,20 @@ def test_errors_of_the_machine_are_told_from_those_of_the_function(
     assert is_of_machine(error) is expected
 
 
+def column_sums(x: Any) -> Any:
+    return x.sum(axis=0)
+
+
+def summing(moment: Moment) -> BucketedExec:
+    """An executor whose rule of sums fails for a moment."""
+
+    def total(ctx: Any, operand: Any, **_: Any) -> Any:
+        moment()
+        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
+
+    return BucketedExec(column_sums).with_pow2().with_rules({lax.reduce_sum_p: total})
+
+
 # --- where they may happen -----------------------------------------------------------------------
 
 
@@ -166,17 +179,10 @@ def test_where_an_axis_is_opened(make: Callable[[], BaseException]) -> None:
 def test_while_a_bucket_is_built(make: Callable[[], BaseException]) -> None:
     moment = Moment(make())
 
-    def total(ctx: Any, operand: Any, **_: Any) -> Any:
-        moment()
-        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
-
-    def fn(x: Any) -> Any:
-        return x.sum(axis=0)
-
-    executor = BucketedExec(fn).with_pow2().with_rules({lax.reduce_sum_p: total})
+    executor = summing(moment)
     with moment.raised():
         executor(rows(3))
-    serves(executor, fn)
+    serves(executor, column_sums)
 
 
 @pytest.mark.sampled(5, "3-KeyboardInterrupt")
@@ -218,14 +224,7 @@ def test_in_concrete_traces(make: Callable[[], BaseException], which: int) -> No
 def test_in_a_warmup(make: Callable[[], BaseException]) -> None:
     moment = Moment(make(), which=2)
 
-    def total(ctx: Any, operand: Any, **_: Any) -> Any:
-        moment()
-        return ctx.bind(ctx.fill(operand, axes=ctx.params["axes"], value=0))
-
-    def fn(x: Any) -> Any:
-        return x.sum(axis=0)
-
-    executor = BucketedExec(fn).with_pow2().with_rules({lax.reduce_sum_p: total})
+    executor = summing(moment)
 
     def warm_up() -> Any:
         return executor.warmup(rows(3), sizes={"batch": [4, 8, 16]}, progress=False, workers=1)
@@ -240,29 +239,7 @@ def test_in_a_warmup(make: Callable[[], BaseException]) -> None:
             warm_up()
     assert not warm_up().failed
     assert executor.cache_size() == 3
-    serves(executor, fn, (3, 5, 9))
-
-
-moment_of_prim: list[Moment] = []
-prim = jex_core.Primitive("fails_for_a_moment")
-
-
-@prim.def_impl
-def _impl(x: Any) -> Any:
-    for moment in moment_of_prim:
-        moment()
-    return x + 1
-
-
-@prim.def_abstract_eval
-def _abstract_eval(x: Any) -> Any:
-    return x
-
-
-@pytest.fixture
-def at_prim() -> Iterator[list[Moment]]:
-    yield moment_of_prim
-    moment_of_prim.clear()
+    serves(executor, column_sums, (3, 5, 9))
 
 
 @an_error

@@ -18,7 +18,7 @@ from bucketjit._jax.jaxprs import scan_arity
 from bucketjit._masking.array_ops import crop, select
 from bucketjit._masking.rules import default_rules
 from bucketjit.rules import RuleContext
-from tests.harness import DOMAINS, Arg, Case, check, gradient_of
+from tests.harness import DOMAINS, Arg, Case, cases, check, family, gradient_of
 from tests.test_cases import CASES, DAILY
 
 pytestmark = pytest.mark.mutants
@@ -75,16 +75,12 @@ def multiplied(*positions: int) -> Rule:
     return rule
 
 
-def lowest_finite(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
     return jnp.finfo(dtype).min
 
 
-def highest_finite(dtype: Any) -> Any:
+def highest(dtype: Any) -> Any:
     return jnp.finfo(dtype).max
-
-
-def infinity(dtype: Any) -> Any:
-    return np.inf
 
 
 def first_symbolic_axis_only(value: Any) -> Rule:
@@ -95,27 +91,14 @@ def first_symbolic_axis_only(value: Any) -> Rule:
     return rule
 
 
-def one_too_many(value: Any) -> Rule:
-    """Off by one: the last real element is filled too."""
+def off_by_one(value: Any, more: int) -> Rule:
+    """The last real element is filled too (-1), or the first padded one is taken for real (1)."""
 
     def rule(ctx: RuleContext, operand: Any) -> Any:
         out = operand
         for axis in ctx.symbolic_axes():
             where = lax.broadcasted_iota(jnp.int32, out.shape, axis)
-            out = select(where < ctx.logical(ctx.in_shapes[0][axis]) - 1, out, value)
-        return ctx.bind(out)
-
-    return rule
-
-
-def one_too_few(value: Any) -> Rule:
-    """Off by one: the first padded element is taken for real."""
-
-    def rule(ctx: RuleContext, operand: Any) -> Any:
-        out = operand
-        for axis in ctx.symbolic_axes():
-            where = lax.broadcasted_iota(jnp.int32, out.shape, axis)
-            out = select(where <= ctx.logical(ctx.in_shapes[0][axis]), out, value)
+            out = select(where < ctx.logical(ctx.in_shapes[0][axis]) + more, out, value)
         return ctx.bind(out)
 
     return rule
@@ -187,7 +170,8 @@ def unfilled_pad(ctx: RuleContext, operand: Any, value: Any) -> Any:
 def sort_by_sentinel(value: Any) -> Rule:
     def rule(ctx: RuleContext, *operands: Any) -> Any:
         axes = (ctx.params["dimension"],)
-        keys = [ctx.fill(x, axes=axes, value=value(x.dtype)) for x in operands[:1]]
+        chosen = value(operands[0].dtype) if callable(value) else value
+        keys = [ctx.fill(x, axes=axes, value=chosen) for x in operands[:1]]
         return list(ctx.bind(*keys, *operands[1:]))
 
     return rule
@@ -201,197 +185,127 @@ def unstable_sort(ctx: RuleContext, *operands: Any) -> Any:
     return list(ctx.bind(*flipped))
 
 
-def drawn_at_padded_shape(ctx: RuleContext, *operands: Any) -> Any:
-    """Bits of the padded shape: other numbers as soon as an inner axis is padded."""
-    return ctx.bind(*operands)
-
-
-def forward_only(rule: Rule) -> Rule:
+def forward(ctx: RuleContext, operand: Any) -> Any:
     """A reverse cumulative operation turned into a forward one."""
-
-    def mutant(ctx: RuleContext, operand: Any) -> Any:
-        return ctx.bind(operand, reverse=False)
-
-    return mutant
+    return ctx.bind(operand, reverse=False)
 
 
 # --- cases -------------------------------------------------------------------------------------
 
+FROM_2 = {"constraints": ("s >= 2",), "sizes": ({"s": 2}, {"s": 5}, {"s": 8})}
 # What no two cases of tests/cases catch.
-_OWN = [
-    Case("mutant_max_inf", lambda x: x.max(1), (Arg("b, s", make=lambda x, rng: x - np.inf),)),
-    Case("mutant_min_inf", lambda x: x.min(1), (Arg("b, s", make=lambda x, rng: x + np.inf),)),
-    Case("mutant_argmax", lambda x: jnp.argmax(x, 1), ("b, s",), domains=DOMAINS),
-    Case(
-        "mutant_last_two",
-        lambda x: lax.slice(x, (x.shape[0] - 2,), (x.shape[0],)),
-        ("s",),
-        constraints=("s >= 2",),
-        sizes=({"s": 2}, {"s": 5}, {"s": 8}),
-    ),
-]
+own = family(prefix="mutant_")
+_OWN = cases(
+    {
+        "max_inf": own(lambda x: x.max(1), Arg("b, s", make=lambda x, rng: x - np.inf)),
+        "min_inf": own(lambda x: x.min(1), Arg("b, s", make=lambda x, rng: x + np.inf)),
+        "argmax": own(lambda x: jnp.argmax(x, 1), domains=DOMAINS),
+        "last_two": own(lambda x: lax.slice(x, (x.shape[0] - 2,), x.shape), "s", **FROM_2),
+    }
+)
 _CASE = {case.name: case for case in (*CASES, *_OWN)}
 MAX, SUM, MEAN = _CASE["reduce_max_min"], _CASE["reduce_sum"], _CASE["mean"]
 
-MUTANTS = [
-    Mutant("sum unmasked", "reduce_sum", unmasked, "reduce_sum"),
-    Mutant("sum by a product with a mask", "reduce_sum", multiplied(0), "reduce_sum"),
-    Mutant("sum filled with one", "reduce_sum", filled_with(1), "reduce_sum_int"),
-    Mutant(
-        "sum along the first axis only", "reduce_sum", first_symbolic_axis_only(0), "reduce_sum"
-    ),
-    Mutant("sum without the last element", "reduce_sum", one_too_many(0), "reduce_sum"),
-    Mutant("sum with one element of padding", "reduce_sum", one_too_few(0), "reduce_sum"),
-    Mutant("softmax's sum unmasked", "reduce_sum", unmasked, "softmax"),
-    Mutant("softmax's max unmasked", "reduce_max", unmasked, "softmax"),
-    Mutant("mean over the bucket", "dim_as_value", padded_size, "mean"),
-    Mutant("prod unmasked", "reduce_prod", unmasked, "prod"),
-    Mutant("prod filled with zero", "reduce_prod", filled_with(0), "prod"),
-    Mutant("max unmasked", "reduce_max", unmasked, "reduce_max_min"),
-    Mutant("max filled with zero", "reduce_max", filled_with(0), "reduce_max_min"),
-    Mutant(
-        "max filled with the lowest finite",
-        "reduce_max",
-        filled_with(lowest_finite),
-        "mutant_max_inf",
-    ),
-    Mutant("max of integers filled with zero", "reduce_max", filled_with(0), "reduce_max_min_int8"),
-    Mutant(
-        "min of unsigned filled with zero", "reduce_min", filled_with(0), "reduce_max_min_uint32"
-    ),
-    Mutant("min unmasked", "reduce_min", unmasked, "reduce_max_min"),
-    Mutant("min filled with zero", "reduce_min", filled_with(0), "reduce_max_min"),
-    Mutant(
-        "min filled with the highest finite",
-        "reduce_min",
-        filled_with(highest_finite),
-        "mutant_min_inf",
-    ),
-    Mutant("all unmasked", "reduce_and", unmasked, "reduce_and_or_bool"),
-    Mutant("all filled with false", "reduce_and", filled_with(False), "reduce_and_or_bool"),
-    Mutant("any unmasked", "reduce_or", unmasked, "reduce_and_or_bool"),
-    Mutant("any filled with true", "reduce_or", filled_with(True), "reduce_and_or_bool"),
-    Mutant("and of bits filled with one", "reduce_and", filled_with(1), "reduce_bitwise"),
-    Mutant("xor unmasked", "reduce_xor", unmasked, "reduce_bitwise"),
-    Mutant("argmax unmasked", "argmax", unmasked, "argmax_argmin"),
-    Mutant("argmax filled with zero", "argmax", filled_with(0), "argmax_argmin"),
-    Mutant(
-        "argmax filled with the lowest finite",
-        "argmax",
-        filled_with(lowest_finite),
-        "mutant_argmax",
-    ),
-    Mutant("argmax of integers filled with zero", "argmax", filled_with(0), "argmax_argmin_int32"),
-    Mutant("argmin unmasked", "argmin", unmasked, "argmax_argmin"),
-    Mutant("argmin filled with zero", "argmin", filled_with(0), "argmax_argmin"),
-    Mutant("reduce unmasked", "reduce", unmasked, "reduce_known_function"),
-    Mutant("dot unmasked", "dot_general", unmasked, "dot_contract_open"),
-    Mutant("dot with the left side filled", "dot_general", filled_with(0), "dot_contract_open"),
-    Mutant(
-        "dot with the right side filled",
+# Of each one the primitive, its broken rule, and the case that notices, by outputs or by gradients.
+TABLE: dict[str, tuple[str, Rule, str]] = {
+    "sum unmasked": ("reduce_sum", unmasked, "reduce_sum"),
+    "sum by a product with a mask": ("reduce_sum", multiplied(0), "reduce_sum"),
+    "sum filled with one": ("reduce_sum", filled_with(1), "reduce_sum_int"),
+    "sum along the first axis only": ("reduce_sum", first_symbolic_axis_only(0), "reduce_sum"),
+    "sum without the last element": ("reduce_sum", off_by_one(0, -1), "reduce_sum"),
+    "sum with one element of padding": ("reduce_sum", off_by_one(0, 1), "reduce_sum"),
+    "softmax's sum unmasked": ("reduce_sum", unmasked, "softmax"),
+    "softmax's max unmasked": ("reduce_max", unmasked, "softmax"),
+    "mean over the bucket": ("dim_as_value", padded_size, "mean"),
+    "prod unmasked": ("reduce_prod", unmasked, "prod"),
+    "prod filled with zero": ("reduce_prod", filled_with(0), "prod"),
+    "max unmasked": ("reduce_max", unmasked, "reduce_max_min"),
+    "max filled with zero": ("reduce_max", filled_with(0), "reduce_max_min"),
+    "max filled with the lowest finite": ("reduce_max", filled_with(lowest), "mutant_max_inf"),
+    "max of integers filled with zero": ("reduce_max", filled_with(0), "reduce_max_min_int8"),
+    "min of unsigned filled with zero": ("reduce_min", filled_with(0), "reduce_max_min_uint32"),
+    "min unmasked": ("reduce_min", unmasked, "reduce_max_min"),
+    "min filled with zero": ("reduce_min", filled_with(0), "reduce_max_min"),
+    "min filled with the highest finite": ("reduce_min", filled_with(highest), "mutant_min_inf"),
+    "all unmasked": ("reduce_and", unmasked, "reduce_and_or_bool"),
+    "all filled with false": ("reduce_and", filled_with(False), "reduce_and_or_bool"),
+    "any unmasked": ("reduce_or", unmasked, "reduce_and_or_bool"),
+    "any filled with true": ("reduce_or", filled_with(True), "reduce_and_or_bool"),
+    "and of bits filled with one": ("reduce_and", filled_with(1), "reduce_bitwise"),
+    "xor unmasked": ("reduce_xor", unmasked, "reduce_bitwise"),
+    "argmax unmasked": ("argmax", unmasked, "argmax_argmin"),
+    "argmax filled with zero": ("argmax", filled_with(0), "argmax_argmin"),
+    "argmax filled with the lowest finite": ("argmax", filled_with(lowest), "mutant_argmax"),
+    "argmax of integers filled with zero": ("argmax", filled_with(0), "argmax_argmin_int32"),
+    "argmin unmasked": ("argmin", unmasked, "argmax_argmin"),
+    "argmin filled with zero": ("argmin", filled_with(0), "argmax_argmin"),
+    "reduce unmasked": ("reduce", unmasked, "reduce_known_function"),
+    "dot unmasked": ("dot_general", unmasked, "dot_contract_open"),
+    "dot with the left side filled": ("dot_general", filled_with(0), "dot_contract_open"),
+    "dot with the right side filled": (
         "dot_general",
         filled_with(0, positions=(1,)),
         "dot_contract_open",
     ),
-    Mutant("dot by products with masks", "dot_general", multiplied(0, 1), "dot_contract_open"),
-    Mutant("dot with the left side filled, twice the same", "dot_general", filled_with(0), "gram"),
-    Mutant("attention's sum unmasked", "reduce_sum", unmasked, "attention"),
-    Mutant("attention's sum by a product with a mask", "reduce_sum", multiplied(0), "attention"),
-    Mutant(
-        "gradient of a dot unmasked", "dot_general", unmasked, "dot_contract_static", gradient=True
-    ),
-    Mutant(
-        "gradient of a dot with one side filled",
-        "dot_general",
-        filled_with(0),
-        "dot_contract_open",
-        gradient=True,
-    ),
-    Mutant("reverse cumsum unmasked", "cumsum", unmasked, "cumsum"),
-    Mutant("reverse cumsum forward", "cumsum", forward_only(unmasked), "cumsum"),
-    Mutant("reverse cumprod filled with zero", "cumprod", filled_with(0), "cumprod"),
-    Mutant("reverse cummax filled with zero", "cummax", filled_with(0), "cummax"),
-    Mutant("reverse cummin filled with zero", "cummin", filled_with(0), "cummin"),
-    Mutant("reverse cumlogsumexp filled with zero", "cumlogsumexp", filled_with(0), "cumlogsumexp"),
-    Mutant("gradient of cumsum unmasked", "cumsum", unmasked, "cumsum", gradient=True),
-    Mutant("sort unmasked", "sort", unmasked, "sort"),
-    Mutant("sort by infinity as a sentinel", "sort", sort_by_sentinel(infinity), "sort"),
-    Mutant("sort by the highest finite", "sort", sort_by_sentinel(highest_finite), "sort_unstable"),
-    Mutant("sort of integers filled with zero", "sort", filled_with(0), "sort_gradient"),
-    Mutant(
-        "argsort by infinity as a sentinel", "sort", sort_by_sentinel(infinity), "sort_descending"
-    ),
-    Mutant("argsort with padding in front", "sort", unstable_sort, "sort_descending"),
-    Mutant("median unmasked", "sort", unmasked, "median"),
-    Mutant("median of the bucket", "dim_as_value", padded_size, "median"),
-    Mutant("top_k unmasked", "top_k", unmasked, "top_k_gradient"),
-    Mutant("top_k filled with zero", "top_k", filled_with(0), "top_k_gradient"),
-    Mutant("rev without a shift", "rev", unmasked, "rev"),
-    Mutant("flip without a shift", "rev", unmasked, "rev"),
-    Mutant("concatenate at padded ends", "concatenate", at_padded_ends, "concat_two"),
-    Mutant("concatenate with itself at padded ends", "concatenate", at_padded_ends, "concat_two"),
-    Mutant("a class token behind padding", "concatenate", at_padded_ends, "concat_two"),
-    Mutant("a slice from a padded start", "slice", padded_slice, "mutant_last_two"),
-    Mutant("gather clamped by the padded size", "gather", unmasked, "get_clip"),
-    Mutant("gather filled by the padded size", "gather", unmasked, "get_promise_in_bounds"),
-    Mutant(
-        "dynamic_slice clamped by the padded size",
-        "dynamic_slice",
-        unmasked,
-        "dynamic_slice_of_static",
-    ),
-    Mutant(
-        "dynamic_slice off by one",
+    "dot by products with masks": ("dot_general", multiplied(0, 1), "dot_contract_open"),
+    "dot with the left side filled, twice the same": ("dot_general", filled_with(0), "gram"),
+    "attention's sum unmasked": ("reduce_sum", unmasked, "attention"),
+    "attention's sum by a product with a mask": ("reduce_sum", multiplied(0), "attention"),
+    "gradient of a dot unmasked": ("dot_general", unmasked, "dot_contract_static"),
+    "gradient of a dot with one side filled": ("dot_general", filled_with(0), "dot_contract_open"),
+    "reverse cumsum unmasked": ("cumsum", unmasked, "cumsum"),
+    "reverse cumsum forward": ("cumsum", forward, "cumsum"),
+    "reverse cumprod filled with zero": ("cumprod", filled_with(0), "cumprod"),
+    "reverse cummax filled with zero": ("cummax", filled_with(0), "cummax"),
+    "reverse cummin filled with zero": ("cummin", filled_with(0), "cummin"),
+    "reverse cumlogsumexp filled with zero": ("cumlogsumexp", filled_with(0), "cumlogsumexp"),
+    "gradient of cumsum unmasked": ("cumsum", unmasked, "cumsum"),
+    "sort unmasked": ("sort", unmasked, "sort"),
+    "sort by infinity as a sentinel": ("sort", sort_by_sentinel(np.inf), "sort"),
+    "sort by the highest finite": ("sort", sort_by_sentinel(highest), "sort_unstable"),
+    "sort of integers filled with zero": ("sort", filled_with(0), "sort_gradient"),
+    "argsort by infinity as a sentinel": ("sort", sort_by_sentinel(np.inf), "sort_descending"),
+    "argsort with padding in front": ("sort", unstable_sort, "sort_descending"),
+    "median unmasked": ("sort", unmasked, "median"),
+    "median of the bucket": ("dim_as_value", padded_size, "median"),
+    "top_k unmasked": ("top_k", unmasked, "top_k_gradient"),
+    "top_k filled with zero": ("top_k", filled_with(0), "top_k_gradient"),
+    "rev without a shift": ("rev", unmasked, "rev"),
+    "concatenate at padded ends": ("concatenate", at_padded_ends, "concat_two"),
+    "a slice from a padded start": ("slice", padded_slice, "mutant_last_two"),
+    "gather clamped by the padded size": ("gather", unmasked, "get_clip"),
+    "gather filled by the padded size": ("gather", unmasked, "get_promise_in_bounds"),
+    "slice clamped by the padded size": ("dynamic_slice", unmasked, "dynamic_slice_of_static"),
+    "dynamic_slice off by one": (
         "dynamic_slice",
         first_and_last_swapped,
         "dynamic_slice_of_static",
     ),
-    Mutant("scatter-add of padded updates", "scatter-add", unmasked, "add_rows_clip"),
-    Mutant(
-        "scatter-add of zeros at padded indices",
-        "scatter-add",
-        multiplied(2),
-        "add_rows_clip",
-    ),
-    Mutant("scatter of padded updates", "scatter", unmasked, "set_rows_drop"),
-    Mutant("segment_sum of padded rows", "scatter-add", unmasked, "segment_sum_gradient"),
-    Mutant(
-        "dynamic_update_slice clamped by the padded size",
+    "scatter-add of padded updates": ("scatter-add", unmasked, "add_rows_clip"),
+    "scatter-add of zeros at padded indices": ("scatter-add", multiplied(2), "add_rows_clip"),
+    "scatter of padded updates": ("scatter", unmasked, "set_rows_drop"),
+    "segment_sum of padded rows": ("scatter-add", unmasked, "segment_sum_gradient"),
+    "update clamped by the padded size": (
         "dynamic_update_slice",
         unmasked,
         "dynamic_update_partial",
     ),
-    Mutant("pad behind the padding", "pad", padded_high, "pad_low_by_size"),
-    Mutant("pad without its own value", "pad", unfilled_pad, "pad_low_by_size"),
-    Mutant("merged axes with padding in between", "reshape", plain_reshape, "merge_all"),
-    Mutant("a split axis at padded strides", "reshape", plain_reshape, "merge_three"),
-    Mutant("split at padded sizes", "split", padded_split, "split_half"),
-    Mutant("tiles of padding", "tile", unmasked, "tile_by_size"),
-    Mutant(
-        "a scan over the padded length",
-        "scan",
-        every_padded_step,
-        "scan_of_an_array_and_its_length",
-    ),
-    Mutant(
-        "a reversed scan from the padded end",
-        "scan",
-        every_padded_step,
-        "scan_of_an_array_and_its_length",
-    ),
-    Mutant(
-        "random bits of the padded shape",
-        "random_bits",
-        drawn_at_padded_shape,
-        "random_total_bits_8",
-    ),
-    Mutant("dropout of the padded shape", "random_bits", drawn_at_padded_shape, "random_dropout"),
-    Mutant("convolution unmasked", "conv_general_dilated", unmasked, "conv_same_2d"),
-    Mutant("window sum unmasked", "reduce_window_sum", unmasked, "window_sum_int32"),
-    Mutant(
-        "window max filled with zero", "reduce_window_max", filled_with(0), "window_max_special"
-    ),
-    Mutant("cholesky of zeros", "cholesky", filled_with(0), "linalg_cholesky"),
+    "pad behind the padding": ("pad", padded_high, "pad_low_by_size"),
+    "pad without its own value": ("pad", unfilled_pad, "pad_low_by_size"),
+    "merged axes with padding in between": ("reshape", plain_reshape, "merge_all"),
+    "a split axis at padded strides": ("reshape", plain_reshape, "merge_three"),
+    "split at padded sizes": ("split", padded_split, "split_half"),
+    "tiles of padding": ("tile", unmasked, "tile_by_size"),
+    "a scan over the padded length": ("scan", every_padded_step, "scan_of_an_array_and_its_length"),
+    "random bits of the padded shape": ("random_bits", unmasked, "random_total_bits_8"),
+    "dropout of the padded shape": ("random_bits", unmasked, "random_dropout"),
+    "convolution unmasked": ("conv_general_dilated", unmasked, "conv_same_2d"),
+    "window sum unmasked": ("reduce_window_sum", unmasked, "window_sum_int32"),
+    "window max filled with zero": ("reduce_window_max", filled_with(0), "window_max_special"),
+    "cholesky of zeros": ("cholesky", filled_with(0), "linalg_cholesky"),
+}
+MUTANTS = [
+    Mutant(name, *row, gradient=name.startswith("gradient of")) for name, row in TABLE.items()
 ]
 
 

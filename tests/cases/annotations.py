@@ -8,9 +8,10 @@ from jax.experimental.scheduling_groups import scheduling_group
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.harness import Case
+from tests.harness import cases, family
 
-MIXED = ("mixed",)
+case = family(domains=("mixed",), grad=True)
+
 _SHARDING = NamedSharding(Mesh(jax.devices()[:1], ("i",)), PartitionSpec("i"))
 _ON_EACH = NamedSharding(_SHARDING.mesh, PartitionSpec())
 
@@ -20,46 +21,22 @@ def _on_scope(x):
         return x - x.mean()
 
 
-CASES = [
-    Case("checkpoint_name", lambda x: checkpoint_name(x, "x").sum(0), ("b, s",), ("name",)),
-    Case(
-        "device_put",
-        lambda x: jax.device_put(x, jax.devices()[0]).mean(0),
-        ("b, s",),
-        ("device_put",),
-        grad=True,
-        domains=MIXED,
+TABLE = {
+    "checkpoint_name": case(lambda x: checkpoint_name(x, "x").sum(0), covers="name", grad=False),
+    "device_put": case(lambda x: jax.device_put(x, jax.devices()[0]).mean(0), covers="device_put"),
+    "sharding_constraint": case(
+        lambda x: lax.with_sharding_constraint(x, _SHARDING).mean(0), covers="sharding_constraint"
     ),
-    Case(
-        "sharding_constraint",
-        lambda x: lax.with_sharding_constraint(x, _SHARDING).mean(0),
-        ("b, s",),
-        ("sharding_constraint",),
-        grad=True,
-        domains=MIXED,
-    ),
-    Case(
-        "reshard",
-        lambda x: jax.sharding.reshard(x, _ON_EACH).mean(0),
-        ("b, s",),
-        ("reshard",),
-        grad=True,
-        domains=MIXED,
-    ),
-    Case(
-        "metadata_of_a_value",
+    "reshard": case(lambda x: jax.sharding.reshard(x, _ON_EACH).mean(0), covers="reshard"),
+    "metadata_of_a_value": case(
         lambda x: set_xla_metadata(jnp.cumsum(x, 0), key="value").sum(),
-        ("b, s",),
-        ("xla_metadata_value",),
-        domains=MIXED,
+        covers="xla_metadata_value",
+        grad=False,
     ),
-    Case(
-        "metadata_of_a_call",
+    "metadata_of_a_call": case(
         lambda x: scheduling_group(name="group")(lambda y: y - y.mean())(x),
-        ("b, s",),
-        ("xla_metadata_call",),
-        grad=True,
-        domains=MIXED,
+        covers="xla_metadata_call",
     ),
-    Case("metadata_of_a_scope", _on_scope, ("b, s",), grad=True, domains=MIXED),
-]
+    "metadata_of_a_scope": case(_on_scope),
+}
+CASES = cases(TABLE)

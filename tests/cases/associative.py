@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
-
-SCAN = ("associative_scan",)
+from tests.harness import Arg, cases, family
 
 
 def scan(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -58,24 +56,13 @@ def place(x: Any) -> Any:
 
 
 SIZES = ({"s": 1, "b": 4, "f": 2}, {"s": 5, "b": 1, "f": 3}, {"s": 8, "b": 3, "f": 4})
-
-
 FEW = ({"s": 3, "b": 4}, {"s": 4, "b": 2})
-# Derivatives of derivatives, and large programs for each of the steps.
-SLOW = (
-    *("inverse", "solve", "tangent", "third_order", "hessian", "reverse_over_reverse"),
-    *("second_order_closed", "matrices_of_open_size", "row_added_to", "vmap_closed"),
-    "cumlogsumexp_gradient",
-)
-
-
-def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
-    options.setdefault("rtol", 1e-3)
-    options.setdefault("atol", 1e-4)
-    options.setdefault("domains", ("mixed",))
-    options.setdefault("sizes", SIZES)
-    options.setdefault("slow", name in SLOW)
-    return Case(f"associative_{name}", fn, args, options.pop("covers", SCAN), **options)
+USUAL: dict[str, Any] = {
+    **{"prefix": "associative_", "rtol": 1e-3, "atol": 1e-4},
+    **{"domains": ("mixed",), "sizes": SIZES, "grad": True},
+}
+# Derivatives of derivatives, and large programs for each of the steps, are slow.
+case, slow = (family("associative_scan", **USUAL, slow=is_slow) for is_slow in (False, True))
 
 
 def invertible(x: Any, rng: np.random.Generator) -> Any:
@@ -86,119 +73,96 @@ def near_one(x: Any, rng: np.random.Generator) -> Any:
     return (1 + x / 8).astype(x.dtype)
 
 
-CASES = [
-    _case("sum", scan(lax.add), "s", grad=True),
-    _case("sum_rows", scan(lax.add, axis=1), "b, s", grad=True),
-    _case("sum_reverse", scan(lax.add, axis=1, reverse=True), "b, s", grad=True),
-    _case("sum_int", scan(lax.add), Arg("s, b", "int32")),
-    _case("sum_seven", scan(lax.add), "s", buckets={"s": 7}, grad=True, sizes=({"s": 2}, {"s": 7})),
-    _case("max_special", scan(jnp.maximum), "s, 2", domains=("mixed", "special")),
-    _case("product", scan(lax.mul), Arg("s, 2", make=near_one), grad=True),
-    _case("matrices", scan(jnp.matmul), Arg("s, 3, 3", make=scaled), grad=True),
-    _case(
-        "matrices_of_open_size",
+TABLE = {
+    "sum": case(scan(lax.add), "s"),
+    "sum_rows": case(scan(lax.add, axis=1)),
+    "sum_reverse": case(scan(lax.add, axis=1, reverse=True)),
+    "sum_int": case(scan(lax.add), "int32[s, b]", grad=False),
+    "sum_seven": case(scan(lax.add), "s", buckets={"s": 7}, sizes=({"s": 2}, {"s": 7})),
+    "max_special": case(scan(jnp.maximum), "s, 2", domains=("mixed", "special"), grad=False),
+    "product": case(scan(lax.mul), Arg("s, 2", make=near_one)),
+    "matrices": case(scan(jnp.matmul), Arg("s, 3, 3", make=scaled)),
+    "matrices_of_open_size": slow(
         scan(lambda a, b: jnp.einsum("nij,njk->nik", b, a), reverse=True),
         Arg("s, f, f", make=scaled),
-        grad=True,
     ),
-    _case(
-        "recurrence",
-        scan(recurrence, axis=1),
-        Arg("b, s", make=near_one),
-        "b, s",
-        grad=True,
-    ),
-    _case("state_space", state_space, "b, s, 2", "b, s, 3", "2, 3", grad=True),
-    _case("closed_over", closed_over, Arg("s, 2", make=scaled), "2", grad=True),
-    _case("closed_over_open", closed_over, Arg("s, b", make=scaled), "b", grad=True),
-    _case("resetting_vmap", jax.vmap(resetting), "b, s", Arg("b, s", "bool"), grad=True),
-    _case("resetting", resetting, "s", Arg("s", "bool"), grad=True),
-    _case("vmap", jax.vmap(scan(recurrence)), Arg("b, s", make=near_one), "b, s", grad=True),
-    _case(
-        "vmap_closed",
-        jax.vmap(closed_over, in_axes=(None, 0)),
-        Arg("s, 2", make=scaled),
-        "b, 2",
-        grad=True,
-    ),
-    _case(
-        "per_example_gradient",
+    "recurrence": case(scan(recurrence, axis=1), Arg("b, s", make=near_one), "b, s"),
+    "state_space": case(state_space, "b, s, 2; b, s, 3; 2, 3"),
+    "closed_over": case(closed_over, Arg("s, 2", make=scaled), "2"),
+    "closed_over_open": case(closed_over, Arg("s, b", make=scaled), "b"),
+    "resetting_vmap": case(jax.vmap(resetting), "b, s; bool[b, s]"),
+    "resetting": case(resetting, "s; bool[s]"),
+    "vmap": case(jax.vmap(scan(recurrence)), Arg("b, s", make=near_one), "b, s"),
+    "vmap_closed": slow(jax.vmap(closed_over, in_axes=(None, 0)), Arg("s, 2", make=scaled), "b, 2"),
+    "per_example_gradient": case(
         jax.vmap(jax.grad(lambda w, x: jnp.sum(closed_over(x, w) ** 2)), in_axes=(None, 0)),
-        "2",
-        "b, s, 2",
+        "2; b, s, 2",
         buckets={"s": 4},
         sizes=FEW,
+        grad=False,
     ),
-    _case(
-        "tangent",
-        lambda a, b: jax.jvp(scan(recurrence), (a, b), (b, a)),
-        Arg("s", make=near_one),
-        "s",
-        grad=True,
+    "tangent": slow(
+        lambda a, b: jax.jvp(scan(recurrence), (a, b), (b, a)), Arg("s", make=near_one), "s"
     ),
-    _case(
-        "hessian",
+    "hessian": slow(
         jax.hessian(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
         Arg("s", make=near_one),
         buckets={"s": 4},
         sizes=FEW,
+        grad=False,
     ),
-    _case(
-        "linear_transpose",
+    "linear_transpose": case(
         lambda x, t: jax.linear_transpose(
             jax.vjp(scan(lax.mul), x)[1], jax.ShapeDtypeStruct(x.shape, x.dtype)
         )((t,)),
         Arg("s", make=near_one),
         "s",
-        grad=True,
     ),
-    _case(
-        "second_order_closed",
+    "second_order_closed": slow(
         lambda x, w: jax.hessian(lambda w: jnp.sum(closed_over(x, w) ** 2))(w),
         Arg("s, 2", make=scaled),
         "2",
         buckets={"s": 4},
         sizes=FEW,
+        grad=False,
     ),
-    _case(
-        "in_scan",
-        lambda x: lax.scan(lambda c, r: (c + 1, scan(lax.add)(r * c)), 1.0, x)[1],
-        "b, s",
-        grad=True,
-    ),
-    _case("remat", jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one), grad=True),
+    "in_scan": case(lambda x: lax.scan(lambda c, r: (c + 1, scan(lax.add)(r * c)), 1.0, x)[1]),
+    "remat": case(jax.checkpoint(scan(lax.mul)), Arg("s", make=near_one)),
     # gathers and scatters that have the scanned axis for a batch axis; in steps of 0 elements too
-    *(
-        _case(name, fn, Arg("s, 3, 3", make=invertible), buckets={"s": 4}, sizes=FEW, grad=grad)
+    **{
+        name: slow(fn, Arg("s, 3, 3", make=invertible), buckets={"s": 4}, sizes=FEW, grad=grad)
         for name, fn, grad in (
             ("inverse", scan(lambda a, b: jnp.linalg.inv(a) @ b + b), True),
             ("solve", scan(lambda a, b: jnp.linalg.solve(a, b) + b), False),
         )
-    ),
-    *(
-        _case(f"row_{name}", scan(fn), "s, 3", buckets={"s": 6}, sizes=({"s": 5},), grad=grad)
-        for name, fn, grad in (
-            ("sorted", lambda a, b: a + jnp.take_along_axis(b, jnp.argsort(b, -1), -1), True),
-            ("read", jax.vmap(lambda a, b: b + a[place(b)] / 9), False),
+    },
+    **{
+        f"row_{name}": made(scan(fn), "s, 3", buckets={"s": 6}, sizes=({"s": 5},), grad=grad)
+        for made, name, fn, grad in (
+            (case, "sorted", lambda a, b: a + jnp.take_along_axis(b, jnp.argsort(b, -1), -1), True),
+            (case, "read", jax.vmap(lambda a, b: b + a[place(b)] / 9), False),
             (
+                case,
                 "read_or_filled",
                 jax.vmap(lambda a, b: b + a.at[place(b) + 1].get(mode="fill")),
                 False,
             ),
-            ("set", jax.vmap(lambda a, b: b.at[place(a)].set(a[0] / 9)), False),
-            ("added_to", jax.vmap(lambda a, b: b.at[place(jnp.stack([a, b]))].add(a[:2])), True),
+            (case, "set", jax.vmap(lambda a, b: b.at[place(a)].set(a[0] / 9)), False),
+            (
+                slow,
+                "added_to",
+                jax.vmap(lambda a, b: b.at[place(jnp.stack([a, b]))].add(a[:2])),
+                True,
+            ),
         )
-    ),
+    },
     # what JAX builds on it
-    _case(
-        "cumprod_gradient",
-        jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))),
-        Arg("s", make=near_one),
+    "cumprod_gradient": case(
+        jax.grad(lambda x: jnp.sum(jnp.sin(jnp.cumprod(x)))), Arg("s", make=near_one), grad=False
     ),
-    _case("cummax_gradient", jax.grad(lambda x: jnp.sum(jnp.sin(lax.cummax(x)))), "s"),
-    _case(
-        "cumlogsumexp_gradient",
-        jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))),
-        "b, s",
+    "cummax_gradient": case(jax.grad(lambda x: jnp.sum(jnp.sin(lax.cummax(x)))), "s", grad=False),
+    "cumlogsumexp_gradient": slow(
+        jax.grad(lambda x: jnp.sum(jnp.sin(lax.cumlogsumexp(x, axis=1, reverse=True)))), grad=False
     ),
-]
+}
+CASES = cases(TABLE)

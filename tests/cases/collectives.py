@@ -5,9 +5,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from tests.harness import Arg, Case
+from tests.harness import cases, family
 
-BATCH, BOTH = "b, 3", "b, s"
+case, psum = family(), family("psum", grad=True)
 
 
 def _over(fold, axis=0):
@@ -35,28 +35,24 @@ def _on_a_mesh(body, out=None):
     return mapped
 
 
-CASES = [
-    Case("psum", _over(lax.psum), (BATCH,), ("psum",), grad=True),
-    Case("psum_inner", _over(lax.psum, 1), (BOTH,), ("psum",), grad=True),
-    Case("psum_int", _over(lax.psum), (Arg(BATCH, "int32"),), ("psum",)),
-    Case("psum_of_two", lambda x: _over(lambda r, i: sum(lax.psum((r, r * r), i)))(x), (BOTH,)),
-    Case("pmean", _over(lax.pmean), (BOTH,), ("psum",), grad=True),
-    Case("pmax", _over(lax.pmax), (BOTH,), ("pmax",), domains=("mixed", "negative", "special")),
-    Case("pmin", _over(lax.pmin), (BOTH,), ("pmin",), domains=("mixed", "positive", "special")),
-    Case("pmax_int", _over(lax.pmax), (Arg(BOTH, "int8"),), ("pmax",)),
-    Case(
-        "shard_map",
-        _on_a_mesh(lambda x: jnp.cumsum(x, 0), PartitionSpec("d")),
-        (BOTH,),
-        ("shard_map",),
-        grad=True,
+TABLE = {
+    "psum": psum(_over(lax.psum), "b, 3"),
+    "psum_inner": psum(_over(lax.psum, 1)),
+    "psum_int": psum(_over(lax.psum), "int32[b, 3]", grad=False),
+    "psum_of_two": case(lambda x: _over(lambda r, i: sum(lax.psum((r, r * r), i)))(x)),
+    "pmean": psum(_over(lax.pmean)),
+    "pmax": case(_over(lax.pmax), covers="pmax", domains=("mixed", "negative", "special")),
+    "pmin": case(_over(lax.pmin), covers="pmin", domains=("mixed", "positive", "special")),
+    "pmax_int": case(_over(lax.pmax), "int8[b, s]", covers="pmax"),
+    "shard_map": case(
+        _on_a_mesh(lambda x: jnp.cumsum(x, 0), PartitionSpec("d")), covers="shard_map", grad=True
     ),
-    Case(
-        "psum_in_shard_map",
+    "psum_in_shard_map": case(
         _on_a_mesh(lambda x: lax.psum((x * x.shape[0]).sum(0), "d")),
-        (BATCH,),
-        ("shard_map", "psum_invariant", "pvary"),
+        "b, 3",
+        covers="shard_map psum_invariant pvary",
         grad=True,
     ),
-    Case("batch_norm_by_name", _normalised, (BATCH,), ("psum",), grad=True, rtol=1e-4, atol=1e-4),
-]
+    "batch_norm_by_name": psum(_normalised, "b, 3", rtol=1e-4, atol=1e-4),
+}
+CASES = cases(TABLE)

@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, cases, family
+
+case, dot = family(grad=True), family("dot_general", grad=True)
+ragged = family("ragged_dot_general")
 
 LOOSE: dict[str, Any] = {"rtol": 3e-2, "atol": 3e-2}
 SHORT = ({"b": 1, "s": 7}, {"b": 3, "s": 4}, {"b": 4, "s": 8})
@@ -46,34 +49,19 @@ def _some_groups(x: Any, rng: np.random.Generator) -> Any:
     return rng.integers(0, 3, x.shape).astype(np.int32)
 
 
-CASES = [
-    Case("dot_contract_open", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), grad=True),
-    Case("dot_contract_static", lambda x, y: x @ y, ("b, 3", "3, s"), ("dot_general",), grad=True),
-    Case("dot_vectors", jnp.dot, ("s", "s"), ("dot_general",), grad=True),
-    Case(
-        "dot_special", lambda x, y: x @ y, ("b, s", "s, 3"), ("dot_general",), domains=("special",)
+TABLE = {
+    "dot_contract_open": dot(lambda x, y: x @ y, "b, s; s, 3"),
+    "dot_contract_static": dot(lambda x, y: x @ y, "b, 3; 3, s"),
+    "dot_vectors": dot(jnp.dot, "s; s"),
+    "dot_special": dot(lambda x, y: x @ y, "b, s; s, 3", domains=("special",), grad=False),
+    "dot_batched": dot(lambda x, y: jnp.einsum("bsd,bsf->bdf", x, y), "b, s, 2; b, s, 3"),
+    "dot_two_contracted": dot(
+        lambda x, y: lax.dot_general(x, y, (((0, 2), (1, 0)), ((), ()))), "b, 3, s; s, b, 2"
     ),
-    Case(
-        "dot_batched",
-        lambda x, y: jnp.einsum("bsd,bsf->bdf", x, y),
-        ("b, s, 2", "b, s, 3"),
-        ("dot_general",),
-        grad=True,
-    ),
-    Case(
-        "dot_two_contracted",
-        lambda x, y: lax.dot_general(x, y, (((0, 2), (1, 0)), ((), ()))),
-        ("b, 3, s", "s, b, 2"),
-        ("dot_general",),
-        grad=True,
-    ),
-    *(
-        Case(
-            f"dot_side_by_side_{name}",
+    **{
+        f"dot_side_by_side_{name}": dot(
             lambda x, y, numbers=numbers: lax.dot_general(x, y, numbers),
-            specs,
-            ("dot_general",),
-            grad=True,
+            *specs,
             domains=("mixed", "special"),
         )
         for name, specs, numbers in [
@@ -89,15 +77,13 @@ CASES = [
             ),
             ("in_a_batch", ("2, b, s, t", "b, s, t, 2"), (((1, 2), (0, 1)), ((0, 3), (3, 2)))),
         ]
-    ),
-    *(
-        Case(
-            f"dot_changes_sides_{name}",
+    },
+    **{
+        f"dot_changes_sides_{name}": dot(
             lambda x, y, numbers=numbers, options=options: lax.dot_general(
                 x, y, numbers, **options
             ),
-            specs,
-            ("dot_general",),
+            *specs,
             grad=name != "integers",
             domains=("mixed", "special"),
             sizes=SHORT,
@@ -124,28 +110,17 @@ CASES = [
                 {"preferred_element_type": jnp.int32},
             ),
         ]
+    },
+    "dot_dense_layer": dot(lambda w, x: jnp.tanh(x @ w), "3, 2; b, s, 3"),
+    "dot_size_expression": dot(
+        lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]), "s; s, 2"
     ),
-    Case(
-        "dot_dense_layer",
-        lambda w, x: jnp.tanh(x @ w),
-        ("3, 2", "b, s, 3"),
-        ("dot_general",),
-        grad=True,
-    ),
-    Case(
-        "dot_size_expression",
-        lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]),
-        ("s", "s, 2"),
-        ("dot_general",),
-        grad=True,
-    ),
-    *(
-        Case(
-            f"dot_{dtype}",
+    **{
+        f"dot_{dtype}": dot(
             lambda x, y: x @ y,
-            (Arg("b, s", dtype, low, high), Arg("s, 3", dtype, low, high)),
-            ("dot_general",),
-            **(LOOSE if "float" in dtype else {}),
+            f"{dtype}[b, s] {low}:{high}; {dtype}[s, 3] {low}:{high}",
+            grad=False,
+            **LOOSE if "float" in dtype else {},
         )
         for dtype, low, high in [
             ("bfloat16", 0, 0),
@@ -155,148 +130,108 @@ CASES = [
             ("uint8", 0, 256),
             ("bool", 0, 1),
         ]
-    ),
-    Case(
-        "dot_preferred_type",
+    },
+    "dot_preferred_type": dot(
         lambda x, y: [
             lax.dot(x, y, preferred_element_type=jnp.int32),
             jnp.matmul(x, y, preferred_element_type=jnp.float32),
         ],
-        (Arg("b, s", "int8", -100, 100), Arg("s, 3", "int8", -100, 100)),
-        ("dot_general",),
+        "int8[b, s] -100:100; int8[s, 3] -100:100",
+        grad=False,
     ),
-    Case(
-        "dot_float8",
+    "dot_float8": dot(
         lambda x, y: lax.dot(
             x.astype(jnp.float8_e4m3fn),
             y.astype(jnp.float8_e5m2),
             preferred_element_type=jnp.float32,
         ),
-        ("b, s", "s, 3"),
-        ("dot_general",),
+        "b, s; s, 3",
+        grad=False,
     ),
-    Case(
-        "dot_highest_precision",
-        lambda x, y: jnp.matmul(x, y, precision="highest"),
-        ("b, s", "s, 3"),
-        ("dot_general",),
+    "dot_highest_precision": dot(
+        lambda x, y: jnp.matmul(x, y, precision="highest"), "b, s; s, 3", grad=False
     ),
-    Case("matmul_batched", jnp.matmul, ("b, 2, s", "b, s, 3"), ("dot_general",), grad=True),
-    Case(
-        "matmul_vector", lambda x, y: [x @ y, y @ x.T], ("b, s", "s"), ("dot_general",), grad=True
+    "matmul_batched": dot(jnp.matmul, "b, 2, s; b, s, 3"),
+    "matmul_vector": dot(lambda x, y: [x @ y, y @ x.T], "b, s; s"),
+    "gram": dot(lambda x: [x @ x.T, x.T @ x]),
+    "vdot": dot(jnp.vdot, "complex64[s]; complex64[s]", grad=False),
+    "vdot_matrices": dot(jnp.vdot, "b, s; b, s"),
+    "inner": dot(jnp.inner, "b, s; 3, s"),
+    "tensordot": dot(
+        lambda x, y: [jnp.tensordot(x, y, 2), jnp.tensordot(x, y, ((1,), (0,)))], "3, b, s; b, s, 2"
     ),
-    Case("gram", lambda x: [x @ x.T, x.T @ x], ("b, s",), ("dot_general",), grad=True),
-    Case("vdot", jnp.vdot, (Arg("s", "complex64"), Arg("s", "complex64")), ("dot_general",)),
-    Case("vdot_matrices", jnp.vdot, ("b, s", "b, s"), ("dot_general",), grad=True),
-    Case("inner", jnp.inner, ("b, s", "3, s"), ("dot_general",), grad=True),
-    Case(
-        "tensordot",
-        lambda x, y: [jnp.tensordot(x, y, 2), jnp.tensordot(x, y, ((1,), (0,)))],
-        ("3, b, s", "b, s, 2"),
-        ("dot_general",),
-        grad=True,
+    "outer_product": case(jnp.outer, "b; s"),
+    "kron_product": case(jnp.kron, "b, 2; 2, 2"),
+    "kron_open": case(jnp.kron, "b; s", grad=False),
+    "cross": case(jnp.cross, "b, 3; b, 3"),
+    "trace_of_product": case(lambda x: jnp.einsum("ij,ji->", x, x.T)),
+    "einsum_three": dot(lambda a, b, c: jnp.einsum("bi,ij,bj->b", a, b, c), "b, s; s, 4; b, 4"),
+    "einsum_reduces": case(
+        lambda x, y: [jnp.einsum("bsd,sd->b", x, y), jnp.einsum("bsd->sd", x)], "b, s, 2; s, 2"
     ),
-    Case("outer_product", jnp.outer, ("b", "s"), grad=True),
-    Case("kron_product", jnp.kron, ("b, 2", "2, 2"), grad=True),
-    Case("kron_open", jnp.kron, ("b", "s")),
-    Case("cross", jnp.cross, ("b, 3", "b, 3"), grad=True),
-    Case("trace_of_product", lambda x: jnp.einsum("ij,ji->", x, x.T), ("b, s",), grad=True),
-    Case(
-        "einsum_three",
-        lambda a, b, c: jnp.einsum("bi,ij,bj->b", a, b, c),
-        ("b, s", "s, 4", "b, 4"),
-        ("dot_general",),
-        grad=True,
-    ),
-    Case(
-        "einsum_reduces",
-        lambda x, y: [jnp.einsum("bsd,sd->b", x, y), jnp.einsum("bsd->sd", x)],
-        ("b, s, 2", "s, 2"),
-        grad=True,
-    ),
-    Case(
-        "attention", _attention, ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"), grad=True, sizes=SHORT
-    ),
-    Case(
-        "attention_of_two_lengths",
+    "attention": case(_attention, "b, s, 2, 4; b, s, 2, 4; b, s, 2, 4", sizes=SHORT),
+    "attention_of_two_lengths": case(
         _attention,
-        ("b, t, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
-        grad=True,
+        "b, t, 2, 4; b, s, 2, 4; b, s, 2, 4",
         sizes=({"b": 2, "s": 5, "t": 3}, {"b": 4, "s": 8, "t": 1}),
     ),
-    Case(
-        "jax_nn_attention",
+    "jax_nn_attention": case(
         lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
-        ("b, s, 2, 4", "b, s, 2, 4", "b, s, 2, 4"),
+        "b, s, 2, 4; b, s, 2, 4; b, s, 2, 4",
         sizes=SHORT,
+        grad=False,
     ),
-    Case(
-        "cov",
+    "cov": case(
         lambda x: [jnp.cov(x), jnp.corrcoef(x), jnp.cov(x, bias=True)],
-        ("3, s",),
+        "3, s",
         sizes=({"s": 2}, {"s": 5}, {"s": 8}),
         constraints=("s >= 2",),
         rtol=1e-3,
         atol=1e-4,
+        grad=False,
     ),
-    Case(
-        "cov_of_columns",
-        lambda x: jnp.cov(x, rowvar=False, ddof=0),
-        ("s, 3",),
-        rtol=1e-3,
-        atol=1e-4,
+    "cov_of_columns": case(
+        lambda x: jnp.cov(x, rowvar=False, ddof=0), "s, 3", rtol=1e-3, atol=1e-4, grad=False
     ),
-    Case(
-        "pairwise_distances",
-        lambda x, y: jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1) + 1e-3),
-        ("b, 3", "s, 3"),
-        grad=True,
+    "pairwise_distances": case(
+        lambda x, y: jnp.sqrt(jnp.sum((x[:, None] - y[None]) ** 2, -1) + 1e-3), "b, 3; s, 3"
     ),
-    Case(
-        "ragged_dot_rows",
+    "ragged_dot_rows": ragged(
         lax.ragged_dot,
-        ("b, 3", "4, 3, 2", Arg("4", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, 3; 4, 3, 2",
+        Arg("4", "int32", make=_some_groups),
         buckets={"b": 8},
         grad=True,
     ),
-    Case(
-        "ragged_dot_open_contraction",
-        lax.ragged_dot,
-        ("b, s", "3, s, 2", Arg("3", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
-        grad=True,
+    "ragged_dot_open_contraction": ragged(
+        lax.ragged_dot, "b, s; 3, s, 2", Arg("3", "int32", make=_some_groups), grad=True
     ),
-    Case(
-        "ragged_dot_contracting",
-        _ragged(([0], [0]), ([], []), [0], []),
-        ("s, 3", "s, b", Arg("4", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+    "ragged_dot_contracting": ragged(
+        _ragged(([0], [0]), ([], []), [0], []), "s, 3; s, b", Arg("4", "int32", make=_some_groups)
     ),
-    Case(
-        "ragged_dot_batched",
+    "ragged_dot_batched": ragged(
         _ragged(([2], [2]), ([0], [0]), [1], [1]),
-        ("b, s, 3", "b, 2, 3, 4", Arg("b, 2", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, s, 3; b, 2, 3, 4",
+        Arg("b, 2", "int32", make=_some_groups),
     ),
-    Case(
-        "ragged_dot_ragged_batch",
+    "ragged_dot_ragged_batch": ragged(
         _ragged(([2], [1]), ([0], [0]), [0], []),
-        ("b, 3, s", "b, s, 2", Arg("3", "int32", make=_some_groups)),
-        ("ragged_dot_general",),
+        "b, 3, s; b, s, 2",
+        Arg("3", "int32", make=_some_groups),
     ),
-    Case(
-        "scaled_dot_open_blocks",
+    "scaled_dot_open_blocks": case(
         lambda x, y, sx, sy: _scaled(x, y, jnp.exp2(jnp.round(sx)), jnp.exp2(jnp.round(sy))),
-        ("2, b, 32*s", "2, 32*s, 3", "2, b, s", "2, s, 3"),
-        ("scaled_dot",),
+        "2, b, 32*s; 2, 32*s, 3; 2, b, s; 2, s, 3",
+        covers="scaled_dot",
         sizes=SHORT,
+        grad=False,
     ),
-    Case(
-        "scaled_dot_one_scale",
+    "scaled_dot_one_scale": case(
         lambda x, y, sx: _scaled(x, y, jnp.exp2(jnp.round(sx)), None),
-        ("b, 4*s", "4*s, 3", "b, s"),
-        ("scaled_dot",),
+        "b, 4*s; 4*s, 3; b, s",
+        covers="scaled_dot",
         sizes=SHORT,
+        grad=False,
     ),
-]
+}
+CASES = cases(TABLE)

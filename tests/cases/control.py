@@ -10,11 +10,11 @@ from jax.custom_batching import custom_vmap
 from jax.custom_derivatives import linear_call
 from jax.experimental import hijax
 
-from tests.harness import Arg, Case
+from tests.harness import cases, family
 
-BATCH = "b, s"
-ROWS = "b, 3"
-INT = Arg("", "int32")
+case, smooth = family(), family(grad=True)
+loop, cond = family("while"), family("cond", grad=True)
+
 MIXED = ("mixed",)
 
 
@@ -101,73 +101,52 @@ class _Tripled(getattr(hijax, "HiPrim", hijax.__dict__.get("VJPHiPrimitive"))):
         return 3 * x - x.mean()
 
 
-CALLS = [
-    Case("jit", lambda x: jax.jit(lambda y: y - y.mean())(x), (BATCH,), ("jit",), grad=True),
-    Case("jit_twice", lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), (BATCH,), ("jit",)),
-    Case("jit_no_arguments", lambda x: jax.jit(lambda: x.sum())() + 1, (BATCH,), ("jit",)),
-    Case("jit_grad", lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), (BATCH,), ("jit",)),
-    Case("named_call", lambda x: jax.named_call(jnp.sum, name="total")(x), (BATCH,)),
-    Case("named_scope", jax.named_scope("scope")(lambda x: x.mean()), (BATCH,)),
-    Case("custom_jvp", softplus, (BATCH,), ("custom_jvp_call",), grad=True),
-    Case("custom_vjp", scaled, (BATCH,), ("custom_vjp_call",), grad=True, rtol=1e-4),
-    Case(
-        "custom_jvp_forward",
-        lambda x: jax.jvp(softplus, (x,), (x,)),
-        (BATCH,),
-    ),
-    Case("custom_vmap", lambda x: _row_mean(x), ("s",), ("custom_vmap_call",)),
-    Case("custom_vmap_batched", lambda x: jax.vmap(_row_mean)(x), (BATCH,)),
-    Case("custom_vmap_rows", jax.custom_batching.sequential_vmap(lambda x: x.sum()), (BATCH,)),
-    Case(
-        "sequential_vmap",
+CALLS = {
+    "jit": smooth(lambda x: jax.jit(lambda y: y - y.mean())(x), covers="jit"),
+    "jit_twice": case(lambda x: jax.jit(jax.jit(jnp.cumsum))(x).sum(), covers="jit"),
+    "jit_no_arguments": case(lambda x: jax.jit(lambda: x.sum())() + 1, covers="jit"),
+    "jit_grad": case(lambda x: jax.jit(jax.grad(lambda y: (y**2).mean()))(x), covers="jit"),
+    "named_call": case(lambda x: jax.named_call(jnp.sum, name="total")(x)),
+    "named_scope": case(jax.named_scope("scope")(lambda x: x.mean())),
+    "custom_jvp": smooth(softplus, covers="custom_jvp_call"),
+    "custom_vjp": smooth(scaled, covers="custom_vjp_call", rtol=1e-4),
+    "custom_jvp_forward": case(lambda x: jax.jvp(softplus, (x,), (x,))),
+    "custom_vmap": case(lambda x: _row_mean(x), "s", covers="custom_vmap_call"),
+    "custom_vmap_batched": case(lambda x: jax.vmap(_row_mean)(x)),
+    "custom_vmap_rows": case(jax.custom_batching.sequential_vmap(lambda x: x.sum())),
+    "sequential_vmap": case(
         jax.vmap(jax.custom_batching.sequential_vmap(lambda x: x / x.sum())),
-        (BATCH,),
-        ("scan",),
+        covers="scan",
         domains=("positive",),
     ),
-    Case("custom_linear_solve", _solve, (BATCH,), ("custom_linear_solve",), grad=True),
-    Case("custom_root", _root, (BATCH,), domains=("positive",), grad=True),
-    Case("hi_primitive", lambda x: _Tripled(jax.typeof(x))(x), (BATCH,), ("call_hi_primitive",)),
-    Case("composite", _composite, (BATCH,), ("composite",)),
-    Case(
-        "optimize_remat",
-        jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)),
-        (BATCH,),
-        ("remat_opt",),
-    ),
-    Case("conjugate_gradient", _conjugate_gradient, ("s",), ("while",), rtol=1e-4, atol=1e-4),
-    Case("linear_call", _linear, (BATCH,), ("linear_call",)),
-    Case("remat", lambda x: jax.checkpoint(softplus)(x), (BATCH,), ("remat2",), grad=True),
-    Case(
-        "remat_layers",
+    "custom_linear_solve": smooth(_solve, covers="custom_linear_solve"),
+    "custom_root": smooth(_root, domains=("positive",)),
+    "hi_primitive": case(lambda x: _Tripled(jax.typeof(x))(x), covers="call_hi_primitive"),
+    "composite": case(_composite, covers="composite"),
+    "optimize_remat": case(jax.grad(lambda x: jnp.sum(_optimised(x) ** 2)), covers="remat_opt"),
+    "conjugate_gradient": loop(_conjugate_gradient, "s", rtol=1e-4, atol=1e-4),
+    "linear_call": case(_linear, covers="linear_call"),
+    "remat": smooth(lambda x: jax.checkpoint(softplus)(x), covers="remat2"),
+    "remat_layers": smooth(
         lambda x, w: jax.checkpoint(_layer)(jax.checkpoint(_layer)(x, w), w),
-        (ROWS, "3, 3"),
-        ("remat2",),
-        grad=True,
+        "b, 3; 3, 3",
+        covers="remat2",
     ),
-    Case(
-        "remat_policy",
+    "remat_policy": smooth(
         jax.checkpoint(_layer, policy=jax.checkpoint_policies.save_only_these_names("mean")),
-        (ROWS, "3, s"),
-        ("remat2", "name"),
-        grad=True,
+        "b, 3; 3, s",
+        covers="remat2 name",
     ),
-    Case(
-        "remat_no_cse",
-        lambda x: jax.checkpoint(lambda y: jnp.sin(y - y.mean()), prevent_cse=False)(x),
-        (BATCH,),
-        grad=True,
+    "remat_no_cse": smooth(
+        lambda x: jax.checkpoint(lambda y: jnp.sin(y - y.mean()), prevent_cse=False)(x)
     ),
-    Case(
-        "remat_scan",
+    "remat_scan": smooth(
         lambda x: lax.scan(
             jax.checkpoint(lambda c, y: (jnp.sin(c + y.sum()), c * y)), jnp.float32(0.5), x
         ),
-        (BATCH,),
-        ("scan", "remat2"),
-        grad=True,
+        covers="scan remat2",
     ),
-]
+}
 
 
 # --- branches -----------------------------------------------------------------------------
@@ -183,71 +162,47 @@ def _platform(x):
     )
 
 
-BRANCHES = [
-    Case("cond", _by_sign, (BATCH, BATCH), ("cond",), grad=True),
-    Case(
-        "cond_of_sizes",
-        lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x),
-        (BATCH,),
-        ("cond",),
-        grad=True,
-    ),
-    Case(
-        "cond_weak",
+BRANCHES = {
+    "cond": cond(_by_sign, "b, s; b, s"),
+    "cond_of_sizes": cond(lambda x: lax.cond(jnp.asarray(x.shape[0]) > 2, jnp.sum, jnp.max, x)),
+    "cond_weak": cond(
         lambda x, p: lax.cond(p > 0, lambda y: (y, 1.0), lambda y: (y + y.sum(), y[0, 0]), x),
-        (BATCH, INT),
-        ("cond",),
+        "b, s; int32[]",
+        grad=False,
     ),
-    Case(
-        "cond_closure",
-        lambda x, p: lax.cond(p > 0, lambda: x.sum(1), lambda: x.max(1)),
-        (BATCH, INT),
-        ("cond",),
-        grad=True,
+    "cond_closure": cond(
+        lambda x, p: lax.cond(p > 0, lambda: x.sum(1), lambda: x.max(1)), "b, s; int32[]"
     ),
-    Case(
-        "switch",
+    "switch": cond(
         lambda x, i: lax.switch(
-            i,
-            [lambda y: y, lambda y: y - y.mean(1, keepdims=True), lambda y: jnp.ones_like(y)],
-            x,
+            i, [lambda y: y, lambda y: y - y.mean(1, keepdims=True), lambda y: jnp.ones_like(y)], x
         ),
-        (BATCH, Arg("", "int32", low=-1, high=4)),
-        ("cond",),
-        grad=True,
+        "b, s; int32[] -1:4",
     ),
-    Case(
-        "switch_dtypes",
+    "switch_dtypes": cond(
         lambda x, y, i: lax.switch(
             i, [lambda a, b: (b > a.sum(), a.astype(jnp.bfloat16))] * 2, x, y
         ),
-        (Arg("s", "int32"), Arg("b", "int32"), Arg("", "int32", low=0, high=2)),
-        ("cond",),
+        "int32[s]; int32[b]; int32[] 0:2",
+        grad=False,
     ),
-    Case(
-        "cond_vmapped",
-        jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda y: y - y.mean(), lambda y: y * 2, r)),
-        (BATCH,),
-        grad=True,
+    "cond_vmapped": smooth(
+        jax.vmap(lambda r: lax.cond(r.sum() > 0, lambda y: y - y.mean(), lambda y: y * 2, r))
     ),
-    Case(
-        "cond_keys",
+    "cond_keys": cond(
         lambda k, p: lax.cond(p > 0, lambda k: k, jax.vmap(lambda k: jax.random.fold_in(k, 7)), k),
-        (Arg("b", "key"), INT),
-        ("cond",),
+        "key[b]; int32[]",
         domains=MIXED,
+        grad=False,
     ),
-    Case("platform_dependent", _platform, (BATCH,), ("cond",), grad=True),
-    Case(
-        "cond_nested",
+    "platform_dependent": cond(_platform),
+    "cond_nested": cond(
         lambda x, p: lax.cond(
             p > 0, lambda y: lax.cond(y.sum() > 0, jnp.sum, jnp.max, y), lambda y: y.mean(), x
         ),
-        (BATCH, INT),
-        ("cond",),
-        grad=True,
+        "b, s; int32[]",
     ),
-]
+}
 
 
 # --- while and fori -----------------------------------------------------------------------
@@ -291,98 +246,68 @@ def _power(x):
     return lax.while_loop(lambda c: c[0] < 5, body, (0, jnp.ones(x.shape[0])))[1]
 
 
-LOOPS = [
-    Case("while", _halve, (BATCH,), ("while",)),
-    Case(
-        "while_consts",
+LOOPS = {
+    "while": loop(_halve),
+    "while_consts": loop(
         lambda x, y: lax.while_loop(
             lambda c: (c[0] < x.shape[0]) & (c[1].sum() < y.max() + 9.0),
             lambda c: (c[0] + 1, c[1] + jnp.abs(x).mean(0)),
             (0, y),
         ),
-        (BATCH, "s"),
-        ("while",),
+        "b, s; s",
     ),
-    Case("while_power_iteration", _power, ("s, s",), ("while",), domains=("positive",)),
-    Case("while_vmapped", _newton, (BATCH,), ("while",), domains=MIXED),
-    Case("while_vmapped_ints", _collatz, (Arg("b", "int32", low=1, high=30),), ("while",)),
-    Case(
-        "while_vmapped_twice",
-        jax.vmap(_collatz),
-        (Arg("b, s", "int32", low=1, high=30),),
-        ("while",),
-    ),
-    Case(
-        "while_vmapped_shared_carry",
+    "while_power_iteration": loop(_power, "s, s", domains=("positive",)),
+    "while_vmapped": loop(_newton, domains=MIXED),
+    "while_vmapped_ints": loop(_collatz, "int32[b] 1:30"),
+    "while_vmapped_twice": loop(jax.vmap(_collatz), "int32[b, s] 1:30"),
+    "while_vmapped_shared_carry": loop(
         lambda x: jax.vmap(
             lambda n: lax.while_loop(
                 lambda c: c[0] < n, lambda c: (c[0] + 1, c[1] * 2.0), (0, jnp.float32(1))
             )
         )(x),
-        (Arg("b", "int32", low=0, high=6),),
-        ("while",),
+        "int32[b] 0:6",
     ),
-    Case(
-        "while_keys",
+    "while_keys": loop(
         lambda k, x: lax.while_loop(
             lambda c: c[1].max() < 3.0,
             lambda c: (jax.random.fold_in(c[0], 1), c[1] + jax.random.uniform(c[0], x.shape)),
             (k, x),
         )[1],
-        (Arg("", "key"), BATCH),
-        ("while",),
+        "key[]; b, s",
         domains=("negative",),
     ),
-    Case(
-        "fori",
-        lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + c.mean() + i, x),
-        (BATCH,),
-        grad=True,
+    "fori": smooth(lambda x: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + c.mean() + i, x)),
+    "fori_symbolic": loop(
+        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i] * i, jnp.zeros(x.shape[1]))
     ),
-    Case(
-        "fori_symbolic",
-        lambda x: lax.fori_loop(0, x.shape[0], lambda i, c: c + x[i] * i, jnp.zeros(x.shape[1])),
-        (BATCH,),
-        ("while",),
-    ),
-    Case(
-        "fori_update",
+    "fori_update": loop(
         lambda x: lax.fori_loop(1, x.shape[0], lambda i, c: c.at[i].set(c[i - 1] * 0.5 + x[i]), x),
-        ("s, 3",),
-        ("while",),
+        "s, 3",
     ),
-    Case(
-        "fori_backwards",
+    "fori_backwards": loop(
         lambda x: lax.fori_loop(
             0, x.shape[0], lambda i, c: c * 0.5 + x[x.shape[0] - 1 - i], jnp.float32(0)
         ),
-        ("s",),
-        ("while",),
+        "s",
     ),
-    Case(
-        "fori_in_fori",
+    "fori_in_fori": loop(
         lambda x: lax.fori_loop(
             0,
             x.shape[0],
             lambda i, c: lax.fori_loop(0, x.shape[1], lambda j, d: d + x[i, j] * (i + 1), c),
             jnp.float32(0),
-        ),
-        (BATCH,),
-        ("while",),
+        )
     ),
-    Case(
-        "while_in_scan",
-        lambda x: lax.scan(_collatz_step, 0, x),
-        (Arg("s", "int32", low=1, high=30),),
-        ("scan", "while"),
+    "while_in_scan": case(
+        lambda x: lax.scan(_collatz_step, 0, x), "int32[s] 1:30", covers="scan while"
     ),
-    Case(
-        "while_in_scan_of_none",
+    "while_in_scan_of_none": case(
         lambda x: lax.scan(_collatz_step, 0, x[1:], reverse=True),
-        (Arg("s", "int32", low=1, high=30),),
-        ("scan", "while"),
+        "int32[s] 1:30",
+        covers="scan while",
     ),
-]
+}
 
 
-CASES = CALLS + BRANCHES + LOOPS
+CASES = cases(CALLS | BRANCHES | LOOPS)

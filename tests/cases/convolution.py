@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, cases, family
 
-CONV = ("conv_general_dilated",)
+case = family("conv_general_dilated", "conv_", rtol=1e-4, atol=1e-4, grad=True)
+
 NLC = ("NHC", "HIO", "NHC")
 NCL = ("NCH", "OIH", "NCH")
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -70,153 +71,118 @@ def per_example(x: Any, w: Any) -> Any:
     )(w, x)
 
 
-def _case(name: str, fn: Any, *args: Any, **options: Any) -> Case:
-    options.setdefault("rtol", 1e-4)
-    options.setdefault("atol", 1e-4)
-    return Case(f"conv_{name}", fn, args, CONV, **options)
-
-
 ODD_SIZES = ({"s": 3}, {"s": 5}, {"s": 7}, {"s": 8}, {"s": 4})
 
-CASES = [
+TABLE = {
     # 1-D
-    _case("batch", conv("SAME"), "b, 6, 2", "3, 2, 3", grad=True),
-    _case("valid_1d", conv("VALID"), "b, s, 2", "1, 2, 3", grad=True),
-    _case("valid_1d_k3", conv("VALID"), "2, s, 2", "3, 2, 3", grad=True, sizes=ODD_SIZES),
-    _case("same_1d", conv("SAME"), "b, s, 2", "3, 2, 3", grad=True),
-    _case("same_1d_even_kernel", conv("SAME"), "2, s, 2", "4, 2, 3", grad=True),
-    _case("same_lower_1d", conv("SAME_LOWER", 2), "2, s, 2", "4, 2, 3", grad=True),
-    _case("same_1d_stride2", conv("SAME", 2), "b, s, 2", "3, 2, 3", grad=True),
-    _case("same_1d_stride3", conv("SAME", 3), "2, s, 2", "5, 2, 3", grad=True),
-    _case("same_1d_dilated", conv("SAME", 1, dilation=2), "2, s, 2", "3, 2, 3", grad=True),
-    _case(
-        "valid_1d_stride2_dilated",
+    "batch": case(conv("SAME"), "b, 6, 2; 3, 2, 3"),
+    "valid_1d": case(conv("VALID"), "b, s, 2; 1, 2, 3"),
+    "valid_1d_k3": case(conv("VALID"), "2, s, 2; 3, 2, 3", sizes=ODD_SIZES),
+    "same_1d": case(conv("SAME"), "b, s, 2; 3, 2, 3"),
+    "same_1d_even_kernel": case(conv("SAME"), "2, s, 2; 4, 2, 3"),
+    "same_lower_1d": case(conv("SAME_LOWER", 2), "2, s, 2; 4, 2, 3"),
+    "same_1d_stride2": case(conv("SAME", 2), "b, s, 2; 3, 2, 3"),
+    "same_1d_stride3": case(conv("SAME", 3), "2, s, 2; 5, 2, 3"),
+    "same_1d_dilated": case(conv("SAME", 1, dilation=2), "2, s, 2; 3, 2, 3"),
+    "valid_1d_stride2_dilated": case(
         conv("VALID", 2, dilation=2),
-        "b, s, 2",
-        "3, 2, 3",
-        grad=True,
+        "b, s, 2; 3, 2, 3",
         sizes=({"b": 1, "s": 5}, {"b": 3, "s": 6}, {"b": 4, "s": 8}, {"b": 2, "s": 7}),
     ),
-    _case("causal", conv([(4, 0)], dilation=2), "b, s, 2", "3, 2, 3", grad=True),
-    _case("wide_padding", conv([(5, 3)], 2), "2, s, 2", "3, 2, 3", grad=True),
-    _case(
-        "negative_padding",
+    "causal": case(conv([(4, 0)], dilation=2), "b, s, 2; 3, 2, 3"),
+    "wide_padding": case(conv([(5, 3)], 2), "2, s, 2; 3, 2, 3"),
+    "negative_padding": case(
         conv([(-1, -2)], 2),
-        "2, s, 2",
-        "2, 2, 3",
-        grad=True,
+        "2, s, 2; 2, 2, 3",
         sizes=({"s": 5}, {"s": 6}, {"s": 7}, {"s": 8}),
         constraints=("s >= 5",),
     ),
-    _case("stride_over_kernel", conv("VALID", 3), "2, s, 2", "1, 2, 3", grad=True),
-    _case("transposed_same", transposed("SAME", 2), "b, s, 2", "3, 2, 3", grad=True),
-    _case("transposed_valid", transposed("VALID", 3), "2, s, 2", "2, 2, 3", grad=True),
-    _case(
-        "lhs_and_window_strides",
-        conv([(2, 1)], 3, lhs_dilation=2),
-        "2, s, 2",
-        "3, 2, 3",
-        grad=True,
-    ),
-    _case("grouped", conv("SAME", 2, groups=2), "b, s, 4", "3, 2, 6", grad=True),
-    _case("channels_first", conv("SAME", 2, NCL), "b, 2, s", "3, 2, 3", grad=True),
+    "stride_over_kernel": case(conv("VALID", 3), "2, s, 2; 1, 2, 3"),
+    "transposed_same": case(transposed("SAME", 2), "b, s, 2; 3, 2, 3"),
+    "transposed_valid": case(transposed("VALID", 3), "2, s, 2; 2, 2, 3"),
+    "lhs_and_window_strides": case(conv([(2, 1)], 3, lhs_dilation=2), "2, s, 2; 3, 2, 3"),
+    "grouped": case(conv("SAME", 2, groups=2), "b, s, 4; 3, 2, 6"),
+    "channels_first": case(conv("SAME", 2, NCL), "b, 2, s; 3, 2, 3"),
     # features
-    _case("features", conv("SAME"), "2, 5, f", "3, f, g", grad=True),
-    _case("features_and_space", conv("SAME", 2), "b, s, f", "3, f, 2", grad=True),
-    _case("features_grouped_outputs", conv("SAME"), "2, 5, 2", "3, 2, g", grad=True),
+    "features": case(conv("SAME"), "2, 5, f; 3, f, g"),
+    "features_and_space": case(conv("SAME", 2), "b, s, f; 3, f, 2"),
+    "features_grouped_outputs": case(conv("SAME"), "2, 5, 2; 3, 2, g"),
     # symbolic kernels
-    _case("kernel_valid", conv("VALID"), "2, 9, 2", "s, 2, 3", grad=True),
-    _case("kernel_same", conv("SAME"), "2, t, 2", "s, 2, 3", buckets={"t": 8}),
-    _case(
-        "kernel_not_finite",
-        conv("SAME"),
-        Arg("2, t, 2", make=hole_at_the_end),
-        "s, 2, 3",
-        buckets={"t": 8},
+    "kernel_valid": case(conv("VALID"), "2, 9, 2; s, 2, 3"),
+    "kernel_same": case(conv("SAME"), "2, t, 2; s, 2, 3", buckets={"t": 8}, grad=False),
+    "kernel_not_finite": case(
+        conv("SAME"), Arg("2, t, 2", make=hole_at_the_end), "s, 2, 3", buckets={"t": 8}, grad=False
     ),
-    _case(
-        "gradient_by_kernel_not_finite",
+    "gradient_by_kernel_not_finite": case(
         lambda x, w, g: jax.vjp(conv("SAME", 1, NHWC), x, w)[1](g)[1],
         Arg("b, s, 6, 2", make=hole_at_the_end),
-        "3, 3, 2, 3",
-        "b, s, 6, 3",
+        "3, 3, 2, 3; b, s, 6, 3",
+        grad=False,
     ),
     # 2-D and 3-D
-    _case("same_2d", conv("SAME", 2, NHWC), "b, s, 5, 2", "3, 3, 2, 2", grad=True),
-    _case("same_2d_both", conv("SAME", (2, 1), NHWC), "1, s, t, 2", "3, 2, 2, 2", grad=True),
-    _case("valid_2d_1x1_stride2", conv("VALID", 2, NHWC), "b, s, t, 2", "1, 1, 2, 3", grad=True),
-    _case(
-        "nchw",
-        conv([(1, 1), (2, 2)], (2, 3), ("NCHW", "OIHW", "NCHW")),
-        "b, 2, s, t",
-        "2, 2, 3, 5",
-        grad=True,
+    "same_2d": case(conv("SAME", 2, NHWC), "b, s, 5, 2; 3, 3, 2, 2"),
+    "same_2d_both": case(conv("SAME", (2, 1), NHWC), "1, s, t, 2; 3, 2, 2, 2"),
+    "valid_2d_1x1_stride2": case(conv("VALID", 2, NHWC), "b, s, t, 2; 1, 1, 2, 3"),
+    "nchw": case(
+        conv([(1, 1), (2, 2)], (2, 3), ("NCHW", "OIHW", "NCHW")), "b, 2, s, t; 2, 2, 3, 5"
     ),
-    _case("separable", separable, "b, s, 4, 3", "3, 3, 1, 3", "1, 1, 3, 2", grad=True),
-    _case("same_3d", conv("SAME", 2, NDHWC), "1, s, 3, t, 1", "3, 2, 2, 1, 2", grad=True),
+    "separable": case(separable, "b, s, 4, 3; 3, 3, 1, 3; 1, 1, 3, 2"),
+    "same_3d": case(conv("SAME", 2, NDHWC), "1, s, 3, t, 1; 3, 2, 2, 1, 2"),
     # vmap
-    _case("vmap_batch", jax.vmap(conv("SAME", 2), (0, None)), "b, 2, s, 2", "3, 2, 3", grad=True),
-    _case("vmap_kernels", jax.vmap(conv("SAME", 2)), "b, 2, s, 2", "b, 3, 2, 3"),
-    *(
-        _case(
-            f"vmap_{groups}_groups",
+    "vmap_batch": case(jax.vmap(conv("SAME", 2), (0, None)), "b, 2, s, 2; 3, 2, 3"),
+    "vmap_kernels": case(jax.vmap(conv("SAME", 2)), "b, 2, s, 2; b, 3, 2, 3", grad=False),
+    **{
+        f"vmap_{groups}_groups": case(
             jax.vmap(
                 lambda x, w, name=f"{groups}_group_count": lax.conv_general_dilated(
                     x, w, (1,), "VALID", **{name: 2}
                 )
             ),
             *shapes,
-            grad=True,
         )
         for groups, shapes in {
             "batch": ("b, 4, 3, 9", "b, 6, 3, 4"),
             "feature": ("b, 2, 4, 9", "b, 6, 2, 4"),
         }.items()
+    },
+    "vmap_kernels_only": case(
+        jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2; b, 3, 2, 3", grad=False
     ),
-    _case("vmap_kernels_only", jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2", "b, 3, 2, 3"),
-    _case("per_example_gradients", per_example, "b, 5, 2", "3, 2, 3"),
+    "per_example_gradients": case(per_example, "b, 5, 2; 3, 2, 3", grad=False),
     # dtypes
-    _case(
-        "bfloat16",
-        conv("SAME", 2),
-        Arg("b, s, 2", "bfloat16"),
-        Arg("3, 2, 3", "bfloat16"),
-        rtol=2e-2,
-        atol=2e-2,
+    "bfloat16": case(
+        conv("SAME", 2), "bfloat16[b, s, 2]; bfloat16[3, 2, 3]", rtol=2e-2, atol=2e-2, grad=False
     ),
-    _case(
-        "int8",
+    "int8": case(
         conv("SAME", 2, preferred_element_type=jnp.int32),
-        Arg("b, s, 2", "int8"),
-        Arg("3, 2, 3", "int8"),
+        "int8[b, s, 2]; int8[3, 2, 3]",
+        grad=False,
     ),
-    _case("complex64", conv("SAME", 2), Arg("b, s, 2", "complex64"), Arg("3, 2, 3", "complex64")),
-    _case("precision", conv("SAME", precision="highest"), "b, s, 2", "3, 2, 3"),
+    "complex64": case(conv("SAME", 2), "complex64[b, s, 2]; complex64[3, 2, 3]", grad=False),
+    "precision": case(conv("SAME", precision="highest"), "b, s, 2; 3, 2, 3", grad=False),
     # jax.numpy
-    _case("convolve_full", jnp.convolve, "s", "3", sizes=ODD_SIZES, constraints=("s >= 3",)),
-    _case(
-        "convolve_same",
+    "convolve_full": case(
+        jnp.convolve, "s; 3", sizes=ODD_SIZES, constraints=("s >= 3",), grad=False
+    ),
+    "convolve_same": case(
         lambda x, y: jnp.convolve(x, y, mode="same"),
-        "s",
-        "3",
+        "s; 3",
         sizes=ODD_SIZES,
         constraints=("s >= 3",),
-        grad=True,
     ),
-    _case(
-        "correlate_valid",
+    "correlate_valid": case(
         lambda x, y: jnp.correlate(x, y, mode="valid"),
-        "s",
-        "3",
+        "s; 3",
         sizes=ODD_SIZES,
         constraints=("s >= 3",),
+        grad=False,
     ),
-    _case(
-        "convolve_both",
+    "convolve_both": case(
         jnp.convolve,
-        "s",
-        "t",
+        "s; t",
         sizes=({"s": 3, "t": 1}, {"s": 8, "t": 4}, {"s": 5, "t": 3}),
         constraints=("s >= t",),
+        grad=False,
     ),
-]
+}
+CASES = cases(TABLE)

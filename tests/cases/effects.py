@@ -5,7 +5,9 @@ import numpy as np
 from jax import lax
 from jax.experimental import io_callback
 
-from tests.harness import Arg, Case
+from tests.harness import cases, family
+
+case = family()
 
 
 def _on_host(function, call=jax.pure_callback, **options):
@@ -31,26 +33,18 @@ def _debugged(x):
     return x - x.mean()
 
 
-CASES = [
-    Case("pure_callback", _on_host(_sort), ("b, s",), ("pure_callback",)),
-    Case("pure_callback_special", _on_host(_sort), ("s",), domains=("mixed", "special")),
-    Case("pure_callback_uint8", _on_host(_sort), (Arg("s, b", "uint8", low=0, high=200),)),
-    Case("pure_callback_bool", _on_host(np.logical_not), (Arg("b", "bool"),)),
-    Case("pure_callback_reshaped", _reshaped, ("b, s",), ("pure_callback",)),
-    Case(
-        "pure_callback_in_scan",
-        lambda x: lax.map(_on_host(_sort), x),
-        ("b, s",),
-        ("pure_callback", "scan"),
-        domains=("mixed",),
+TABLE = {
+    "pure_callback": case(_on_host(_sort), covers="pure_callback"),
+    "pure_callback_special": case(_on_host(_sort), "s", domains=("mixed", "special")),
+    "pure_callback_uint8": case(_on_host(_sort), "uint8[s, b] 0:200"),
+    "pure_callback_bool": case(_on_host(np.logical_not), "bool[b]"),
+    "pure_callback_reshaped": case(_reshaped, covers="pure_callback"),
+    "pure_callback_in_scan": case(
+        lambda x: lax.map(_on_host(_sort), x), covers="pure_callback scan", domains=("mixed",)
     ),
-    Case("io_callback", _on_host(_sort, io_callback), ("b, s",), ("io_callback",)),
-    Case(
-        "debug_callback",
-        _debugged,
-        ("b, s",),
-        ("debug_callback", "debug_print"),
-        grad=True,
-        domains=("mixed",),
+    "io_callback": case(_on_host(_sort, io_callback), covers="io_callback"),
+    "debug_callback": case(
+        _debugged, covers="debug_callback debug_print", grad=True, domains=("mixed",)
     ),
-]
+}
+CASES = cases(TABLE)

@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 
 import bucketjit
-from tests.harness import Case
+from tests.harness import cases, family
+
+case = family("kernel", grad=True)
 
 
 @bucketjit.kernel("n%3, d", out=("d", "n, d"))
@@ -26,11 +28,10 @@ def _both(x):
     return total * rows.sum(0), rows
 
 
-CASES = [
-    Case("kernel", _both, ("b, 3",), ("kernel",), grad=True),
-    Case("kernel_filled", lambda x: offsets(x[:, 0]) * offsets(x.sum(1)), ("b, s",), ("kernel",)),
-    Case("kernel_vmap", lambda x: jax.vmap(_both)(x), ("s, b, 2",), ("kernel",), grad=True),
-    Case(
-        "kernel_map", lambda x: jax.lax.map(_both, x), ("s, b, 2",), ("kernel", "scan"), grad=True
-    ),
-]
+TABLE = {
+    "kernel": case(_both, "b, 3"),
+    "kernel_filled": case(lambda x: offsets(x[:, 0]) * offsets(x.sum(1)), grad=False),
+    "kernel_vmap": case(lambda x: jax.vmap(_both)(x), "s, b, 2"),
+    "kernel_map": case(lambda x: jax.lax.map(_both, x), "s, b, 2", covers="kernel scan"),
+}
+CASES = cases(TABLE)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from bucketjit._jax.jaxprs import primitive
-from tests.harness import Arg, Case
+from tests.harness import Arg, cases, family
 
 la = lax.linalg
 
@@ -113,283 +113,190 @@ FEW = (
     {"b": 1, "n": 1, "m": 2},
 )
 
-
-def _case(name: str, fn: Any, *args: Any, covers: tuple[str, ...], **options: Any) -> Case:
-    options.setdefault("rtol", 2e-3)
-    options.setdefault("atol", 2e-4)
-    options.setdefault("buckets", N)
-    options.setdefault("domains", ("mixed",))
-    return Case(f"linalg_{name}", fn, args, covers, **options)
+USUAL: dict[str, Any] = {"rtol": 2e-3, "atol": 2e-4, "buckets": N, "domains": ("mixed",)}
+case = family(prefix="linalg_", **USUAL)
+lu, qr, svd, eigh, cholesky, triangular = (
+    family(name, "linalg_", **USUAL)
+    for name in ("lu", "qr", "svd", "eigh", "cholesky", "triangular_solve")
+)
 
 
 CHOL, SOLVE, LU, QR = ("cholesky",), ("triangular_solve",), ("lu",), ("qr",)
 
-CASES = [
+TABLE = {
     # cholesky
-    _case("cholesky_batch", jnp.linalg.cholesky, spd("b, 3, 3"), covers=CHOL, grad=True),
-    _case("cholesky", jnp.linalg.cholesky, spd(), covers=CHOL, grad=True),
-    _case("cholesky_complex", jnp.linalg.cholesky, spd("n, n", "complex64"), covers=CHOL),
-    _case("cholesky_not_positive", jnp.linalg.cholesky, "b, n, n", covers=CHOL),
-    _case("cholesky_raw", lambda x: la.cholesky(x, symmetrize_input=False), spd(), covers=CHOL),
-    _case(
-        "cholesky_update",
+    "cholesky_batch": cholesky(jnp.linalg.cholesky, spd("b, 3, 3"), grad=True),
+    "cholesky": cholesky(jnp.linalg.cholesky, spd(), grad=True),
+    "cholesky_complex": cholesky(jnp.linalg.cholesky, spd("n, n", "complex64")),
+    "cholesky_not_positive": cholesky(jnp.linalg.cholesky, "b, n, n"),
+    "cholesky_raw": cholesky(lambda x: la.cholesky(x, symmetrize_input=False), spd()),
+    "cholesky_update": case(
         lambda a, w: la.cholesky_update(jnp.linalg.cholesky(a).T, w),
         spd("n, n"),
         "n",
-        covers=("cholesky_update",),
+        covers="cholesky_update",
     ),
-    _case("gaussian", gaussian, "n", "n", spd("n, n"), covers=CHOL + SOLVE, grad=True),
-    _case("kernel_regression", kernel_regression, "n", "n", covers=CHOL, grad=True),
+    "gaussian": case(gaussian, "n; n", spd("n, n"), covers="cholesky triangular_solve", grad=True),
+    "kernel_regression": cholesky(kernel_regression, "n; n", grad=True),
     # triangular solves
-    _case("triangular", triangle(left_side=True), spd(), "b, n, m", covers=SOLVE, grad=True),
-    _case("triangular_right", triangle(lower=True), spd(), "b, m, n", covers=SOLVE, grad=True),
-    _case(
-        "triangular_transposed",
+    "triangular": triangular(triangle(left_side=True), spd(), "b, n, m", grad=True),
+    "triangular_right": triangular(triangle(lower=True), spd(), "b, m, n", grad=True),
+    "triangular_transposed": triangular(
         triangle(left_side=True, lower=True, transpose_a=True, conjugate_a=True),
         spd("b, n, n", "complex64"),
-        Arg("b, n, 2", "complex64"),
-        covers=SOLVE,
+        "complex64[b, n, 2]",
     ),
-    _case(
-        "triangular_unit",
-        triangle(left_side=True, unit_diagonal=True),
-        Arg("n, n", make=small),
-        "n, m",
-        covers=SOLVE,
+    "triangular_unit": triangular(
+        triangle(left_side=True, unit_diagonal=True), Arg("n, n", make=small), "n, m"
     ),
-    _case("triangular_batch", triangle(left_side=True), spd("b, 3, 3"), "b, 3, 2", covers=SOLVE),
+    "triangular_batch": triangular(triangle(left_side=True), spd("b, 3, 3"), "b, 3, 2"),
     # lu
-    _case("lu", la.lu, square(), covers=LU),
-    _case("lu_batch", la.lu, square("b, 3, 3"), covers=LU),
-    _case("lu_rows", la.lu, "b, n, 3", covers=LU),
-    _case("lu_columns", la.lu, "b, 3, n", covers=LU),
-    _case("lu_both", la.lu, "n, m", covers=LU),
-    _case("lu_singular", la.lu, Arg("b, n, n", make=singular), covers=LU),
-    _case("lu_complex", la.lu, square("n, n", "complex64"), covers=LU),
-    _case("lu_gradient", lambda x: la.lu(x)[0], square("b, n, n"), covers=LU, grad=True),
-    _case(
-        "lu_permutation",
+    "lu": lu(la.lu, square()),
+    "lu_batch": lu(la.lu, square("b, 3, 3")),
+    "lu_rows": lu(la.lu, "b, n, 3"),
+    "lu_columns": lu(la.lu, "b, 3, n"),
+    "lu_both": lu(la.lu, "n, m"),
+    "lu_singular": lu(la.lu, Arg("b, n, n", make=singular)),
+    "lu_complex": lu(la.lu, square("n, n", "complex64")),
+    "lu_gradient": lu(lambda x: la.lu(x)[0], square("b, n, n"), grad=True),
+    "lu_permutation": case(
         lambda x: la.lu_pivots_to_permutation(la.lu(x)[1], x.shape[-1]),
         square(),
-        covers=("lu_pivots_to_permutation",),
+        covers="lu_pivots_to_permutation",
     ),
-    _case(
-        "lu_permutation_of_static_size",
+    "lu_permutation_of_static_size": case(
         lambda x: la.lu_pivots_to_permutation(x, 9),
-        Arg("b, n", "int32", low=0, high=9),
-        covers=("lu_pivots_to_permutation",),
+        "int32[b, n] 0:9",
+        covers="lu_pivots_to_permutation",
     ),
-    _case("lu_scipy", jsl.lu, square("n, n"), covers=LU),
-    _case(
-        "lu_solve",
-        lambda a, b: jsl.lu_solve(jsl.lu_factor(a), b),
-        square("n, n"),
-        "n, m",
-        covers=LU,
-    ),
-    _case("solve", jnp.linalg.solve, square(), "b, n, m", sizes=FEW, covers=LU, grad=True),
-    _case("solve_vector", jnp.linalg.solve, square("n, n"), "n", covers=LU, grad=True),
-    _case("solve_batch", jnp.linalg.solve, square("b, 3, 3"), "b, 3, 2", covers=LU, grad=True),
-    _case(
-        "solve_positive",
-        lambda a, b: jsl.solve(a, b, assume_a="pos"),
-        spd("n, n"),
-        "n",
-        covers=CHOL,
-    ),
-    _case("inv", jnp.linalg.inv, square(), sizes=FEW, covers=LU, grad=True),
-    _case("det", jnp.linalg.det, square(), sizes=FEW, covers=LU, grad=True),
-    _case("det_batch_2", jnp.linalg.det, square("b, 2, 2"), covers=()),
-    _case("slogdet", jnp.linalg.slogdet, square(), sizes=FEW, covers=LU, grad=True),
-    _case("slogdet_singular", jnp.linalg.slogdet, Arg("b, n, n", make=singular), covers=LU),
-    _case("ridge", ridge, "n, 3", "n", covers=LU, grad=True),
-    _case("expm", jsl.expm, "n, n", covers=LU, grad=True, sizes=({"n": 1}, {"n": 5})),
-    _case(
-        "matrix_power",
-        lambda x: jnp.linalg.matrix_power(x, 5),
-        Arg("b, n, n", make=small),
-        covers=(),
-    ),
-    _case(
-        "matrix_power_inverse", lambda x: jnp.linalg.matrix_power(x, -3), square("n, n"), covers=LU
-    ),
+    "lu_scipy": lu(jsl.lu, square("n, n")),
+    "lu_solve": lu(lambda a, b: jsl.lu_solve(jsl.lu_factor(a), b), square("n, n"), "n, m"),
+    "solve": lu(jnp.linalg.solve, square(), "b, n, m", sizes=FEW, grad=True),
+    "solve_vector": lu(jnp.linalg.solve, square("n, n"), "n", grad=True),
+    "solve_batch": lu(jnp.linalg.solve, square("b, 3, 3"), "b, 3, 2", grad=True),
+    "solve_positive": cholesky(lambda a, b: jsl.solve(a, b, assume_a="pos"), spd("n, n"), "n"),
+    "inv": lu(jnp.linalg.inv, square(), sizes=FEW, grad=True),
+    "det": lu(jnp.linalg.det, square(), sizes=FEW, grad=True),
+    "det_batch_2": case(jnp.linalg.det, square("b, 2, 2")),
+    "slogdet": lu(jnp.linalg.slogdet, square(), sizes=FEW, grad=True),
+    "slogdet_singular": lu(jnp.linalg.slogdet, Arg("b, n, n", make=singular)),
+    "ridge": lu(ridge, "n, 3; n", grad=True),
+    "expm": lu(jsl.expm, "n, n", grad=True, sizes=({"n": 1}, {"n": 5})),
+    "matrix_power": case(lambda x: jnp.linalg.matrix_power(x, 5), Arg("b, n, n", make=small)),
+    "matrix_power_inverse": lu(lambda x: jnp.linalg.matrix_power(x, -3), square("n, n")),
     # qr
-    _case("qr_batch", jnp.linalg.qr, "b, 4, 3", covers=QR, grad=True),
-    _case("qr_rows", jnp.linalg.qr, "b, n, 3", covers=QR),
-    _case("qr_columns", jnp.linalg.qr, "b, 3, n", covers=QR),
-    _case("qr_both", jnp.linalg.qr, "n, m", covers=QR),
-    _case("qr_square", jnp.linalg.qr, "b, n, n", covers=QR, grad=True),
-    _case("qr_complex", jnp.linalg.qr, Arg("n, 3", "complex64"), covers=QR),
-    _case("qr_full", lambda x: jnp.linalg.qr(x, mode="complete"), "n, 3", covers=QR),
-    _case("qr_full_columns", lambda x: jnp.linalg.qr(x, mode="complete"), "3, n", covers=QR),
-    _case("qr_r", lambda x: jnp.linalg.qr(x, mode="r"), "n, 3", covers=QR),
-    _case(
-        "qr_tall_gradient",
+    "qr_batch": qr(jnp.linalg.qr, "b, 4, 3", grad=True),
+    "qr_rows": qr(jnp.linalg.qr, "b, n, 3"),
+    "qr_columns": qr(jnp.linalg.qr, "b, 3, n"),
+    "qr_both": qr(jnp.linalg.qr, "n, m"),
+    "qr_square": qr(jnp.linalg.qr, "b, n, n", grad=True),
+    "qr_complex": qr(jnp.linalg.qr, "complex64[n, 3]"),
+    "qr_full": qr(lambda x: jnp.linalg.qr(x, mode="complete"), "n, 3"),
+    "qr_full_columns": qr(lambda x: jnp.linalg.qr(x, mode="complete"), "3, n"),
+    "qr_r": qr(lambda x: jnp.linalg.qr(x, mode="r"), "n, 3"),
+    "qr_tall_gradient": qr(
         jnp.linalg.qr,
         "n, 3",
-        covers=QR,
         grad=True,
         sizes=({"n": 3}, {"n": 5}, {"n": 6}),
         constraints=("n >= 3",),
     ),
-    _case("qr_reconstructed", reconstruct, "n, m", covers=QR),
-    _case("qr_pivoted", lambda x: jsl.qr(x, pivoting=True, mode="economic"), "n, 3", covers=QR),
-    _case(
-        "qr_pivoted_columns", lambda x: jsl.qr(x, pivoting=True, mode="economic"), "3, n", covers=QR
-    ),
-    _case(
-        "reflectors",
+    "qr_reconstructed": qr(reconstruct, "n, m"),
+    "qr_pivoted": qr(lambda x: jsl.qr(x, pivoting=True, mode="economic"), "n, 3"),
+    "qr_pivoted_columns": qr(lambda x: jsl.qr(x, pivoting=True, mode="economic"), "3, n"),
+    "reflectors": case(
         reflect,
         "b, n, 3",
-        covers=("geqrf", "householder_product"),
+        covers="geqrf householder_product",
         sizes=({"b": 1, "n": 3}, {"b": 4, "n": 6}, {"b": 3, "n": 5}),
         constraints=("n >= 3",),
     ),
-    _case(
-        "apply_reflectors",
+    "apply_reflectors": case(
         apply_reflectors,
-        "b, n, 3",
-        "b, n, m",
-        covers=("ormqr",),
+        "b, n, 3; b, n, m",
+        covers="ormqr",
         sizes=({"b": 1, "n": 3, "m": 5}, {"b": 4, "n": 6, "m": 1}, {"b": 3, "n": 5, "m": 2}),
         constraints=("n >= 3",),
     ),
-    _case(
-        "pivoted",
+    "pivoted": case(
         lambda x: primitive("geqp3").bind(x, jnp.zeros(x.shape[1], jnp.int32), use_magma=None),
         "n, m",
-        covers=("geqp3",),
+        covers="geqp3",
     ),
-    _case("reflectors_square", reflect, "n, n", covers=("geqrf", "householder_product")),
-    _case("reflectors_batch", reflect, "b, 4, 3", covers=("geqrf", "householder_product")),
+    "reflectors_square": case(reflect, "n, n", covers="geqrf householder_product"),
+    "reflectors_batch": case(reflect, "b, 4, 3", covers="geqrf householder_product"),
     # spectra
-    _case("eigh_batch", absolute_vectors(jnp.linalg.eigh), spd("b, 3, 3"), covers=("eigh",)),
-    _case("eigvalsh", jnp.linalg.eigvalsh, "b, n, n", covers=("eigh",)),
-    _case("eigvalsh_negative", lambda x: jnp.linalg.eigvalsh(-x), spd(), covers=("eigh",)),
-    _case("eigvalsh_upper", lambda x: jnp.linalg.eigvalsh(x, UPLO="U"), "n, n", covers=("eigh",)),
-    _case("eigvalsh_complex", jnp.linalg.eigvalsh, spd("n, n", "complex64"), covers=("eigh",)),
-    _case(
-        "eigvalsh_gradient",
-        lambda x: jnp.linalg.eigvalsh(x),
-        spd("b, 3, 3"),
-        covers=("eigh",),
-        grad=True,
+    "eigh_batch": eigh(absolute_vectors(jnp.linalg.eigh), spd("b, 3, 3")),
+    "eigvalsh": eigh(jnp.linalg.eigvalsh, "b, n, n"),
+    "eigvalsh_negative": eigh(lambda x: jnp.linalg.eigvalsh(-x), spd()),
+    "eigvalsh_upper": eigh(lambda x: jnp.linalg.eigvalsh(x, UPLO="U"), "n, n"),
+    "eigvalsh_complex": eigh(jnp.linalg.eigvalsh, spd("n, n", "complex64")),
+    "eigvalsh_gradient": eigh(lambda x: jnp.linalg.eigvalsh(x), spd("b, 3, 3"), grad=True),
+    "eig_batch": case(lambda x: spread(jnp.linalg.eigvals(x)), "b, 3, 3", covers="eig"),
+    "schur_batch": case(
+        jax.vmap(lambda x: jnp.abs(jsl.schur(x)[0])), spd("b, 3, 3"), covers="schur"
     ),
-    _case("eig_batch", lambda x: spread(jnp.linalg.eigvals(x)), "b, 3, 3", covers=("eig",)),
-    _case(
-        "schur_batch",
-        jax.vmap(lambda x: jnp.abs(jsl.schur(x)[0])),
-        spd("b, 3, 3"),
-        covers=("schur",),
-    ),
-    _case(
-        "svd_batch",
-        absolute_vectors(lambda x: jnp.linalg.svd(x, full_matrices=False)),
-        "b, 3, 2",
-        covers=("svd",),
-    ),
-    _case("svdvals", jnp.linalg.svdvals, "b, n, m", covers=("svd",)),
-    _case(
-        "svdvals_rows", lambda x: jnp.linalg.svd(x, compute_uv=False), "b, n, 3", covers=("svd",)
-    ),
-    _case("norm_2", lambda x: jnp.linalg.norm(x, 2), "n, 3", covers=("svd",)),
-    _case("norm_nuclear", lambda x: jnp.linalg.norm(x, "nuc"), "n, 3", covers=("svd",)),
-    _case("matrix_rank", lambda x: jnp.linalg.matrix_rank(x, rtol=1e-3), "n, 3", covers=("svd",)),
-    _case("cond", jnp.linalg.cond, square("n, n"), covers=("svd",)),
-    _case("pinv_batch", jnp.linalg.pinv, "b, 4, 2", covers=("svd",), grad=True),
-    _case(
-        "lstsq_batch",
-        jax.vmap(lambda a, b: jnp.linalg.lstsq(a, b)[0]),
-        "b, 4, 2",
-        "b, 4",
-        covers=("svd",),
-    ),
+    "svd_batch": svd(absolute_vectors(lambda x: jnp.linalg.svd(x, full_matrices=False)), "b, 3, 2"),
+    "svdvals": svd(jnp.linalg.svdvals, "b, n, m"),
+    "svdvals_rows": svd(lambda x: jnp.linalg.svd(x, compute_uv=False), "b, n, 3"),
+    "norm_2": svd(lambda x: jnp.linalg.norm(x, 2), "n, 3"),
+    "norm_nuclear": svd(lambda x: jnp.linalg.norm(x, "nuc"), "n, 3"),
+    "matrix_rank": svd(lambda x: jnp.linalg.matrix_rank(x, rtol=1e-3), "n, 3"),
+    "cond": svd(jnp.linalg.cond, square("n, n")),
+    "pinv_batch": svd(jnp.linalg.pinv, "b, 4, 2", grad=True),
+    "lstsq_batch": svd(jax.vmap(lambda a, b: jnp.linalg.lstsq(a, b)[0]), "b, 4, 2; b, 4"),
     # vectors that occur twice, so that their signs do not matter
-    _case("function_of_a_matrix", exponential, spd(), covers=("eigh",)),
-    _case(
-        "eigenvalues_gradient",
-        lambda x: jnp.log(jnp.linalg.eigvalsh(x)),
-        spd("n, n"),
-        covers=("eigh",),
-        grad=True,
-    ),
-    _case(
-        "pinv_rows",
+    "function_of_a_matrix": eigh(exponential, spd()),
+    "eigenvalues_gradient": eigh(lambda x: jnp.log(jnp.linalg.eigvalsh(x)), spd("n, n"), grad=True),
+    "pinv_rows": svd(
         jnp.linalg.pinv,
         "b, n, 2",
-        covers=("svd",),
         sizes=({"b": 1, "n": 2}, {"b": 4, "n": 4}, {"b": 3, "n": 3}),
         constraints=("n >= 2",),
         grad=True,
     ),
-    _case(
-        "pinv_columns",
-        jnp.linalg.pinv,
-        "2, n",
-        covers=("svd",),
-        sizes=({"n": 2}, {"n": 4}, {"n": 3}),
-        constraints=("n >= 2",),
+    "pinv_columns": svd(
+        jnp.linalg.pinv, "2, n", sizes=({"n": 2}, {"n": 4}, {"n": 3}), constraints=("n >= 2",)
     ),
-    _case("pinv_square", jnp.linalg.pinv, square(), covers=("svd",)),
-    _case(
-        "singular_values_gradient", jnp.linalg.svdvals, square("n, n"), covers=("svd",), grad=True
-    ),
+    "pinv_square": svd(jnp.linalg.pinv, square()),
+    "singular_values_gradient": svd(jnp.linalg.svdvals, square("n, n"), grad=True),
     # reductions to simpler forms
-    _case(
-        "hessenberg",
+    "hessenberg": case(
         la.hessenberg,
         "b, n, n",
-        covers=("hessenberg",),
+        covers="hessenberg",
         sizes=({"b": 1, "n": 3}, {"b": 4, "n": 6}, {"b": 3, "n": 5}, {"b": 2, "n": 2}),
         constraints=("n >= 2",),
     ),
-    _case(
-        "hessenberg_complex",
+    "hessenberg_complex": case(
         la.hessenberg,
-        Arg("n, n", "complex64"),
-        covers=("hessenberg",),
+        "complex64[n, n]",
+        covers="hessenberg",
         sizes=({"n": 3}, {"n": 6}, {"n": 5}),
         constraints=("n >= 2",),
     ),
-    _case("hessenberg_batch", la.hessenberg, "b, 3, 3", covers=("hessenberg",)),
-    _case(
-        "tridiagonal",
+    "hessenberg_batch": case(la.hessenberg, "b, 3, 3", covers="hessenberg"),
+    "tridiagonal": case(
         la.tridiagonal,
         spd(),
-        covers=("tridiagonal",),
+        covers="tridiagonal",
         sizes=({"b": 1, "n": 3}, {"b": 4, "n": 6}, {"b": 3, "n": 5}, {"b": 2, "n": 2}),
         constraints=("n >= 2",),
     ),
-    _case(
-        "tridiagonal_batch",
-        lambda x: la.tridiagonal(x, lower=False),
-        spd("b, 3, 3"),
-        covers=("tridiagonal",),
+    "tridiagonal_batch": case(
+        lambda x: la.tridiagonal(x, lower=False), spd("b, 3, 3"), covers="tridiagonal"
     ),
-    _case(
-        "tridiagonal_solve",
-        tridiagonal_solve,
-        "b, n",
-        "b, n",
-        "b, n",
-        "b, n, m",
-        covers=("tridiagonal_solve",),
-        grad=True,
+    "tridiagonal_solve": case(
+        tridiagonal_solve, "b, n; b, n; b, n; b, n, m", covers="tridiagonal_solve", grad=True
     ),
-    _case(
-        "tridiagonal_solve_batch",
-        tridiagonal_solve,
-        "b, 4",
-        "b, 4",
-        "b, 4",
-        "b, 4, 2",
-        covers=("tridiagonal_solve",),
+    "tridiagonal_solve_batch": case(
+        tridiagonal_solve, "b, 4; b, 4; b, 4; b, 4, 2", covers="tridiagonal_solve"
     ),
-    _case(
-        "symmetric_product",
+    "symmetric_product": case(
         lambda a, c: la.symmetric_product(a, c, alpha=2.0, beta=3.0),
         "b, n, m",
         spd(),
-        covers=("symmetric_product",),
+        covers="symmetric_product",
     ),
-]
+}
+CASES = cases(TABLE)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import cases, family
 
 BOTH = "b, s"
 _TABLE = np.sin(np.arange(64, dtype=np.float32))
@@ -58,57 +58,33 @@ SIZES = ({"b": 2, "s": 2}, {"b": 3, "s": 7}, {"b": 4, "s": 8}, {"b": 4, "s": 5})
 # Where a part of an axis is 1 at some size, that is another program too.
 LARGER = SIZES[1:]
 
+case, smooth = family(sizes=SIZES), family(sizes=SIZES, grad=True)
+constant = family("size_constant", sizes=SIZES)
 
-def _case(name, fn, args, covers=(), **more):
-    return Case(name, fn, args, covers, **{"sizes": SIZES, **more})
 
-
-CASES = [
-    _case(
-        "paired_scale", lambda x: x / math.sqrt(x.shape[1]), (BOTH,), ("size_constant",), grad=True
-    ),
-    _case(
-        "paired_arange", lambda x: x * np.arange(x.shape[1]), (BOTH,), ("size_constant",), grad=True
-    ),
-    _case(
-        "paired_eye", lambda x: x @ np.eye(x.shape[1], 3, 1), (BOTH,), ("size_constant",), grad=True
-    ),
-    _case("paired_table", lambda x: x + _TABLE[: x.shape[1]], (BOTH,), ("size_constant",)),
-    _case("paired_key", lambda x: x * _BY_SIZE[x.shape[1]], (BOTH,)),
-    _case(
-        "paired_half",
-        lambda x: x[:, : int(x.shape[1] * 0.5)],
-        (BOTH,),
-        ("slice",),
-        grad=True,
-        sizes=LARGER,
-    ),
-    _case(
-        "paired_split",
-        lambda x: jnp.split(x, [1, int(x.shape[1])], axis=1)[1],
-        (BOTH,),
-        sizes=LARGER,
-    ),
-    _case("paired_outer", lambda x: jnp.indices(x.shape) * x, (BOTH,)),
-    _case("paired_vander", lambda x: jnp.vander(x[0]), (BOTH,), rtol=1e-3, atol=1e-3),
-    _case("paired_isqrt", lambda x: x[:, : math.isqrt(x.shape[1])].sum(), (BOTH,), sizes=LARGER),
-    _case("paired_pow2", _padded_to_pow2, (BOTH,), ("size_constant",), grad=True),
-    _case("paired_attention", _attention, ("b, s, 4",), ("size_constant",), grad=True),
-    _case("paired_positions", _sinusoidal, (BOTH,), ("size_constant",)),
-    _case("paired_in_scan", _scaled_in_loop, (BOTH,), ("size_constant", "scan"), grad=True),
-    _case("paired_fori", _counted_loop, (BOTH,), ("size_constant", "scan"), grad=True),
-    _case("paired_cond", _either, (BOTH,), ("size_constant", "cond"), grad=True),
-    _case("paired_while", _until, (BOTH,), ("size_constant", "while")),
-    _case(
-        "paired_merge",
-        lambda x: (x.reshape(int(x.shape[0] * x.shape[1])) * 2).reshape(x.shape),
-        (BOTH,),
-    ),
-    _case(
-        "paired_of_two",
+TABLE = {
+    "paired_scale": constant(lambda x: x / math.sqrt(x.shape[1]), grad=True),
+    "paired_arange": constant(lambda x: x * np.arange(x.shape[1]), grad=True),
+    "paired_eye": constant(lambda x: x @ np.eye(x.shape[1], 3, 1), grad=True),
+    "paired_table": constant(lambda x: x + _TABLE[: x.shape[1]]),
+    "paired_key": case(lambda x: x * _BY_SIZE[x.shape[1]]),
+    "paired_half": smooth(lambda x: x[:, : int(x.shape[1] * 0.5)], covers="slice", sizes=LARGER),
+    "paired_split": case(lambda x: jnp.split(x, [1, int(x.shape[1])], axis=1)[1], sizes=LARGER),
+    "paired_outer": case(lambda x: jnp.indices(x.shape) * x),
+    "paired_vander": case(lambda x: jnp.vander(x[0]), rtol=1e-3, atol=1e-3),
+    "paired_isqrt": case(lambda x: x[:, : math.isqrt(x.shape[1])].sum(), sizes=LARGER),
+    "paired_pow2": constant(_padded_to_pow2, grad=True),
+    "paired_attention": constant(_attention, "b, s, 4", grad=True),
+    "paired_positions": constant(_sinusoidal),
+    "paired_in_scan": smooth(_scaled_in_loop, covers="size_constant scan"),
+    "paired_fori": smooth(_counted_loop, covers="size_constant scan"),
+    "paired_cond": smooth(_either, covers="size_constant cond"),
+    "paired_while": case(_until, covers="size_constant while"),
+    "paired_merge": case(lambda x: (x.reshape(int(x.shape[0] * x.shape[1])) * 2).reshape(x.shape)),
+    "paired_of_two": constant(
         lambda x, i: x[i] * np.float32(x.shape[0] / x.shape[1]) + np.arange(x.shape[1]),
-        (BOTH, Arg("n", "int32", low=0, high="b")),
-        ("size_constant",),
+        "b, s; int32[n] 0:b",
         sizes=tuple({**sizes, "n": 3} for sizes in SIZES),
     ),
-]
+}
+CASES = cases(TABLE)

@@ -8,10 +8,11 @@ from jax._src.random import prng
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from bucketjit._jax.jaxprs import primitive
-from tests.harness import Arg, Case
+from tests.harness import cases, family
 
-BOTH = "b, s"
-WORDS = Arg("b, s", "uint32", low=0, high=1 << 31)
+case = family()
+
+WORDS = "uint32[b, s] 0:2147483648"
 
 # A call of a program rather than of a function; what it is traced as changed its name in 0.12.
 CALL, PROGRAM = (
@@ -44,39 +45,22 @@ def _hashed(name, count):
     return lambda x: primitive(name).bind(*(x + jnp.uint32(i) for i in range(count)))
 
 
-CASES = [
-    Case(
-        "stack_inner",
-        lambda x: jnp.stack([x, x + 1, -x], axis=-1),
-        (BOTH,),
-        ("stack",),
-        grad=True,
+TABLE = {
+    "stack_inner": case(lambda x: jnp.stack([x, x + 1, -x], axis=-1), covers="stack", grad=True),
+    "unstack_static": case(
+        lambda x: jnp.unstack(x, axis=1), "b, 3, s", covers="unstack", grad=True
     ),
-    Case(
-        "unstack_static",
-        lambda x: jnp.unstack(x, axis=1),
-        ("b, 3, s",),
-        ("unstack",),
-        grad=True,
+    "stack_pieces": case(_stack_pieces, grad=True),
+    "inspect_sharding": case(_inspected, covers="inspect_sharding"),
+    "dce_sink": case(_sunk, covers="dce_sink"),
+    "tie": case(lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), covers="tie"),
+    "program_called": case(_program_called, covers=CALL),
+    "iota_2x32_shape": case(lambda x: prng.iota_2x32_shape(x.shape), covers="iota_2x32_shape"),
+    "philox2x32": case(_hashed("philox2x32", 3), WORDS, covers="philox2x32"),
+    "philox4x32": case(_hashed("philox4x32", 6), WORDS, covers="philox4x32"),
+    "threefry4x32": case(_hashed("threefry4x32", 8), WORDS, covers="threefry4x32"),
+    "layout_constraint": case(
+        lambda x: with_layout_constraint(x, Layout((0, 1))).sum(1), covers="layout_constraint"
     ),
-    Case("stack_pieces", _stack_pieces, (BOTH,), grad=True),
-    Case("inspect_sharding", _inspected, (BOTH,), ("inspect_sharding",)),
-    Case("dce_sink", _sunk, (BOTH,), ("dce_sink",)),
-    Case("tie", lambda x: lax_internal.tie_p.bind(x, x + 1).sum(1), (BOTH,), ("tie",)),
-    Case("program_called", _program_called, (BOTH,), (CALL,)),
-    Case(
-        "iota_2x32_shape",
-        lambda x: prng.iota_2x32_shape(x.shape),
-        (BOTH,),
-        ("iota_2x32_shape",),
-    ),
-    Case("philox2x32", _hashed("philox2x32", 3), (WORDS,), ("philox2x32",)),
-    Case("philox4x32", _hashed("philox4x32", 6), (WORDS,), ("philox4x32",)),
-    Case("threefry4x32", _hashed("threefry4x32", 8), (WORDS,), ("threefry4x32",)),
-    Case(
-        "layout_constraint",
-        lambda x: with_layout_constraint(x, Layout((0, 1))).sum(1),
-        (BOTH,),
-        ("layout_constraint",),
-    ),
-]
+}
+CASES = cases(TABLE)

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from tests.cases.control import scaled, softplus
-from tests.harness import Arg, Case
+from tests.harness import cases, family
+
+case, scan = family(), family("scan", grad=True)
 
 BATCH = "b, s"
 MIXED = ("mixed",)
@@ -65,161 +67,116 @@ def _over_parts(x, y):
     )
 
 
-SCANS = [
-    Case("scan_static_length", _scan(), ("s", "3, s"), ("scan",), grad=True),
-    Case("scan_static_reverse", _scan(reverse=True, unroll=2), ("s", "4, s"), ("scan",), grad=True),
-    Case("scan", _scan(), ("3", "s, 3"), ("scan",), grad=True),
-    Case("scan_both", _scan(), ("s", BATCH), ("scan",), grad=True),
-    Case("scan_reverse", _scan(reverse=True), ("s", BATCH), ("scan",), grad=True),
-    Case("scan_unroll", _scan(unroll=3), ("3", "s, 3"), ("scan",), grad=True),
-    Case(
-        "scan_of_a_length",
+SCANS = {
+    "scan_static_length": scan(_scan(), "s; 3, s"),
+    "scan_static_reverse": scan(_scan(reverse=True, unroll=2), "s; 4, s"),
+    "scan": scan(_scan(), "3; s, 3"),
+    "scan_both": scan(_scan(), "s; b, s"),
+    "scan_reverse": scan(_scan(reverse=True), "s; b, s"),
+    "scan_unroll": scan(_scan(unroll=3), "3; s, 3"),
+    "scan_of_a_length": scan(
         lambda x: lax.scan(
             lambda c, _: (c * 0.5 + x.sum(0), c), x[0], None, length=x.shape[0], reverse=True
-        ),
-        (BATCH,),
-        ("scan",),
-        grad=True,
+        )
     ),
-    Case(
-        "scan_of_an_array_and_its_length",
-        lambda x: lax.scan(lambda c, r: (c + r, c * r), x[0], x, x.shape[0]),
-        (BATCH,),
-        ("scan",),
+    "scan_of_an_array_and_its_length": scan(
+        lambda x: lax.scan(lambda c, r: (c + r, c * r), x[0], x, x.shape[0]), grad=False
     ),
-    Case("scan_same_size", _scan(), ("s", "s, s"), ("scan",)),
-    Case(
-        "scan_bfloat16",
+    "scan_same_size": scan(_scan(), "s; s, s", grad=False),
+    "scan_bfloat16": scan(
         lambda c, x: lax.scan(lambda c, r: (c + r, c * r), c, x),
-        (Arg("3", "bfloat16"), Arg("s, 3", "bfloat16")),
-        ("scan",),
+        "bfloat16[3]; bfloat16[s, 3]",
+        grad=False,
     ),
-    Case(
-        "scan_dtypes",
+    "scan_dtypes": scan(
         lambda n, p, z: lax.scan(
             lambda c, r: ((c[0] + r[0], c[1] ^ r[1].any()), (c[0] % 3, r[2] * c[0], c[1])),
             (jnp.uint8(1), False),
             (n, p, z),
         ),
-        (Arg("s", "uint8", low=0, high=200), Arg("s, b", "bool"), Arg("s, 2", "complex64")),
-        ("scan",),
+        "uint8[s] 0:200; bool[s, b]; complex64[s, 2]",
         domains=MIXED,
+        grad=False,
     ),
-    Case(
-        "scan_special",
+    "scan_special": scan(
         lambda x: lax.scan(lambda c, r: (jnp.maximum(c, r), c), jnp.float32(-jnp.inf), x),
-        ("s",),
-        ("scan",),
+        "s",
         domains=("mixed", "special"),
+        grad=False,
     ),
-    Case(
-        "scan_counter",
+    "scan_counter": scan(
         lambda x: lax.scan(
             lambda c, i: (c * 0.5 + x.mean(), c[0] + i), x[0], jnp.arange(x.shape[0])
-        ),
-        (BATCH,),
-        ("scan",),
-        grad=True,
+        )
     ),
-    Case(
-        "scan_length_expression",
+    "scan_length_expression": scan(
         lambda x: lax.scan(_step, x.sum(), jnp.concatenate([x, x[1:]]), reverse=True),
-        ("s",),
-        ("scan",),
+        "s",
+        grad=False,
     ),
-    Case(
-        "scan_length_zero",
-        lambda x: lax.scan(lambda c, r: (c + r, r * 2), jnp.float32(1), x[1:]),
-        ("s",),
-        ("scan",),
+    "scan_length_zero": scan(
+        lambda x: lax.scan(lambda c, r: (c + r, r * 2), jnp.float32(1), x[1:]), "s", grad=False
     ),
-    *(
-        Case(
-            f"scan_without_a_step_{size}",
+    **{
+        f"scan_without_a_step_{size}": scan(
             _over_parts,
-            ("s", "s, 2"),
-            ("scan",),
-            {"s": size},
-            ({"s": size}, {"s": max(1, size - 1)}),
-            grad=True,
+            "s; s, 2",
+            sizes=({"s": size}, {"s": max(1, size - 1)}),
+            buckets={"s": size},
             domains=MIXED,
         )
         for size in (1, 4)
-    ),
-    Case(
-        "scan_keys",
+    },
+    "scan_keys": scan(
         lambda k: lax.scan(lambda c, k: (c + jax.random.uniform(k), k), jnp.float32(0), k),
-        (Arg("b", "key"),),
-        ("scan",),
+        "key[b]",
         domains=MIXED,
+        grad=False,
     ),
-    Case(
-        "scan_key_carry",
+    "scan_key_carry": scan(
         lambda k, x: lax.scan(
             lambda k, r: (jax.random.split(k)[0], r + jax.random.normal(k, r.shape)), k, x
         ),
-        (Arg("", "key"), BATCH),
-        ("scan",),
+        "key[]; b, s",
         domains=MIXED,
+        grad=False,
     ),
-    Case("scan_rnn", _rnn, ("3, 3", "b, s, 3"), ("scan",), grad=True, rtol=1e-4, atol=1e-4),
-    Case(
-        "scan_viterbi",
+    "scan_rnn": scan(_rnn, "3, 3; b, s, 3", rtol=1e-4, atol=1e-4),
+    "scan_viterbi": scan(
         _viterbi,
-        ("s, 3", "3, 3"),
-        ("scan",),
+        "s, 3; 3, 3",
         sizes=tuple({"s": n} for n in (2, 3, 7, 8)),
         constraints=("s >= 2",),
+        grad=False,
     ),
-    Case(
-        "scan_nested",
+    "scan_nested": scan(
         lambda x: lax.scan(
             lambda c, r: (lax.scan(lambda d, v: (0.5 * d + v, d), c, r)[0], c), jnp.float32(0), x
-        ),
-        (BATCH,),
-        ("scan",),
-        grad=True,
+        )
     ),
-    Case(
-        "scan_vmapped",
-        jax.vmap(lambda r: lax.scan(lambda c, v: (0.5 * c + v, c), jnp.float32(0), r)),
-        (BATCH,),
-        ("scan",),
-        grad=True,
+    "scan_vmapped": scan(
+        jax.vmap(lambda r: lax.scan(lambda c, v: (0.5 * c + v, c), jnp.float32(0), r))
     ),
-    Case(
-        "scan_vmapped_init",
-        jax.vmap(lambda c, r: lax.scan(_step, c, r), in_axes=(0, None)),
-        ("b, 3", "s, 3"),
-        ("scan",),
-        grad=True,
+    "scan_vmapped_init": scan(
+        jax.vmap(lambda c, r: lax.scan(_step, c, r), in_axes=(0, None)), "b, 3; s, 3"
     ),
-    Case(
-        "scan_cond",
+    "scan_cond": case(
         lambda x: lax.scan(
             lambda c, r: (lax.cond(r.sum() > 0, lambda: c + r.mean(), lambda: c * 0.5), c),
             jnp.float32(0),
             x,
         ),
-        (BATCH,),
-        ("scan", "cond"),
+        covers="scan cond",
         grad=True,
     ),
-    Case("map", lambda x: lax.map(lambda r: r - r.mean(), x), (BATCH,), ("scan",), grad=True),
-    Case(
-        "map_batch_size",
-        lambda x: lax.map(lambda r: r - r.mean(), x, batch_size=2),
-        (BATCH,),
-        ("scan",),
-        buckets={"b": 7},
+    "map": scan(lambda x: lax.map(lambda r: r - r.mean(), x)),
+    "map_batch_size": scan(
+        lambda x: lax.map(lambda r: r - r.mean(), x, batch_size=2), buckets={"b": 7}, grad=False
     ),
-    Case(
-        "map_batch_size_over_bucket",
-        lambda x: lax.map(lambda r: r * 2, x, batch_size=3),
-        ("b",),
-        buckets={"b": 8},
+    "map_batch_size_over_bucket": case(
+        lambda x: lax.map(lambda r: r * 2, x, batch_size=3), "b", buckets={"b": 8}
     ),
-]
+}
 
 
 # --- derivatives --------------------------------------------------------------------------
@@ -229,60 +186,47 @@ def _loss(w, row):
     return jnp.mean(jnp.tanh(row * w) ** 2)
 
 
-DERIVATIVES = [
-    Case("jacfwd", jax.jacfwd(lambda x: jnp.sin(x) * x.mean()), ("s",)),
-    Case("jacrev", jax.jacrev(lambda x: jnp.sin(x) * x.mean()), ("s",)),
-    Case("hessian", jax.hessian(lambda x: jnp.mean(x**3) + x.max()), ("s",)),
-    Case(
-        "hvp",
+DERIVATIVES = {
+    "jacfwd": case(jax.jacfwd(lambda x: jnp.sin(x) * x.mean()), "s"),
+    "jacrev": case(jax.jacrev(lambda x: jnp.sin(x) * x.mean()), "s"),
+    "hessian": case(jax.hessian(lambda x: jnp.mean(x**3) + x.max()), "s"),
+    "hvp": case(
         lambda x, v: jax.jvp(jax.grad(lambda y: jnp.sum(jnp.sin(y) * y.mean())), (x,), (v,)),
-        (BATCH, BATCH),
+        "b, s; b, s",
     ),
-    Case("linearize", lambda x, v: jax.linearize(softplus, x)[1](v), (BATCH, BATCH)),
-    Case("vjp", lambda x, t: jax.vjp(scaled, x)[1](t), (BATCH, BATCH)),
-    Case("per_example_gradients", jax.vmap(jax.grad(_loss), (None, 0)), ("s", BATCH)),
-    Case(
-        "clipped_gradients",
+    "linearize": case(lambda x, v: jax.linearize(softplus, x)[1](v), "b, s; b, s"),
+    "vjp": case(lambda x, t: jax.vjp(scaled, x)[1](t), "b, s; b, s"),
+    "per_example_gradients": case(jax.vmap(jax.grad(_loss), (None, 0)), "s; b, s"),
+    "clipped_gradients": case(
         lambda w, x: jax.tree.map(
             lambda g: (g / jnp.maximum(1.0, jnp.linalg.norm(g, axis=-1, keepdims=True))).mean(0),
             jax.vmap(jax.grad(_loss), (None, 0))(w, x),
         ),
-        ("s", BATCH),
+        "s; b, s",
         domains=("mixed", "positive"),
     ),
-    Case(
-        "grad_of_scan_in_vmap",
+    "grad_of_scan_in_vmap": scan(
         jax.vmap(jax.grad(lambda r: lax.scan(_step, r, jnp.outer(r, r))[1].sum())),
-        (BATCH,),
-        ("scan",),
         rtol=1e-4,
         atol=1e-4,
+        grad=False,
     ),
-    Case(
-        "grad_of_fori",
+    "grad_of_fori": scan(
         jax.grad(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sin(c) - c.mean(), x).sum()),
-        (BATCH,),
-        ("scan",),
+        grad=False,
     ),
-    Case(
-        "jacfwd_of_while",
+    "jacfwd_of_while": case(
         jax.jacfwd(lambda x: lax.while_loop(lambda c: c.max() > 0.1, lambda c: c * 0.5, x)),
-        ("s",),
-        ("while",),
+        "s",
+        covers="while",
     ),
-    Case(
-        "stop_gradient",
-        lambda x: x * lax.stop_gradient(x.mean()),
-        (BATCH,),
-        grad=True,
-    ),
-    Case(
-        "gradient_descent",
+    "stop_gradient": case(lambda x: x * lax.stop_gradient(x.mean()), grad=True),
+    "gradient_descent": case(
         lambda w, x: lax.fori_loop(
             0, 3, lambda i, w: w - 0.1 * jax.grad(functools.partial(_loss, row=x))(w), w
         ),
-        ("s", BATCH),
+        "s; b, s",
     ),
-]
+}
 
-CASES = SCANS + DERIVATIVES
+CASES = cases(SCANS | DERIVATIVES)

@@ -1,19 +1,17 @@
 """Scatters and what jax.numpy writes by index."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, cases, family
 
 SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t": 1})
 ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
-moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
 
-WILD = Arg("t", "int32", "-2*b - 2", "2*b + 2")  # any, in bounds or not
-VALID = Arg("t", "int32", "-b", "b")
+case, smooth = (family(sizes=SIZES, domains=("mixed",), grad=g) for g in (False, True))
+
+WILD = "int32[t] -2*b - 2:2*b + 2"  # any, in bounds or not
 SORTED = Arg("t", "int32", 0, "b", make=lambda a, _: a * 0 + sorted(a))
 FLOATS = ("add", "mul", "min", "max", "set")
 
@@ -48,14 +46,9 @@ def _apply(x, i):
 def _sliced_writes(x, y):
     s = x.shape[1]
     return (
-        x.at[:, 1:].set(y[:, :-1]),
-        x.at[:, :-1].add(y[:, 1:]),
-        x.at[:, s // 2 :].mul(3.0),
-        x.at[:, -1].set(0.0),
-        x.at[0, 0].max(2.0),
-        x.at[:, ::2].min(y[:, ::2]),
-        x.at[-1, 1:].divide(2.0),
-        x.at[:, ::-1].set(y),
+        *(x.at[:, 1:].set(y[:, :-1]), x.at[:, :-1].add(y[:, 1:]), x.at[:, s // 2 :].mul(3.0)),
+        *(x.at[:, -1].set(0.0), x.at[0, 0].max(2.0), x.at[:, ::2].min(y[:, ::2])),
+        *(x.at[-1, 1:].divide(2.0), x.at[:, ::-1].set(y)),
     )
 
 
@@ -79,66 +72,53 @@ def _cache_rows(cache, new, at):
     return cache.at[rows, at].set(new)
 
 
-ROWS = [
-    moves(
-        f"{method}_rows_{mode}",
+ROWS = {
+    f"{method}_rows_{mode}": case(
         _at(method, mode),
-        ("b, s", WILD, "t, s"),
-        ("scatter" if method == "set" else f"scatter-{method}",),
+        f"b, s; {WILD}; t, s",
+        covers="scatter" if method == "set" else f"scatter-{method}",
         grad=method != "mul" and mode != "promise_in_bounds",
     )
     for method in FLOATS
     for mode in ("drop", "clip", "promise_in_bounds")
     if method != "set" or mode == "drop"
-]
-ROWS += [
-    moves("subtract_rows", _at("subtract"), ("b, s", WILD, "t, s"), grad=True),
-    moves(
-        "scatter_sub_rows",
+}
+ROWS |= {
+    "subtract_rows": smooth(_at("subtract"), f"b, s; {WILD}; t, s"),
+    "scatter_sub_rows": smooth(
         lambda x, i, y: lax.scatter_sub(
             x, i[:, None], y, lax.ScatterDimensionNumbers((1,), (0,), (0,))
         ),
-        ("b, s", WILD, "t, s"),
-        ("scatter-sub",),
-        grad=True,
+        f"b, s; {WILD}; t, s",
+        covers="scatter-sub",
     ),
-    moves("set_rows_scalar", _at("set", value=lambda y: 2.0), ("b, s", WILD, ""), grad=True),
-    moves("add_columns", lambda x, i, y: x.at[:, i].add(y), ("s, b", WILD, "s, t"), grad=True),
-    moves("add_pairs", lambda x, i, y: x.at[i, i].add(y), ("b, b", WILD, "t"), grad=True),
-    moves("add_int", _at("add"), (Arg("b", "int32"), WILD, Arg("t", "int32")), ("scatter-add",)),
-    moves("max_uint", _at("max"), (Arg("b", "uint8"), WILD, Arg("t", "uint8", 0, 200))),
-    moves("set_bool", _at("set", value=lambda y: True), (Arg("b", "bool"), WILD, "")),
-    moves("add_complex", _at("add"), (Arg("b", "complex64"), WILD, Arg("t", "complex64"))),
-    moves(
-        "mul_bfloat16", _at("mul"), (Arg("b", "bfloat16"), VALID, Arg("t", "bfloat16")), rtol=0.05
-    ),
-    moves("max_special", _at("max"), ("b, s", WILD, "t, s"), domains=("special",)),
-    moves("apply", _apply, ("b, s", WILD), ("scatter",)),
-    moves(
-        "set_unique",
+    "set_rows_scalar": smooth(_at("set", value=lambda y: 2.0), f"b, s; {WILD}; "),
+    "add_columns": smooth(lambda x, i, y: x.at[:, i].add(y), f"s, b; {WILD}; s, t"),
+    "add_pairs": smooth(lambda x, i, y: x.at[i, i].add(y), f"b, b; {WILD}; t"),
+    "add_int": case(_at("add"), f"int32[b]; {WILD}; int32[t]", covers="scatter-add"),
+    "max_uint": case(_at("max"), f"uint8[b]; {WILD}; uint8[t] 0:200"),
+    "set_bool": case(_at("set", value=lambda y: True), f"bool[b]; {WILD}; "),
+    "add_complex": case(_at("add"), f"complex64[b]; {WILD}; complex64[t]"),
+    "mul_bfloat16": case(_at("mul"), "bfloat16[b]; int32[t] -b:b; bfloat16[t]", rtol=0.05),
+    "max_special": case(_at("max"), f"b, s; {WILD}; t, s", domains=("special",)),
+    "apply": case(_apply, f"b, s; {WILD}", covers="scatter"),
+    "set_unique": smooth(
         lambda x, y: x.at[jnp.arange(y.shape[0]) * 2].set(y, unique_indices=True, mode="drop"),
-        ("b, s", "b, s"),
-        grad=True,
+        "b, s; b, s",
     ),
-    moves(
-        "mul_unique",
+    "mul_unique": smooth(
         lambda x, y: x.at[jnp.arange(y.shape[0]) + 1].mul(y, unique_indices=True, mode="drop"),
-        ("b, s", "b, s"),
-        grad=True,
+        "b, s; b, s",
     ),
-    moves("set_keys", _at("set"), (Arg("b", "key"), Arg("", "int32", "-b", "b"), Arg("", "key"))),
-    moves(
-        "set_key_rows",
-        lambda k, i, j: k.at[i].set(j[0]),
-        (Arg("b", "key"), VALID, Arg("t", "key")),
-    ),
-]
+    "set_keys": case(_at("set"), "key[b]; int32[] -b:b; key[]"),
+    "set_key_rows": case(lambda k, i, j: k.at[i].set(j[0]), "key[b]; int32[t] -b:b; key[t]"),
+}
 
-WINDOWS = [
-    moves(
-        f"scatter_windows_{name}_{mode}",
+WINDOWS = {
+    f"scatter_windows_{name}_{mode}": case(
         _windows(op, mode, halved=name == "symbolic"),
-        ("b, s", Arg("t", "int32", -3, 12), shape),
+        "b, s; int32[t] -3:12",
+        shape,
         grad=op is lax.scatter_add and mode != "promise_in_bounds",
         sizes=ATLEAST2,
     )
@@ -149,47 +129,38 @@ WINDOWS = [
         (lax.scatter_max, "leading_axis_partial", "t, b - 1, s"),
         (lax.scatter_add, "whole", "t, b, s"),
     )
-]
-WINDOWS += [
-    moves(
-        f"scatter_batched_{mode}",
+}
+WINDOWS |= {
+    f"scatter_batched_{mode}": case(
         _batched(lax.scatter_add, mode),
-        ("b, s", Arg("b, 3", "int32", -9, 10), "b, 3"),
-        ("scatter-add",),
+        "b, s; int32[b, 3] -9:10; b, 3",
+        covers="scatter-add",
         grad=mode != "promise_in_bounds",
     )
     for mode in ("drop", "clip", "promise_in_bounds")
-]
-WINDOWS += [
-    moves("sliced_writes", _sliced_writes, ("b, s", "b, s"), grad=True, sizes=ATLEAST2),
-    moves("cache_rows", _cache_rows, ("b, 6, 2", "b, 2", Arg("b", "int32", 0, 6)), grad=True),
-    moves(
-        "set_block",
+}
+WINDOWS |= {
+    "sliced_writes": smooth(_sliced_writes, "b, s; b, s", sizes=ATLEAST2),
+    "cache_rows": smooth(_cache_rows, "b, 6, 2; b, 2; int32[b] 0:6"),
+    "set_block": case(
         lambda x, y: x.at[:2, :2].set(y),
-        ("s, s", "2, 2"),
+        "s, s; 2, 2",
         sizes=({"s": 2}, {"s": 8}, {"s": 5}),
         constraints=("s >= 2",),
     ),
-]
+}
 
-SEGMENTS = [
-    moves(
-        "segment_sum", _segments(jax.ops.segment_sum), ("t, s", Arg("t", "int32", -1, 5)), grad=True
+SEGMENTS = {
+    "segment_sum": smooth(_segments(jax.ops.segment_sum), "t, s; int32[t] -1:5"),
+    "segment_sum_sorted": smooth(
+        lambda x, i: jax.ops.segment_sum(x, i, x.shape[1], indices_are_sorted=True), "t, b", SORTED
     ),
-    moves(
-        "segment_sum_sorted",
-        lambda x, i: jax.ops.segment_sum(x, i, x.shape[1], indices_are_sorted=True),
-        ("t, b", SORTED),
-        grad=True,
-    ),
-    moves(
-        "segment_max", _segments(jax.ops.segment_max), ("t, s", Arg("t", "int32", 0, 3)), grad=True
-    ),
-    moves("segment_min", _segments(jax.ops.segment_min), ("t", Arg("t", "int32", 0, 3))),
-    moves("segment_prod", _segments(jax.ops.segment_prod), ("t", Arg("t", "int32", 0, 3))),
-    moves("graph", _graph, ("b, s", VALID, VALID), grad=True),
-    moves("histogram", _histogram, (Arg("s", "int32", 0, 6),)),
-    moves("histogram_2d", lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), ("s",)),
-]
+    "segment_max": smooth(_segments(jax.ops.segment_max), "t, s; int32[t] 0:3"),
+    "segment_min": case(_segments(jax.ops.segment_min), "t; int32[t] 0:3"),
+    "segment_prod": case(_segments(jax.ops.segment_prod), "t; int32[t] 0:3"),
+    "graph": smooth(_graph, "b, s; int32[t] -b:b; int32[t] -b:b"),
+    "histogram": case(_histogram, "int32[s] 0:6"),
+    "histogram_2d": case(lambda x: jnp.histogram(x, bins=4, range=(-2, 2)), "s"),
+}
 
-CASES = [*ROWS, *WINDOWS, *SEGMENTS]
+CASES = cases(ROWS | WINDOWS | SEGMENTS)

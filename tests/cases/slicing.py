@@ -1,20 +1,21 @@
 """Slices, pads, reversals and windows at run-time places."""
 
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import cases, family
 
 SIZES = ({"b": 1, "s": 8, "t": 3}, {"b": 4, "s": 1, "t": 4}, {"b": 3, "s": 7, "t": 1})
 ATLEAST2 = ({"b": 1, "s": 8, "t": 4}, {"b": 4, "s": 2, "t": 1}, {"b": 3, "s": 7, "t": 3})
 ATLEAST3 = ({"b": 1, "s": 8}, {"b": 4, "s": 3}, {"b": 3, "s": 7})
-moves = functools.partial(Case, sizes=SIZES, domains=("mixed",))
 
-START = Arg("", "int32", -10, 11)
-KEYS = Arg("s", "key")
+MOVED: dict[str, Any] = {"sizes": SIZES, "domains": ("mixed",)}
+case, smooth = family(**MOVED), family(**MOVED, grad=True)
+pad, rev = family("pad", **MOVED), family("rev", **MOVED)
+update = family("dynamic_update_slice", **MOVED, grad=True)
 
 
 def _lax_slices(x):
@@ -56,193 +57,127 @@ def _stride_windows(x):
     return jax.vmap(lambda i: lax.dynamic_slice_in_dim(x, i, 3, axis=1), out_axes=1)(at)
 
 
-SLICES = [
-    moves("lax_slices", _lax_slices, ("b, s",), ("slice",), grad=True, sizes=ATLEAST2),
-    moves(
-        "lax_last_two",
+SLICES = {
+    "lax_slices": smooth(_lax_slices, covers="slice", sizes=ATLEAST2),
+    "lax_last_two": case(
         lambda x: lax.slice_in_dim(x, x.shape[1] - 2, x.shape[1], axis=1),
-        ("b, s",),
-        ("slice",),
+        covers="slice",
         sizes=ATLEAST2,
     ),
-    moves(
-        "lax_slice_by_size",
-        lambda x: lax.slice(x, (1, 0), x.shape, (x.shape[1], (x.shape[0] + 1) // 2)),
-        ("b, s",),
-        ("slice",),
+    "lax_slice_by_size": case(
+        lambda x: lax.slice(x, (1, 0), x.shape, (x.shape[1], (x.shape[0] + 1) // 2)), covers="slice"
     ),
-    moves("lax_slices_keys", lambda k: lax.slice_in_dim(k, k.shape[0] // 2, k.shape[0]), (KEYS,)),
-    moves("jnp_slices", _jnp_slices, ("b, s",), ("gather",), grad=True, sizes=ATLEAST2),
-    moves("slice_to_nothing", lambda x: (x[:, 1:], x[:, 1:].sum()), ("b, s",)),
-    moves("jnp_strides", _strided, ("b, s",), ("rev",), grad=True, sizes=ATLEAST2),
-    moves("strides_int", _strided, (Arg("b, s", "int32"),), ("rev",), sizes=ATLEAST2),
-    moves("one_element", lambda x: x[0, 0] + x[-1, -1], ("b, s",), grad=True),
-    moves("gradient", lambda x: jnp.gradient(x, axis=1), ("b, s",), grad=True, sizes=ATLEAST3),
-    moves("delete", lambda x: jnp.delete(x, 1, axis=1), ("b, s",), sizes=ATLEAST2),
-    moves("insert", lambda x: jnp.insert(x, 1, 5.0, axis=1), ("b, s",), sizes=ATLEAST2),
-    moves("diff", jnp.diff, ("b, s",), grad=True, sizes=ATLEAST2),
-    moves("trapezoid", jnp.trapezoid, ("b, s",), grad=True, sizes=ATLEAST2),
-    moves("windows", _windows, ("b, s",), grad=True, sizes=ATLEAST3),
-    moves("windows_vmapped", _stride_windows, ("b, s",), grad=True, sizes=ATLEAST3),
-]
+    "lax_slices_keys": case(lambda k: lax.slice_in_dim(k, k.shape[0] // 2, k.shape[0]), "key[s]"),
+    "jnp_slices": smooth(_jnp_slices, covers="gather", sizes=ATLEAST2),
+    "slice_to_nothing": case(lambda x: (x[:, 1:], x[:, 1:].sum())),
+    "jnp_strides": rev(_strided, grad=True, sizes=ATLEAST2),
+    "strides_int": rev(_strided, "int32[b, s]", sizes=ATLEAST2),
+    "one_element": smooth(lambda x: x[0, 0] + x[-1, -1]),
+    "gradient": smooth(lambda x: jnp.gradient(x, axis=1), sizes=ATLEAST3),
+    "delete": case(lambda x: jnp.delete(x, 1, axis=1), sizes=ATLEAST2),
+    "insert": case(lambda x: jnp.insert(x, 1, 5.0, axis=1), sizes=ATLEAST2),
+    "diff": smooth(jnp.diff, sizes=ATLEAST2),
+    "trapezoid": smooth(jnp.trapezoid, sizes=ATLEAST2),
+    "windows": smooth(_windows, sizes=ATLEAST3),
+    "windows_vmapped": smooth(_stride_windows, sizes=ATLEAST3),
+}
 
-REVERSALS = [
-    moves("rev", lambda x: lax.rev(x, (0, 2)), ("b, 2, s",), ("rev",), grad=True),
-    moves("flip", jnp.flip, (Arg("b, s", "uint8"),), ("rev",)),
-    moves("flip_bool", lambda x: jnp.flip(x, 1), (Arg("b, s", "bool"),), ("rev",)),
-    moves("rot90", jnp.rot90, (Arg("b, s", "bfloat16"),), ("rev",)),
-    moves("rev_keys", lambda k: lax.rev(k, (0,)), (KEYS,), ("rev",)),
-]
+REVERSALS = {
+    "rev": rev(lambda x: lax.rev(x, (0, 2)), "b, 2, s", grad=True),
+    "flip": rev(jnp.flip, "uint8[b, s]"),
+    "flip_bool": rev(lambda x: jnp.flip(x, 1), "bool[b, s]"),
+    "rot90": rev(jnp.rot90, "bfloat16[b, s]"),
+    "rev_keys": rev(lambda k: lax.rev(k, (0,)), "key[s]"),
+}
 
-PADS = [
-    moves(
-        "pad",
-        lambda x: lax.pad(x, x[0, 0], ((1, 2, 0), (-1, 3, 2))),
-        ("b, s",),
-        ("pad",),
-        grad=True,
+PADS = {
+    "pad": pad(lambda x: lax.pad(x, x[0, 0], ((1, 2, 0), (-1, 3, 2))), grad=True),
+    "pad_low_by_size": pad(lambda x: lax.pad(x, 0.5, [(x.shape[0], 0, 0)]), "s"),
+    "pad_low": pad(lambda x: lax.pad(x, x.dtype.type(2), ((3, 0, 0), (0, 0, 1)))),
+    "pad_negative": pad(
+        lambda x: lax.pad(x, x.dtype.type(2), ((1, -1, 0), (-1, -1, 1))), grad=True, sizes=ATLEAST2
     ),
-    moves("pad_low_by_size", lambda x: lax.pad(x, 0.5, [(x.shape[0], 0, 0)]), ("s",), ("pad",)),
-    moves(
-        "pad_low",
-        lambda x: lax.pad(x, x.dtype.type(2), ((3, 0, 0), (0, 0, 1))),
-        ("b, s",),
-        ("pad",),
-    ),
-    moves(
-        "pad_negative",
-        lambda x: lax.pad(x, x.dtype.type(2), ((1, -1, 0), (-1, -1, 1))),
-        ("b, s",),
-        ("pad",),
-        grad=True,
-        sizes=ATLEAST2,
-    ),
-    moves(
-        "pad_to_double",
+    "pad_to_double": pad(
         lambda x: lax.pad(x, x.dtype.type(0.5), ((x.shape[0], x.shape[0], 0), (0, x.shape[1], 0))),
-        ("b, s",),
-        ("pad",),
         grad=True,
     ),
-    moves(
-        "pad_by_shrinking",
-        lambda x: lax.pad(x, x.dtype.type(1), ((10 - x.shape[0], 0, 0),)),
-        (Arg("s", "int32"),),
-        ("pad",),
+    "pad_by_shrinking": pad(
+        lambda x: lax.pad(x, x.dtype.type(1), ((10 - x.shape[0], 0, 0),)), "int32[s]"
     ),
-    moves(
-        "pad_by_unknown_sign",
-        lambda x: lax.pad(x, x.dtype.type(1), ((x.shape[0] - 3, 2, 1),)),
-        (Arg("s", "int32"),),
-        ("pad",),
+    "pad_by_unknown_sign": pad(
+        lambda x: lax.pad(x, x.dtype.type(1), ((x.shape[0] - 3, 2, 1),)), "int32[s]"
     ),
-    moves(
-        "pad_to_static",
-        lambda x: lax.pad(x, True, ((0, 10 - x.shape[0], 0),)),
-        (Arg("s", "bool"),),
-        ("pad",),
+    "pad_to_static": pad(lambda x: lax.pad(x, True, ((0, 10 - x.shape[0], 0),)), "bool[s]"),
+    "pad_interior_by_size": pad(
+        lambda x: lax.pad(x, x[0], ((x.shape[0] - 2, 1, x.shape[0] - 1),)), "s"
     ),
-    moves(
-        "pad_interior_by_size",
-        lambda x: lax.pad(x, x[0], ((x.shape[0] - 2, 1, x.shape[0] - 1),)),
-        ("s",),
-        ("pad",),
+    "pad_left_to_static": pad(
+        lambda x: jnp.pad(x, ((0, 0), (10 - x.shape[1], 0))), grad=True, constraints=("s <= 10",)
     ),
-    moves(
-        "pad_left_to_static",
-        lambda x: jnp.pad(x, ((0, 0), (10 - x.shape[1], 0))),
-        ("b, s",),
-        ("pad",),
-        grad=True,
-        constraints=("s <= 10",),
-    ),
-    moves("jnp_pad", lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3), ("b, s",)),
-    moves("jnp_pad_edge", lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge"), ("b, s",)),
-    moves(
-        "jnp_pad_reflect",
+    "jnp_pad": case(lambda x: jnp.pad(x, ((1, 0), (0, 2)), constant_values=3)),
+    "jnp_pad_edge": case(lambda x: jnp.pad(x, ((0, 0), (1, 2)), mode="edge")),
+    "jnp_pad_reflect": case(
         lambda x: jnp.pad(x, ((0, 0), (1, 1)), mode="reflect"),
-        ("b, s",),
         sizes=ATLEAST2,
         constraints=("s >= 2",),
     ),
-    moves("jnp_pad_special", lambda x: jnp.pad(x, 1), ("b, s",), domains=("special",)),
-]
+    "jnp_pad_special": case(lambda x: jnp.pad(x, 1), domains=("special",)),
+}
 
-DYNAMIC = [
-    moves(
-        "dynamic_slices",
-        _dynamic_slices,
-        ("b, s", START),
-        ("dynamic_slice",),
-        grad=True,
-        sizes=ATLEAST2,
+DYNAMIC = {
+    "dynamic_slices": smooth(
+        _dynamic_slices, "b, s; int32[] -10:11", covers="dynamic_slice", sizes=ATLEAST2
     ),
-    moves(
-        "dynamic_slice_of_static",
+    "dynamic_slice_of_static": case(
         lambda x, y, i: lax.dynamic_slice_in_dim(y, i, x.shape[0]),
-        ("s", "20", Arg("", "int32", 5, 25)),
-        ("dynamic_slice",),
+        "s; 20; int32[] 5:25",
+        covers="dynamic_slice",
         constraints=("s <= 20",),
     ),
-    moves(
-        "dynamic_slice_narrow_index",
+    "dynamic_slice_narrow_index": case(
         lambda x, i, j: lax.dynamic_slice(x, (jnp.uint8(i), jnp.uint8(j)), (1, 2)),
-        ("b, s", START, START),
+        "b, s; int32[] -10:11; int32[] -10:11",
         sizes=ATLEAST2,
     ),
-    moves("dynamic_slice_keys", lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), (KEYS, START)),
-    moves(
-        "dynamic_update",
+    "dynamic_slice_keys": case(
+        lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), "key[s]; int32[] -10:11"
+    ),
+    "dynamic_update": update(
         lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
-        ("b, s", "1, 2", START),
-        ("dynamic_update_slice",),
-        grad=True,
+        "b, s; 1, 2; int32[] -10:11",
         sizes=ATLEAST2,
     ),
-    moves(
-        "dynamic_update_whole_axis",
-        lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
-        ("b, s", "1, s", START),
-        ("dynamic_update_slice",),
-        grad=True,
+    "dynamic_update_whole_axis": update(
+        lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)), "b, s; 1, s; int32[] -10:11"
     ),
-    moves(
-        "dynamic_update_partial",
-        lambda x, y, i: lax.dynamic_update_slice(x, y[:, 1:], (i, i)),
-        ("b, s", "b, s", START),
-        ("dynamic_update_slice",),
-        grad=True,
+    "dynamic_update_partial": update(
+        lambda x, y, i: lax.dynamic_update_slice(x, y[:, 1:], (i, i)), "b, s; b, s; int32[] -10:11"
     ),
-    moves(
-        "kv_cache",
+    "kv_cache": update(
         lambda cache, new, i: lax.dynamic_update_slice_in_dim(cache, new, i, axis=1),
-        ("b, 12, 2", "b, s, 2", START),
-        ("dynamic_update_slice",),
-        grad=True,
+        "b, 12, 2; b, s, 2; int32[] -10:11",
         constraints=("s <= 12",),
     ),
-    moves(
-        "kv_cache_per_row",
+    "kv_cache_per_row": case(
         lambda cache, new, at: jax.vmap(
             lambda c, n, i: lax.dynamic_update_slice_in_dim(c, n, i, axis=0)
         )(cache, new, at),
-        ("b, 12, 2", "b, s, 2", Arg("b", "int32", 0, 12)),
-        ("scatter",),
+        "b, 12, 2; b, s, 2; int32[b] 0:12",
+        covers="scatter",
         constraints=("s <= 12",),
     ),
-    moves(
-        "dynamic_update_keys",
+    "dynamic_update_keys": case(
         lambda k, j, i: lax.dynamic_update_slice_in_dim(k, j, i, axis=0),
-        (KEYS, Arg("1", "key"), START),
+        "key[s]; key[1]; int32[] -10:11",
     ),
-]
+}
 
-ROLLS = [
-    moves("roll", lambda x: jnp.roll(x, 2, 1), ("b, s",), grad=True),
-    moves("roll_back", lambda x: jnp.roll(x, (-1, 3), (0, 1)), (Arg("b, s", "int32"),)),
-    moves("roll_by_size", lambda x: jnp.roll(x, x.shape[1] // 2, 1), ("b, s",)),
-    moves("roll_flat", lambda x: jnp.roll(x, 5), ("b, s",)),
-    moves("roll_traced", lambda x, i: jnp.roll(x, i, 1), ("b, s", START), grad=True),
-]
+ROLLS = {
+    "roll": smooth(lambda x: jnp.roll(x, 2, 1)),
+    "roll_back": case(lambda x: jnp.roll(x, (-1, 3), (0, 1)), "int32[b, s]"),
+    "roll_by_size": case(lambda x: jnp.roll(x, x.shape[1] // 2, 1)),
+    "roll_flat": case(lambda x: jnp.roll(x, 5)),
+    "roll_traced": smooth(lambda x, i: jnp.roll(x, i, 1), "b, s; int32[] -10:11"),
+}
 
-CASES = [*SLICES, *REVERSALS, *PADS, *DYNAMIC, *ROLLS]
+CASES = cases(SLICES | REVERSALS | PADS | DYNAMIC | ROLLS)

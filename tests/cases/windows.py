@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tests.harness import Arg, Case
+from tests.harness import Arg, cases, family
 
 
 def pool(
@@ -112,148 +112,87 @@ ANY = ("reduce_window",)
 GATHER, SCATTER = ("select_and_gather_add",), ("select_and_scatter_add",)
 FROM_3 = ({"b": 1, "s": 3}, {"b": 3, "s": 6}, {"b": 4, "s": 8}, {"b": 2, "s": 7})
 
+maximum = family("reduce_window_max", "window_", grad=True)
+minimum, total = family("reduce_window_min", "window_"), family("reduce_window_sum", "window_")
+case, tangents = family("reduce_window", "window_"), family("select_and_gather_add", "window_")
 
-def _case(name: str, fn: Any, *args: Any, covers: tuple[str, ...], **options: Any) -> Case:
-    return Case(f"window_{name}", fn, args, covers, **options)
 
-
-CASES = [
-    _case("max_batch", pool("max", W3, S2), "b, 6, 2", covers=MAX, grad=True),
-    _case("max_same", pool("max", W3), "b, s, 2", covers=MAX, grad=True),
-    _case("max_special", pool("max", W3, S2), "b, s, 2", covers=MAX, domains=SPECIAL),
-    _case("max_same_stride", pool("max", W3, S2), "b, s, f", covers=MAX, grad=True),
-    _case("max_same_even", pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2", covers=MAX, grad=True),
-    _case(
-        "max_same_lower",
-        pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"),
-        "2, s, 2",
-        covers=MAX,
-        grad=True,
+TABLE = {
+    "max_batch": maximum(pool("max", W3, S2), "b, 6, 2"),
+    "max_same": maximum(pool("max", W3), "b, s, 2"),
+    "max_special": maximum(pool("max", W3, S2), "b, s, 2", domains=SPECIAL, grad=False),
+    "max_same_stride": maximum(pool("max", W3, S2), "b, s, f"),
+    "max_same_even": maximum(pool("max", (1, 4, 1), (1, 3, 1)), "2, s, 2"),
+    "max_same_lower": maximum(pool("max", (1, 4, 1), (1, 2, 1), "SAME_LOWER"), "2, s, 2"),
+    "max_valid": maximum(pool("max", W3, S2, "VALID"), "b, s, 2", sizes=FROM_3),
+    "max_explicit": maximum(pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))), "b, s, 2"),
+    "max_dilated": maximum(pool("max", W3, S2, window_dilation=(1, 2, 1)), "b, s, 2", grad=False),
+    "max_base_dilated": maximum(
+        pool("max", W3, S2, base_dilation=(1, 3, 1)), "b, s, 2", domains=SPECIAL, grad=False
     ),
-    _case(
-        "max_valid",
-        pool("max", W3, S2, "VALID"),
-        "b, s, 2",
-        covers=MAX,
-        grad=True,
-        sizes=FROM_3,
-    ),
-    _case(
-        "max_explicit",
-        pool("max", W3, S2, ((0, 0), (2, 1), (0, 0))),
-        "b, s, 2",
-        covers=MAX,
-        grad=True,
-    ),
-    _case(
-        "max_dilated",
-        pool("max", W3, S2, window_dilation=(1, 2, 1)),
-        "b, s, 2",
-        covers=MAX,
-    ),
-    _case(
-        "max_base_dilated",
-        pool("max", W3, S2, base_dilation=(1, 3, 1)),
-        "b, s, 2",
-        covers=MAX,
-        domains=SPECIAL,
-    ),
-    _case("max_2d", pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2", covers=MAX, grad=True),
-    _case("max_int8", pool("max", W3, S2), Arg("b, s, 2", "int8"), covers=MAX),
-    _case("max_uint8", pool("max", W3, S2), Arg("b, s, 2", "uint8", low=0), covers=MAX),
-    _case("max_bfloat16", pool("max", W3, S2), Arg("b, s, 2", "bfloat16"), covers=MAX),
-    _case("min_same_stride", pool("min", W3, S2), "b, s, 2", covers=MIN, grad=True),
-    _case("min_special", pool("min", W3), "b, s, 2", covers=MIN, domains=SPECIAL),
-    _case("min_uint8", pool("min", W3, S2), Arg("b, s, 2", "uint8", low=3), covers=MIN),
-    _case("sum_same_stride", pool("sum", W3, S2), "b, s, f", covers=SUM, grad=True),
-    _case(
-        "sum_valid", pool("sum", W3, S2, "VALID"), "b, s, 2", covers=SUM, grad=True, sizes=FROM_3
-    ),
-    _case(
-        "sum_dilated",
+    "max_2d": maximum(pool("max", (1, 3, 2, 1), (1, 2, 2, 1)), "1, s, t, 2"),
+    "max_int8": maximum(pool("max", W3, S2), "int8[b, s, 2]", grad=False),
+    "max_uint8": maximum(pool("max", W3, S2), "uint8[b, s, 2] 0:6", grad=False),
+    "max_bfloat16": maximum(pool("max", W3, S2), "bfloat16[b, s, 2]", grad=False),
+    "min_same_stride": minimum(pool("min", W3, S2), "b, s, 2", grad=True),
+    "min_special": minimum(pool("min", W3), "b, s, 2", domains=SPECIAL),
+    "min_uint8": minimum(pool("min", W3, S2), "uint8[b, s, 2] 3:6"),
+    "sum_same_stride": total(pool("sum", W3, S2), "b, s, f", grad=True),
+    "sum_valid": total(pool("sum", W3, S2, "VALID"), "b, s, 2", grad=True, sizes=FROM_3),
+    "sum_dilated": total(
         pool("sum", W3, S2, base_dilation=(1, 2, 1), window_dilation=(1, 2, 1)),
         "b, s, 2",
-        covers=SUM,
         grad=True,
     ),
-    _case("sum_3d", pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", covers=SUM, grad=True),
-    _case("sum_int32", pool("sum", W3, S2), Arg("b, s, 2", "int32"), covers=SUM),
-    _case("sum_complex", pool("sum", W3, S2), Arg("b, s, 2", "complex64"), covers=SUM),
-    _case("average_counted", average_without_padding, "b, s, 2", covers=SUM, grad=True),
+    "sum_3d": total(pool("sum", (2, 3, 2), (1, 2, 2)), "r, s, t", grad=True),
+    "sum_int32": total(pool("sum", W3, S2), "int32[b, s, 2]"),
+    "sum_complex": total(pool("sum", W3, S2), "complex64[b, s, 2]"),
+    "average_counted": total(average_without_padding, "b, s, 2", grad=True),
     # windows of symbolic size
-    _case("global_max", global_pool("max"), "b, s, 2", covers=MAX, grad=True, domains=SPECIAL),
-    _case("global_sum", global_pool("sum"), "b, s, 2", covers=SUM),
-    _case(
-        "adaptive_max",
-        adaptive_pool("max"),
-        "b, s, 2",
-        covers=MAX,
-        grad=True,
-        sizes=FROM_3,
-        constraints=("s >= 3",),
-    ),
-    _case(
-        "adaptive_sum",
-        adaptive_pool("sum"),
-        "b, s, 2",
-        covers=SUM,
-        sizes=FROM_3,
-        constraints=("s >= 3",),
-    ),
-    _case(
-        "moving_sum",
+    "global_max": maximum(global_pool("max"), "b, s, 2", domains=SPECIAL),
+    "global_sum": total(global_pool("sum"), "b, s, 2"),
+    "adaptive_max": maximum(adaptive_pool("max"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
+    "adaptive_sum": total(adaptive_pool("sum"), "b, s, 2", sizes=FROM_3, constraints=("s >= 3",)),
+    "moving_sum": total(
         lambda x, w: pool("sum", (w.shape[0],), (1,), "VALID")(x),
-        "s",
-        "t",
-        covers=SUM,
+        "s; t",
         sizes=({"s": 4, "t": 4}, {"s": 8, "t": 2}, {"s": 7, "t": 3}, {"s": 5, "t": 1}),
         constraints=("s >= t",),
     ),
     # any reducer
-    _case("product", pool("mul", W3, S2), "b, s, 2", covers=ANY),
-    _case("product_tangent", tangent(pool("mul", W3, S2)), "b, s, 2", "b, s, 2", covers=ANY),
-    _case("product_int", pool("mul", W3, S2), Arg("b, s, 2", "int32"), covers=ANY),
-    _case("own_reducer", most_negative, "b, s, 2", covers=ANY),
-    _case("own_reducer_vmap", jax.vmap(most_negative), "b, 1, s, 2", covers=ANY),
-    _case("two_arrays", mean_and_count, "b, s", Arg("b, s", "int32"), covers=ANY, domains=SPECIAL),
-    _case(
-        "any",
+    "product": case(pool("mul", W3, S2), "b, s, 2"),
+    "product_tangent": case(tangent(pool("mul", W3, S2)), "b, s, 2; b, s, 2"),
+    "product_int": case(pool("mul", W3, S2), "int32[b, s, 2]"),
+    "own_reducer": case(most_negative, "b, s, 2"),
+    "own_reducer_vmap": case(jax.vmap(most_negative), "b, 1, s, 2"),
+    "two_arrays": case(mean_and_count, "b, s; int32[b, s]", domains=SPECIAL),
+    "any": case(
         lambda x: lax.reduce_window(x, np.array(False), lax.bitwise_or, (1, 2), (1, 2), "SAME"),
-        Arg("b, s", "bool"),
-        covers=ANY,
+        "bool[b, s]",
     ),
     # gradients by name
-    _case("max_tangent", tangent(pool("max", W3, S2)), "b, s, 2", "b, s, 2", covers=GATHER),
-    _case(
-        "max_tangent_special",
+    "max_tangent": tangents(tangent(pool("max", W3, S2)), "b, s, 2; b, s, 2"),
+    "max_tangent_special": tangents(
         lambda x, t: jax.jvp(pool("max", W3, S2), (x,), (t,))[1],
         "b, s, 2",
         Arg("b, s, 2", make=finite),
-        covers=GATHER,
         domains=SPECIAL,
     ),
-    _case(
-        "min_tangent_valid",
-        tangent(pool("min", W3, S2, "VALID")),
-        "b, s, 2",
-        "b, s, 2",
-        covers=GATHER,
-        sizes=FROM_3,
+    "min_tangent_valid": tangents(
+        tangent(pool("min", W3, S2, "VALID")), "b, s, 2; b, s, 2", sizes=FROM_3
     ),
-    _case("max_second_order", second_order(pool("max", W3, S2)), "b, s, 2", covers=GATHER),
-    _case(
-        "max_gradient_special",
+    "max_second_order": tangents(second_order(pool("max", W3, S2)), "b, s, 2"),
+    "max_gradient_special": case(
         lambda x, g: jax.vjp(pool("max", W3), x)[1](g)[0],
         "b, s, 2",
         Arg("b, s, 2", make=finite),
-        covers=SCATTER,
+        covers="select_and_scatter_add",
         domains=SPECIAL,
     ),
-    _case(
-        "max_grad_vmap",
+    "max_grad_vmap": case(
         jax.vmap(jax.grad(lambda x: jnp.sum(pool("max", (3,), (2,))(x) ** 2))),
-        "b, s",
-        covers=SCATTER,
+        covers="select_and_scatter_add",
     ),
-    _case("scatter_own", select_and_scatter, "b, 4", "b, 2", covers=("select_and_scatter",)),
-]
+    "scatter_own": case(select_and_scatter, "b, 4; b, 2", covers="select_and_scatter"),
+}
+CASES = cases(TABLE)

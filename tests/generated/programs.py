@@ -134,48 +134,21 @@ def unary(p: Sketch) -> None:
     x = p.pick(_float)
     n = x.name
     text, moves = p.among(
-        (f"jnp.tanh({n})", False),
-        (f"jnp.sin({n})", False),
-        (f"jnp.exp(-jnp.abs({n}))", False),
-        (f"jnp.log1p(jnp.abs({n}))", False),
-        (f"jnp.sqrt(1 + {n} * {n})", False),
-        (f"jax.nn.sigmoid({n})", False),
-        (f"{n} / (1 + jnp.abs({n}))", False),
-        (f"jnp.clip({n} * 0.5, -2, 2)", False),
-        (f"jnp.maximum({n}, 0)", True),
-        (f"-{n}", True),
-        (f"jnp.abs({n})", True),
+        *((f"jnp.tanh({n})", False), (f"jnp.sin({n})", False), (f"jnp.exp(-jnp.abs({n}))", False)),
+        *((f"jnp.log1p(jnp.abs({n}))", False), (f"jnp.sqrt(1 + {n} * {n})", False)),
+        *((f"jax.nn.sigmoid({n})", False), (f"{n} / (1 + jnp.abs({n}))", False)),
+        *((f"jnp.clip({n} * 0.5, -2, 2)", False), (f"jnp.maximum({n}, 0)", True)),
+        *((f"-{n}", True), (f"jnp.abs({n})", True)),
     )
     p.add(text, x.rounded or not moves)
-
-
-def of_constants(p: Sketch) -> None:
-    """Zeros become what needs rounding, and 0 again, or nearly."""
-    n = p.pick(lambda v: v.is_float and _firm(v)).name
-    a, c = p.among(0.1, 0.3, 0.7, 1.5), p.among(3.0, 7.0, 10.0)
-    text, moves = p.among(
-        (f"jnp.sign(({n} + {a}) * {c} - {a * c})", True),
-        (f"jnp.ceil(({n} + {a}) * {c} - {a * c})", True),
-        (f"jnp.floor(({n} - {a}) * {c} + {a * c})", True),
-        (f"jnp.sqrt(jnp.abs(({n} + {a}) * {c} - {a * c}))", False),
-        (f"jnp.minimum({n} * 1e-25 * 1e20 * 1e20, {a})", False),
-        (f"jnp.square({n} * {c}) * {a} + {n} * 0", False),
-    )
-    p.add(text, not moves)
 
 
 def unary_int(p: Sketch) -> None:
     n = p.pick(lambda v: v.is_int).name
     p.add(
         p.among(
-            f"{n} + 1",
-            f"-{n}",
-            f"{n} * 3",
-            f"{n} % 5",
-            f"{n} // 3",
-            f"{n} ^ 5",
-            f"jnp.minimum({n}, 2)",
-            f"{n}.astype(jnp.float32) % 64",
+            *(f"{n} + 1", f"-{n}", f"{n} * 3", f"{n} % 5", f"{n} // 3", f"{n} ^ 5"),
+            *(f"jnp.minimum({n}, 2)", f"{n}.astype(jnp.float32) % 64"),
         ),
         False,
     )
@@ -368,19 +341,8 @@ def cut(p: Sketch) -> None:
     x = p.pick(rank=1)
     axis = p.axis(x)
     piece = p.among(
-        "1:",
-        ":-1",
-        "::2",
-        "::-1",
-        "-1",
-        "0",
-        "-2:",
-        "1::2",
-        ":2",
-        "::-2",
-        "-1:0:-1",
-        "None",
-        "1:-1",
+        *("1:", ":-1", "::2", "::-1", "-1", "0", "-2:", "1::2", ":2", "::-2", "-1:0:-1"),
+        *("None", "1:-1"),
     )
     p.add(f"{x.name}[{':, ' * axis}{piece}]", x.rounded)
 
@@ -595,35 +557,9 @@ def convolution(p: Sketch) -> None:
 
 
 OPERATIONS = (
-    unary,
-    unary_int,
-    binary,
-    compare,
-    choose,
-    reduction,
-    reduce_flags,
-    arg_reduction,
-    cumulative,
-    normalise,
-    order,
-    sort_rounded,
-    contraction,
-    rearrange,
-    join,
-    pad,
-    cut,
-    reshape,
-    gather,
-    scatter,
-    sizes,
-    guard,
-    scan,
-    loop,
-    branch,
-    mapped,
-    random,
-    windows,
-    convolution,
+    *(unary, unary_int, binary, compare, choose, reduction, reduce_flags, arg_reduction),
+    *(cumulative, normalise, order, sort_rounded, contraction, rearrange, join, pad, cut, reshape),
+    *(gather, scatter, sizes, guard, scan, loop, branch, mapped, random, windows, convolution),
 )
 
 

@@ -1,9 +1,9 @@
-"""Dimension variables: evaluation, bounds over a bucket, and solving, against brute force."""
+"""Dimension variables: evaluation, bounds over a bucket, order, fits and solving."""
 
 import itertools
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import hypothesis
@@ -15,12 +15,13 @@ import pytest
 from jax import export
 
 from bucketjit import BucketedExec
-from bucketjit._ir.bounds import upper_bound_text
+from bucketjit._ir.bounds import LARGE, is_never_negative, magnitude, upper_bound_text
 from bucketjit._ir.bucket_sizes import BucketSizes, evaluate_traced
 from bucketjit._ir.expressions import (
     bind_unique_names,
     evaluate,
     evaluate_text,
+    fit,
     is_symbolic,
     shape_function,
     solve,
@@ -153,15 +154,8 @@ BEYOND = (2**31, 2**32 + 3, 2**63 - 1)
 @pytest.mark.parametrize(
     "text",
     [
-        "min(b, {})",
-        "min({}, b)",
-        "max(0, b - {})",
-        "2*min(b, {}) + s",
-        "min(b*s, {})",
-        "max(s, min(b, {}) - 2)",
-        "floordiv(b, {})",
-        "mod(b + s, {})",
-        "max(-1*{}, 1 - b)",
+        *("min(b, {})", "min({}, b)", "max(0, b - {})", "2*min(b, {}) + s", "min(b*s, {})"),
+        *("max(s, min(b, {}) - 2)", "floordiv(b, {})", "mod(b + s, {})", "max(-1*{}, 1 - b)"),
     ],
 )
 def test_sizes_do_not_reach_what_int32_does_not_hold(text: str, beyond: int) -> None:
@@ -203,19 +197,11 @@ def test_upper_bound_is_tight_where_the_expression_grows(
 @pytest.mark.parametrize(
     ("text", "lo", "hi", "bound"),
     [
-        ("b - 1", 1, 8, 7),
-        ("10 - b", 1, 8, 9),
-        ("10 - b", 3, 8, 7),
-        ("3 - b", 4, 8, 0),
-        ("mod(b, 4)", 1, 8, 3),
-        ("mod(b, 16)", 1, 8, 8),
-        ("mod(b, 16)", 17, 18, 2),
-        ("b - 2*floordiv(b, 2)", 1, 8, 1),
-        ("floordiv(b + 3, 4)*4 - b", 1, 8, 3),
-        ("max(4 - b, 0)", 1, 8, 3),
-        ("min(b, 3)", 1, 8, 3),
-        ("b*b - 6*b + 9", 1, 4, 4),
-        ("(b - 5)^2", 1, 8, 16),
+        *(("b - 1", 1, 8, 7), ("10 - b", 1, 8, 9), ("10 - b", 3, 8, 7), ("3 - b", 4, 8, 0)),
+        *(("mod(b, 4)", 1, 8, 3), ("mod(b, 16)", 1, 8, 8), ("mod(b, 16)", 17, 18, 2)),
+        *(("b - 2*floordiv(b, 2)", 1, 8, 1), ("floordiv(b + 3, 4)*4 - b", 1, 8, 3)),
+        *(("max(4 - b, 0)", 1, 8, 3), ("min(b, 3)", 1, 8, 3)),
+        *(("b*b - 6*b + 9", 1, 4, 4), ("(b - 5)^2", 1, 8, 16)),
     ],
 )
 def test_upper_bounds_of_expressions_that_shrink(text: str, lo: int, hi: int, bound: int) -> None:
@@ -285,17 +271,8 @@ def test_variables_of(text: str, names: tuple[str, ...]) -> None:
 def test_every_dimension_that_jax_prints_can_be_read() -> None:
     b, s = export.symbolic_shape("b, s", constraints=("b >= 3",))
     dims = [
-        b + s,
-        2 * b * s - 3,
-        b**3,
-        (b + 1) // 2,
-        -b % 4,
-        (b * s) % (s + 1),
-        jax.core.max_dim(b, s),
-        jax.core.min_dim(b, 2 * s),
-        -b + 10,
-        b // s,
-        (b - s) // 2,
+        *(b + s, 2 * b * s - 3, b**3, (b + 1) // 2, -b % 4, (b * s) % (s + 1)),
+        *(jax.core.max_dim(b, s), jax.core.min_dim(b, 2 * s), -b + 10, b // s, (b - s) // 2),
     ]
     for dim in dims:
         for sizes in ({"b": 3, "s": 5}, {"b": 8, "s": 1}, {"b": 7, "s": 7}):
@@ -328,3 +305,90 @@ def test_bind_unique_names() -> None:
     assert bind_unique_names("batch", []) == "batch"
     assert bind_unique_names("batch", ["batch", "batch_2"]) == "batch_1"
     assert bind_unique_names("batch", ["batch", "batch_1"]) == "batch_2"
+
+
+NEVER_NEGATIVE = [
+    *("0", "n - 1", "n*m - n", "n^2 - n", "floordiv(n, 3)", "n - floordiv(2*n, 3)"),
+    *("n - floordiv(95*n, 100)", "2*n - floordiv(7*n + 3, 4)"),
+    *("floordiv(2*n, 3) - floordiv(n, 3)", "floordiv(n + 2, 3) - 1"),
+    *("n - floordiv(floordiv(n, 2)*2, 3)", "max(1, floordiv(n, 2)) - 1"),
+    *("n - max(1, floordiv(n, 2))", "n - min(n, floordiv(10*n, 7))", "min(n, m) - 1"),
+    *("2 - mod(n, 3)", "n - mod(n, 3)", "m*n - m*floordiv(n, 2)"),
+]
+MAYBE_NEGATIVE = [
+    *("-1", "n - 2", "n - m", "floordiv(n, 2) - 1", "n - floordiv(10*n, 7)"),
+    *("floordiv(n - 5, 2) - n + 5", "n - max(n, m)", "min(n, m) - n", "mod(n, 3) - 1"),
+    *("floordiv(n, 3) - floordiv(n, 4) - 1", "n - max(2, floordiv(n, 2))"),
+]
+
+
+def _least(text: str) -> int:
+    names = variables_of(text)
+    boxes = itertools.product(range(1, 30), repeat=len(names))
+    return min(evaluate_text(text, dict(zip(names, box, strict=True))) for box in boxes)
+
+
+@pytest.mark.parametrize("text", NEVER_NEGATIVE)
+def test_what_is_never_negative_is_known(text: str) -> None:
+    assert _least(text) >= 0
+    assert is_never_negative(text)
+
+
+@pytest.mark.parametrize("text", MAYBE_NEGATIVE)
+def test_what_may_be_negative_is_not(text: str) -> None:
+    assert _least(text) < 0
+    assert not is_never_negative(text)
+
+
+def test_no_answer_is_wrong() -> None:
+    atoms = ["1", "n", "m", "floordiv(2*n, 3)", "max(m, floordiv(n, 2))", "min(n, 2*m - 3)"]
+    for one, sign, other, c in itertools.product(atoms, "+-", atoms, (-2, 0, 1)):
+        text = f"{one} {sign} 2*({other}) + {c}"
+        assert not is_never_negative(text) or _least(text) >= 0, text
+
+
+def test_variables_with_bounds() -> None:
+    most_of = (("size_1", "n + 1"), ("size_2", "floordiv(size_1, 2) + 1"))
+    assert is_never_negative("n + 1 - size_1", most_of)
+    assert is_never_negative("n + 2 - size_2", most_of)
+    assert not is_never_negative("n - size_1", most_of)
+    assert not is_never_negative("size_1 - 2", most_of)
+
+
+def test_magnitudes() -> None:
+    assert magnitude("7") == 7 and magnitude("n") == magnitude("n*m") == LARGE
+    assert magnitude("n - m") == 2 * LARGE
+    assert magnitude("floordiv(100*n, 50)") == 2 * LARGE
+    assert magnitude("min(1000*n, 5)") == 5 and magnitude("mod(1000*n, 5)") == 5
+    assert magnitude("-max(n, 5)") == LARGE
+
+
+SAMPLES = [
+    *({"b": 3, "s": 5}, {"b": 4, "s": 5}, {"b": 3, "s": 7}, {"b": 6, "s": 9}, {"b": 7, "s": 14}),
+    *({"b": 8, "s": 17}, {"b": 5, "s": 8}),
+]
+ELSEWHERE = [{"b": b, "s": s} for b in (2, 5, 9, 30) for s in (1, 4, 8, 31)]
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        *(lambda b, s: s, lambda b, s: s - 1, lambda b, s: 2 * b + 3, lambda b, s: b * s),
+        *(lambda b, s: 4 * b * s - b, lambda b, s: b + s, lambda b, s: b * b),
+        *(lambda b, s: 3 * b - 2 * s + 40, lambda b, s: s // 2, lambda b, s: (s + 3) // 4),
+        *(lambda b, s: 4 * ((s + 3) // 4), lambda b, s: b % 3),
+    ],
+)
+def test_expressions_that_are_found(of: Callable[[int, int], int]) -> None:
+    text = fit([of(**x) for x in SAMPLES], SAMPLES)
+    assert isinstance(text, str)
+    for sizes in ELSEWHERE:
+        assert evaluate_text(text, sizes) == of(**sizes), text
+
+
+def test_what_does_not_vary_is_an_int() -> None:
+    assert fit([8] * len(SAMPLES), SAMPLES) == 8
+
+
+def test_what_no_expression_gives() -> None:
+    assert fit([1, 9, 2, 40, 0, 3, 3], SAMPLES) is None

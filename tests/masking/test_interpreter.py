@@ -10,13 +10,13 @@ import pytest
 from jax import lax
 
 from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.program import Leaf, Program
+from bucketjit._ir.program import Program
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
-from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import MaskingError
 from bucketjit.rules import RuleContext
 from tests.comparison import ramp
+from tests.harness import traced
 
 
 def double(ctx: RuleContext, x: Any) -> Any:
@@ -32,19 +32,6 @@ def total(ctx: RuleContext, x: Any) -> Any:
 
 
 TOY: dict[Any, Any] = {lax.neg_p: double, lax.reduce_sum_p: total}
-
-
-def program_of(fn: Any, *shapes: str, sizes: Mapping[str, int]) -> Program:
-    leaves = [
-        Leaf(
-            f"x{i}",
-            tuple(int(t) if t.strip().isdigit() else t.strip() for t in shape.split(",") if t),
-            np.dtype(np.float32),
-        )
-        for i, shape in enumerate(shapes)
-    ]
-    tree = jax.tree_util.tree_structure((tuple(range(len(shapes))), {}))
-    return trace(fn, tree, leaves, sizes)
 
 
 def run(
@@ -67,7 +54,7 @@ def padded(x: np.ndarray, *shape: int, value: float = np.nan) -> np.ndarray:
 
 
 def test_one_trace_serves_every_bucket_and_size() -> None:
-    program = program_of(lambda x: (-x).sum(0), "b, 2", sizes={"b": 3})
+    program = traced(lambda x: (-x).sum(0), "b, 2", b=3)
     for bucket in (4, 8):
         for n in range(1, bucket + 1):
             (out,) = run(program, [padded(ramp(n, 2), bucket, 2)], {"b": bucket}, {"b": n})
@@ -75,7 +62,7 @@ def test_one_trace_serves_every_bucket_and_size() -> None:
 
 
 def test_sizes_are_run_time_values() -> None:
-    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    program = traced(lambda x: (-x).sum(), "b", b=3)
 
     @jax.jit
     def masked(n: Any, x: Any) -> Any:
@@ -91,7 +78,7 @@ def test_equations_without_symbolic_sizes_need_no_rule() -> None:
     def fn(x: Any, w: Any) -> Any:
         return -x, jnp.exp(w @ w.T) + lax.fori_loop(0, 3, lambda i, c: c * 2, 1.0)
 
-    program = program_of(fn, "b", "2, 2", sizes={"b": 3})
+    program = traced(fn, "b; 2, 2", b=3)
     w = ramp(2, 2)
     out, static = run(program, [padded(ramp(3), 4), w], {"b": 4}, {"b": 3})
     np.testing.assert_array_equal(out[:3], -ramp(3))
@@ -101,14 +88,14 @@ def test_equations_without_symbolic_sizes_need_no_rule() -> None:
 def test_constants_and_literals() -> None:
     table = jnp.asarray(ramp(2))
     rules = {**TOY, lax.mul_p: add, lax.add_p: add}
-    program = program_of(lambda x: (x * 2 + 1, table + 1), "b", sizes={"b": 3})
+    program = traced(lambda x: (x * 2 + 1, table + 1), "b", b=3)
     out, static = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
     np.testing.assert_array_equal(out[:3], 2 * ramp(3) + 1)
     np.testing.assert_array_equal(static, ramp(2) + 1)
 
 
 def test_a_missing_rule_names_primitive_place_and_remedy() -> None:
-    program = program_of(lambda x: jnp.exp(-x), "b", sizes={"b": 3})
+    program = traced(lambda x: jnp.exp(-x), "b", b=3)
     with pytest.raises(MaskingError) as raised:
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3})
     assert raised.value.reason.startswith("exp: no masking rule")
@@ -120,7 +107,7 @@ def test_a_refusal_names_the_place_once() -> None:
     def refuse(ctx: RuleContext, x: Any) -> Any:
         ctx.refuse("cannot", "do otherwise")
 
-    program = program_of(lambda x: jax.jit(lambda y: -y)(x), "b", sizes={"b": 3})
+    program = traced(lambda x: jax.jit(lambda y: -y)(x), "b", b=3)
     call = next(e for e in program.jaxpr.eqns).primitive
 
     def inline(ctx: RuleContext, *operands: Any) -> Any:
@@ -144,7 +131,7 @@ def test_a_refusal_names_the_place_once() -> None:
     ],
 )
 def test_a_rule_gives_an_array_of_the_dtype(given: Any, told: str) -> None:
-    program = program_of(lambda x: -x, "b", sizes={"b": 3})
+    program = traced(lambda x: -x, "b", b=3)
     rules = {lax.neg_p: lambda ctx, x: given(x)}
     with pytest.raises(MaskingError, match=f"neg: its rule {told}") as raised:
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
@@ -152,7 +139,7 @@ def test_a_rule_gives_an_array_of_the_dtype(given: Any, told: str) -> None:
 
 
 def test_an_inner_program_may_return_a_literal() -> None:
-    program = program_of(lambda x: x * jax.jit(lambda y: (y, 2))(x)[1], "b", sizes={"b": 3})
+    program = traced(lambda x: x * jax.jit(lambda y: (y, 2))(x)[1], "b", b=3)
     got = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, default_rules())
     np.testing.assert_array_equal(got[0][:3], 2 * ramp(3))
 
@@ -162,7 +149,7 @@ def test_an_inner_program_may_return_a_literal() -> None:
     [(lambda x: [x], "gave 1 results, expected 2"), (lambda x: 5, "failed with TypeError")],
 )
 def test_a_rule_gives_every_result(given: Any, told: str) -> None:
-    program = program_of(lambda x: lax.sort((x, -x)), "b", sizes={"b": 3})
+    program = traced(lambda x: lax.sort((x, -x)), "b", b=3)
     rules = {lax.neg_p: lambda ctx, x: -x, lax.sort_p: lambda ctx, x, y: given(x)}
     with pytest.raises(MaskingError, match=told):
         run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)
@@ -170,7 +157,7 @@ def test_a_rule_gives_every_result(given: Any, told: str) -> None:
 
 def test_sub_programs_are_walked_with_the_same_table() -> None:
     inner = jax.jit(lambda y: (-y).sum())
-    program = program_of(lambda x: inner(x), "b", sizes={"b": 3})
+    program = traced(lambda x: inner(x), "b", b=3)
     (eqn,) = (e for e in program.jaxpr.eqns if "jaxpr" in e.params)
 
     def inline(ctx: RuleContext, *operands: Any) -> Any:
@@ -189,7 +176,7 @@ def test_after_sees_every_equation_and_changes_its_outputs() -> None:
         )
         return [out + 1 for out in outs]
 
-    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    program = traced(lambda x: (-x).sum(), "b", b=3)
     (out,) = run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, after=after)
     assert seen == [("neg", (4,), 3), ("reduce_sum", (), 3)]
     assert float(out) == -6 + 3 + 1
@@ -210,7 +197,7 @@ def test_the_context_of_a_rule() -> None:
         seen["padded_shape"] = ctx.padded_shape((d, 2 * d, 5))
         return ctx.bind(x)
 
-    program = program_of(
+    program = traced(
         lambda x: lax.broadcast_in_dim(x, (2, x.shape[0], 3), (1, 2)), "b, 3", sizes={"b": 3}
     )
     rules = {lax.broadcast_in_dim_p: look}
@@ -240,13 +227,7 @@ def test_fill_writes_into_padding_only(dtype: str, value: Any, unfused: bool) ->
         filled.append(ctx.fill(x, axes=(1,), value=value, unfused=unfused))
         return ctx.bind(x)
 
-    leaf = Leaf("x", ("b", 2, "s"), jnp.dtype(dtype))
-    program = trace(
-        lambda x: jnp.transpose(x, (2, 1, 0)),
-        jax.tree_util.tree_structure(((0,), {})),
-        [leaf],
-        {"b": 2, "s": 3},
-    )
+    program = traced(lambda x: jnp.transpose(x, (2, 1, 0)), f"{dtype}[b, 2, s]", b=2, s=3)
     real = ramp(2, 2, 3).astype(jnp.dtype(dtype))
     wide = np.full((4, 2, 8), 77 if dtype != "bool" else False).astype(jnp.dtype(dtype))
     wide[:2, :, :3] = real
@@ -261,7 +242,7 @@ def test_fill_writes_into_padding_only(dtype: str, value: Any, unfused: bool) ->
 
 
 def test_fill_keeps_a_real_nan_and_drops_one_in_padding() -> None:
-    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    program = traced(lambda x: (-x).sum(), "b", b=3)
     x = np.array([1, 2, 3, np.nan, np.nan], np.float32)
     assert float(run(program, [x], {"b": 5}, {"b": 3})[0]) == -6
     x = np.array([1, np.nan, 3, 5, 5], np.float32)
@@ -269,6 +250,6 @@ def test_fill_keeps_a_real_nan_and_drops_one_in_padding() -> None:
 
 
 def test_rules_may_be_keyed_by_name() -> None:
-    program = program_of(lambda x: (-x).sum(), "b", sizes={"b": 3})
+    program = traced(lambda x: (-x).sum(), "b", b=3)
     rules = {"neg": double, "reduce_sum": total}
     assert float(run(program, [padded(ramp(3), 4)], {"b": 4}, {"b": 3}, rules)[0]) == -6

@@ -10,17 +10,14 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._ir.program import Leaf
 from bucketjit._masking.vector_signs import hidden_signs
-from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackError
+from tests.harness import traced
 
 
-def hidden(fn: Callable[[Any], Any], *shape: Any) -> list[str]:
+def hidden(fn: Callable[[Any], Any]) -> list[str]:
     """The factorisations of a function of one open array whose signs its results do not show."""
-    leaf = Leaf("x", shape or ("n", "n"), np.dtype("f4"))
-    tree = jax.tree_util.tree_structure(((0,), {}))
-    program = trace(fn, tree, [leaf], dict.fromkeys("bmn", 5), ("m <= n",) if "m" in shape else ())
+    program = traced(fn, "n, n", n=5)
     return [eqn.primitive.name for eqn in hidden_signs(program.jaxpr).values()]
 
 

@@ -1,5 +1,6 @@
 """Which arguments of `map` are lists, what a list may be, and what errors say."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,11 @@ from bucketjit import BucketedExec, Ragged
 from bucketjit.errors import ArgumentError, SpecError
 
 LENGTHS = [3, 1, 6, 3, 8]
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
 
 
 def rows(lengths: list[int] = LENGTHS, d: int = 2) -> list[np.ndarray]:
@@ -45,26 +51,27 @@ def test_arguments_in_their_places() -> None:
     assert all(isinstance(x, jax.Array) for x in executor.map(PARAMS, examples))
 
 
-@pytest.mark.parametrize("form", ["tuple", "generator", "object array", "jax", "mixed", "Ragged"])
+def as_objects(examples: list[np.ndarray]) -> np.ndarray:
+    array = np.empty(len(examples), object)
+    array[:] = examples
+    return array
+
+
+def as_ragged(examples: list[np.ndarray]) -> Ragged:
+    wide = np.stack([np.pad(x, ((0, 8 - len(x)), (0, 0))) for x in examples])
+    return Ragged(wide, np.array(LENGTHS))
+
+
+LISTS: dict[str, Callable[[list[np.ndarray]], Any]] = {
+    **{"tuple": tuple, "generator": iter, "object array": as_objects, "Ragged": as_ragged},
+    "jax": lambda examples: [jnp.asarray(x) for x in examples],
+    "mixed": lambda examples: [jnp.asarray(x) if i % 2 else x for i, x in enumerate(examples)],
+}
+
+
+@pytest.mark.parametrize("form", LISTS)
 def test_forms_of_lists(form: str) -> None:
-    executor, examples = encoder(), rows()
-    given: Any = examples
-    if form == "tuple":
-        given = tuple(examples)
-    elif form == "generator":
-        given = (x for x in examples)
-    elif form == "object array":
-        given = np.empty(len(examples), object)
-        given[:] = examples
-    elif form == "jax":
-        given = [jnp.asarray(x) for x in examples]
-    elif form == "mixed":
-        given = [jnp.asarray(x) if i % 2 else x for i, x in enumerate(examples)]
-    elif form == "Ragged":
-        given = Ragged(
-            np.stack([np.pad(x, ((0, 8 - len(x)), (0, 0))) for x in examples]), np.array(LENGTHS)
-        )
-    check(executor.map(PARAMS, given), examples)
+    check(encoder().map(PARAMS, LISTS[form](rows())), rows())
 
 
 def test_an_array_gives_its_rows() -> None:
@@ -112,9 +119,7 @@ def test_trees_keywords_and_static_arguments() -> None:
         return {"out": (batch["x"] ** power).sum() * scale + offset, "y": batch["y"] + 1}
 
     executor = BucketedExec(
-        fn,
-        dynamic_axes=({"x": "n", "y": "m, _"}, None, {"offset": None}),
-        static_argnames="power",
+        fn, dynamic_axes=({"x": "n", "y": "m, _"}, None, {"offset": None}), static_argnames="power"
     ).with_pow2()
     examples = [
         {"x": np.full(n, 2, np.float32), "y": np.full((m, 3), n, np.int32)}
@@ -214,11 +219,6 @@ def test_stacked_results() -> None:
     assert [row["n"] for row in numpy] == [float(x.sum()) for x in examples]
 
 
-class Pair(NamedTuple):
-    y: Any
-    total: Any
-
-
 @pytest.mark.parametrize("form", [lambda y, n: (y, n), lambda y, n: {"a": y, "b": n}, Pair])
 def test_each_stacked_result_is_a_list_of_examples(form: Any) -> None:
     examples = [np.arange(n, dtype=np.float32) for n in LENGTHS]
@@ -258,11 +258,6 @@ def test_calls_inside_of_transformations() -> None:
 
 
 # --- errors ---
-
-
-class Pair(NamedTuple):
-    a: Any
-    b: Any
 
 
 F32 = np.float32

@@ -13,7 +13,7 @@ import bucketjit
 from bucketjit import BucketedExec, Overflow, strategies
 from bucketjit.errors import BucketOverflowError, SpecError
 from bucketjit.types import Event
-from tests.comparison import assert_like_jit, ramp
+from tests.comparison import assert_like_jit, buckets, ramp
 
 
 def rows(x: Any) -> Any:
@@ -22,10 +22,6 @@ def rows(x: Any) -> Any:
 
 def total(x: Any) -> Any:
     return jnp.sum(x * x)
-
-
-def buckets(executor: Any) -> list[dict[str, int]]:
-    return [dict(b.sizes) for b in executor.stats().buckets]
 
 
 # --- what fits a device ------------------------------------------------------------------------

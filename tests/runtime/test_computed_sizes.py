@@ -12,6 +12,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback, Padded
 from bucketjit.errors import FallbackError, FallbackWarning
+from tests.comparison import assert_close
 
 W = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
 EDGES = (1, 7, 8, 9)  # sizes at the edges of the buckets 8 and 16
@@ -43,13 +44,6 @@ def all_arrays() -> Iterator[np.ndarray]:
 few_or_all = pytest.mark.parametrize(
     "inputs", [few_arrays, pytest.param(all_arrays, marks=pytest.mark.slow)]
 )
-
-
-def equal(got: Any, want: Any) -> None:
-    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
-    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
-        assert (np.shape(a), a.dtype) == (np.shape(b), b.dtype)
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
 PROGRAMS: dict[str, Callable[..., Any]] = {
@@ -98,7 +92,7 @@ def checked(executor: Any, fn: Callable[..., Any], x: np.ndarray) -> None:
         except Exception as error:
             failure = error
         if failure is None:
-            equal(executor(x), want)
+            assert_close(executor(x), want)
             return
         with pytest.raises(type(failure)) as raised:
             executor(x)
@@ -191,7 +185,7 @@ def test_a_call_that_selects_nothing_runs_eagerly(name: str) -> None:
     executor = BucketedExec(fn, dynamic_axes="n").with_pow2()
     checked(executor, fn, np.ones(5, np.float32))
     with pytest.warns(FallbackWarning, match=r"array that is not empty \(.*test_computed_sizes"):
-        equal(executor(-np.ones(5, np.float32)), fn(-jnp.ones(5)))
+        assert_close(executor(-np.ones(5, np.float32)), fn(-jnp.ones(5)))
     for sign in (1, -1, 1):  # by the fast path, too
         for size in (5, 6):
             checked(executor, fn, sign * np.ones(size, np.float32))
@@ -280,7 +274,7 @@ def test_a_donated_argument_is_there_for_the_second_run() -> None:
     fn = ONE_SELECTION["is_there_any"]
     executor = BucketedExec(fn, dynamic_axes="n", donate_argnums=0).with_pow2()
     for x in (-np.ones(8, np.float32), np.ones(8, np.float32)) * 2:
-        equal(executor(jnp.asarray(x)), fn(jnp.asarray(x)))
+        assert_close(executor(jnp.asarray(x)), fn(jnp.asarray(x)))
 
 
 @pytest.mark.parametrize("out", ["numpy", "padded"])
@@ -309,8 +303,8 @@ def test_derivatives_of_the_executor(name: str) -> None:
     for x in map(jnp.asarray, list(arrays(7))[1:4]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
-            equal(jax.grad(scalar(executor))(x), jax.grad(scalar(fn))(x))
-            equal(jax.hessian(scalar(executor))(x), jax.hessian(scalar(fn))(x))
+            assert_close(jax.grad(scalar(executor))(x), jax.grad(scalar(fn))(x))
+            assert_close(jax.hessian(scalar(executor))(x), jax.hessian(scalar(fn))(x))
 
 
 def loop(x: Any) -> Any:

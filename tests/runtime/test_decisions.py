@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bucketjit import BucketedExec, Fallback, Overflow, strategies
+from bucketjit import BucketedExec, Fallback, Overflow
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit.errors import BucketOverflowError, FallbackError
 
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
     Attributes:
         executor: Makes the executor.
-        args: The arguments.
+        args: The argument.
         kind: The kind of decision; None if deciding raises.
         because: Why it runs exact, if it does.
         shown: The kind that `explain` shows; None where it raises.
@@ -61,53 +61,42 @@ class Case(NamedTuple):
     error: type[Exception] | None = None
 
 
+def masked(make: Callable[[], BucketedExec], *shape: int) -> Case:
+    return Case(make, (rows(*shape),), Masked, None, "masked")
+
+
+def exact(
+    make: Callable[[], BucketedExec], because: Because, *shape: int, error: Any = None
+) -> Case:
+    return Case(make, (rows(*shape),), Unpadded, because, error=error)
+
+
+def one_size_exact() -> BucketedExec:
+    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="b, s").with_pow2("b", max=4)
+    return executor.with_pow2("s").with_overflow(Overflow.EXACT)
+
+
+def of_references(**options: Any) -> BucketedExec:
+    return BucketedExec(with_reference, **options).with_pow2()
+
+
 CASES = {
-    "masked": Case(
-        lambda: BucketedExec(centered).with_pow2(), (rows(3, 2),), Masked, None, "masked"
+    "masked": masked(lambda: BucketedExec(centered).with_pow2(), 3, 2),
+    "at the sizes of a guard": masked(lambda: BucketedExec(by_parity).with_pow2(), 5),
+    "masked, one size exact": masked(one_size_exact, 9, 3),
+    "no open axis": exact(
+        lambda: BucketedExec(doubled, dynamic_axes=(None,)).with_pow2(), Because.NO_OPEN_AXIS, 3
     ),
-    "at the sizes of a guard": Case(
-        lambda: BucketedExec(by_parity).with_pow2(), (rows(5),), Masked, None, "masked"
+    "size 0": exact(lambda: BucketedExec(doubled).with_pow2(), Because.EMPTY, 0, 2),
+    "beyond the largest bucket, exact": exact(
+        lambda: up_to(4, Overflow.EXACT, centered), Because.BEYOND, 9, 2
     ),
-    "masked, one size exact": Case(
-        lambda: (
-            BucketedExec(lambda x: x.sum(), dynamic_axes="b, s")
-            .with_strategy(strategies.Pow2(max=4), "b")
-            .with_strategy(strategies.Pow2(), "s")
-            .with_overflow(Overflow.EXACT)
-        ),
-        (rows(9, 3),),
-        Masked,
-        None,
-        "masked",
+    "beyond the largest bucket, extended": masked(
+        lambda: up_to(4, Overflow.EXTEND, centered), 9, 2
     ),
-    "no open axis": Case(
-        lambda: BucketedExec(doubled, dynamic_axes=(None,)).with_pow2(),
-        (rows(3),),
-        Unpadded,
-        Because.NO_OPEN_AXIS,
-    ),
-    "size 0": Case(
-        lambda: BucketedExec(doubled).with_pow2(), (rows(0, 2),), Unpadded, Because.EMPTY
-    ),
-    "beyond the largest bucket, exact": Case(
-        lambda: up_to(4, Overflow.EXACT, centered), (rows(9, 2),), Unpadded, Because.BEYOND
-    ),
-    "beyond the largest bucket, extended": Case(
-        lambda: up_to(4, Overflow.EXTEND, centered), (rows(9, 2),), Masked, None, "masked"
-    ),
-    "no rule": Case(
-        lambda: BucketedExec(with_reference).with_pow2(),
-        (rows(5),),
-        Unpadded,
-        Because.UNMASKED,
-    ),
-    "no rule, and that is an error": Case(
-        lambda: BucketedExec(with_reference, fallback=Fallback.ERROR).with_pow2(),
-        (rows(5),),
-        Unpadded,
-        Because.UNMASKED,
-        "exact",
-        FallbackError,
+    "no rule": exact(of_references, Because.UNMASKED, 5),
+    "no rule, and that is an error": exact(
+        lambda: of_references(fallback=Fallback.ERROR), Because.UNMASKED, 5, error=FallbackError
     ),
     "beyond the largest bucket": Case(
         lambda: up_to(4, Overflow.ERROR, centered),

@@ -1,6 +1,5 @@
 """Results that the next call takes again: they come back in the buffers of its bucket."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Padded, strategies
 from bucketjit.errors import BucketOverflowError
+from tests.comparison import assert_close, in_threads
 
 WIDTH = 4
 AXES = ("_, _", "_, s, _", "_, s, _")
@@ -47,12 +47,6 @@ def generated(fn: Callable[..., Any], state: Any, tokens: int) -> list[Any]:
     return every
 
 
-def same(got: Any, want: Any) -> None:
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert a.shape == b.shape and a.dtype == b.dtype
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
-
-
 STRATEGIES = [
     pytest.param("pow2", 8, id="pow2"),
     pytest.param(strategies.Linear(6), 6, id="linear"),
@@ -76,7 +70,7 @@ def test_chained_caches_are_those_of_jit(
     for i, (ours, theirs) in enumerate(zip(got, want, strict=True)):
         assert ours[1].array.shape == (2, strategy.bucket(6 + i), WIDTH)
         if not donate or i == 39:
-            same(ours, theirs)
+            assert_close(ours, theirs)
     assert got[0][1].array.shape[1] == first
     assert fn.stats().fallback_calls == 0
     # A bucket's first call takes buffers of the one before, and nothing else is copied.
@@ -85,7 +79,7 @@ def test_chained_caches_are_those_of_jit(
     made = xla_compiles()
     again = generated(fn, jax.tree.map(jnp.asarray, caches(5)), 40)
     assert xla_compiles() == made
-    same(again[-1], want[-1])
+    assert_close(again[-1], want[-1])
 
 
 def test_a_call_takes_a_chained_buffer_as_it_is() -> None:
@@ -140,10 +134,10 @@ def test_a_result_has_the_bucket_of_its_size(fn: Any, axes: Any, shapes: Any, pa
     executor = BucketedExec(fn, dynamic_axes=axes, out="padded").with_pow2()
     got, want = executor(*args), jax.jit(fn)(*args)
     assert got.array.shape[0] == padded
-    same(got, want)
+    assert_close(got, want)
     assert not np.asarray(got.array)[want.shape[0] :].any()
     for check in ("poison", "exact"):
-        same(
+        assert_close(
             BucketedExec(fn, dynamic_axes=axes, out="padded", check=check).with_pow2()(*args), want
         )
     # Where a call does not chain, nothing changes.
@@ -158,7 +152,7 @@ def test_padding_of_a_buffer_may_hold_anything(garbage: float) -> None:
     ours, theirs = caches(5), caches(5)
     for _ in range(6):
         ours, theirs = fn(*ours), jax.jit(step)(*theirs)
-        same(ours, theirs)
+        assert_close(ours, theirs)
         token, *held = ours
         ours = (token, *(Padded(_with_garbage(x, garbage), x.sizes) for x in held))
 
@@ -174,14 +168,14 @@ def test_sizes_beyond_the_largest_bucket() -> None:
     fn = BucketedExec(step, dynamic_axes=AXES, out="padded").with_pow2(max=8)
     states = generated(fn, state, 3)  # the last call takes 8, and makes 9
     assert [s[1].array.shape[1] for s in states] == [8, 8, 9]
-    same(states, generated(jax.jit(step), state, 3))
+    assert_close(states, generated(jax.jit(step), state, 3))
     with pytest.raises(BucketOverflowError):
         fn(*states[-1])
     for overflow in ("extend", "exact"):
         fn = bucketjit.jit(
             step, dynamic_axes=AXES, buckets=strategies.Pow2(max=8), out="padded", overflow=overflow
         )
-        same(generated(fn, state, 6), generated(jax.jit(step), state, 6))
+        assert_close(generated(fn, state, 6), generated(jax.jit(step), state, 6))
 
 
 def test_an_open_batch_beside_it() -> None:
@@ -190,7 +184,7 @@ def test_an_open_batch_beside_it() -> None:
     for batch in (3, 5):
         state = caches(6, batch)
         got = generated(fn, state, 4)
-        same(got, generated(jax.jit(step), state, 4))
+        assert_close(got, generated(jax.jit(step), state, 4))
         assert got[-1][1].array.shape == (8 if batch > 4 else 4, 16, WIDTH)
         for x in jax.tree.leaves(got[-1]):
             assert not np.asarray(x.array)[batch:].any()
@@ -200,10 +194,10 @@ def test_results_are_used_elsewhere() -> None:
     fn = BucketedExec(step, dynamic_axes=AXES, out="padded").with_pow2()
     _, k, v = fn(*caches(5))
     want = jax.jit(step)(*caches(5))[1]
-    same(np.asarray(k), want)
+    assert_close(np.asarray(k), want)
     for length in (fn, fn.with_linear(5), BucketedExec(step, dynamic_axes=AXES).with_linear(5)):
         token = jnp.ones((2, WIDTH))
-        same(length(token, k, v)[1], jax.jit(step)(token, np.asarray(k), np.asarray(v))[1])
+        assert_close(length(token, k, v)[1], jax.jit(step)(token, np.asarray(k), np.asarray(v))[1])
     total = BucketedExec(lambda x: x.sum(1), dynamic_axes=("_, n, _",)).with_pow2()
     np.testing.assert_allclose(total(k), want.sum(1), rtol=1e-5)
     loss = BucketedExec(lambda k: (k**2).sum(), dynamic_axes=("_, n, _",)).with_pow2()
@@ -217,7 +211,7 @@ def test_gradients_where_results_have_room() -> None:
         return sum((x**2).sum() for x in fn(token, k, v))
 
     args = jax.tree.map(jnp.asarray, caches(5))
-    same(
+    assert_close(
         jax.grad(lambda *xs: loss(fn, *xs), (0, 1, 2))(*args),
         jax.grad(lambda *xs: loss(step, *xs), (0, 1, 2))(*args),
     )
@@ -225,18 +219,12 @@ def test_gradients_where_results_have_room() -> None:
 
 def test_threads_generate_at_the_same_time() -> None:
     fn = BucketedExec(step, dynamic_axes=AXES, out="padded", donate_argnums=(1, 2)).with_pow2()
-    found: dict[int, Any] = {}
-
-    def generate(first: int) -> None:
-        found[first] = generated(fn, jax.tree.map(jnp.asarray, caches(first)), 12)[-1]
-
-    threads = [threading.Thread(target=generate, args=(first,)) for first in (3, 4, 9, 14)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for first, got in found.items():
-        same(got, generated(jax.jit(step), caches(first), 12)[-1])
+    firsts = (3, 4, 9, 14)
+    last = in_threads(
+        lambda first: generated(fn, jax.tree.map(jnp.asarray, caches(first)), 12)[-1], firsts
+    )
+    for first, got in zip(firsts, last, strict=True):
+        assert_close(got, generated(jax.jit(step), caches(first), 12)[-1])
     assert fn.cache_size() == 4  # up to 4, 8, 16 and 32
 
 
@@ -247,10 +235,10 @@ def test_what_is_said_of_it() -> None:
     report = fn.warmup(*caches(1), sizes={"s": strategies.Pow2(min=8, max=32)})
     assert sorted(b.sizes["s"] for b in fn.stats().buckets) == [7, 15, 31, 63], report
     before = fn.stats().compiles
-    same(generated(fn, caches(1), 30), generated(jax.jit(step), caches(1), 30))
+    assert_close(generated(fn, caches(1), 30), generated(jax.jit(step), caches(1), 30))
     assert fn.stats().compiles == before
     compiled = fn.lower(*caches(5)).compile()
-    same(compiled(*caches(6)), jax.jit(step)(*caches(6)))
+    assert_close(compiled(*caches(6)), jax.jit(step)(*caches(6)))
     assert compiled(*caches(6))[1].array.shape[1] == 8
 
 
@@ -260,7 +248,7 @@ def test_a_file_keeps_the_room(tmp_path: Path) -> None:
     fn.save(tmp_path / "step.bkt", *caches(5), sizes={"s": [8, 16, 32]})
     loaded = bucketjit.load(tmp_path / "step.bkt")
     got = generated(loaded, caches(5), 20)
-    same(got, generated(jax.jit(step), caches(5), 20))
+    assert_close(got, generated(jax.jit(step), caches(5), 20))
     assert [s[1].array.shape[1] for s in got[::4]] == [
         strategies.Pow2().bucket(6 + i) for i in range(0, 20, 4)
     ]
@@ -269,5 +257,5 @@ def test_a_file_keeps_the_room(tmp_path: Path) -> None:
 def test_executables_in_files_know_of_the_room(tmp_path: Path) -> None:
     for out in ("padded", "jax", "padded"):
         fn = BucketedExec(step, dynamic_axes=AXES, out=out).with_pow2().with_persistence(tmp_path)
-        same(generated(fn, caches(5), 6), generated(jax.jit(step), caches(5), 6))
+        assert_close(generated(fn, caches(5), 6), generated(jax.jit(step), caches(5), 6))
     assert fn.stats().compiles == 0

@@ -1,6 +1,5 @@
 """Functions whose buckets are learnt."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from bucketjit import BucketedExec
 from bucketjit.errors import SpecError
 from bucketjit.strategies import Auto
 from bucketjit.strategies.learning import Learner
+from tests.comparison import assert_close, buckets, in_threads
 
 
 def centred(x: Any) -> Any:
@@ -24,14 +24,8 @@ def ramp(*shape: int) -> np.ndarray:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 
-def buckets(executor: Any) -> list[dict[str, int]]:
-    return [dict(bucket.sizes) for bucket in executor.stats().buckets]
-
-
 def compare(executor: Any, fn: Any, *args: Any) -> None:
-    want = jax.tree.leaves(jax.jit(fn)(*args))
-    for one, other in zip(jax.tree.leaves(executor(*args)), want, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
+    assert_close(executor(*args), jax.jit(fn)(*args), atol=2e-5)
 
 
 @pytest.fixture
@@ -184,22 +178,14 @@ def test_in_the_background_a_larger_bucket_stands_in() -> None:
 
 @pytest.mark.usefixtures("dear_running")
 def test_threads() -> None:
-    executor, errors = bucketjit.jit(centred), []
+    executor = bucketjit.jit(centred)
 
     def work(seed: int) -> None:
-        try:
-            for n in np.random.default_rng(seed).integers(1, 50, 60):
-                x = ramp(int(n), 2)
-                np.testing.assert_allclose(executor(x), x - x.mean(0), rtol=1e-5, atol=1e-4)
-        except Exception as error:
-            errors.append(error)
+        for n in np.random.default_rng(seed).integers(1, 50, 60):
+            x = ramp(int(n), 2)
+            np.testing.assert_allclose(executor(x), x - x.mean(0), rtol=1e-5, atol=1e-4)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    in_threads(work, range(4))
     assert len(buckets(executor)) <= 24
 
 

@@ -166,17 +166,11 @@ PROGRAMS = {
 
 
 @pytest.mark.sampled(
-    2,
-    "slices-set_values-few_arrays",
-    "shapes-arange_argmax-few_arrays",
-    "slices-slice-few_arrays",
-    "shapes-arange_by-few_arrays",
-    "slices-to_large_number-few_arrays",
-    "slices-dynamic_slice_moved-few_arrays",
-    "shapes-tile-few_arrays",
-    "shapes-arange_of_size-few_arrays",
-    "slices-of_unsigned-few_arrays",
-    "shapes-bincount_least-few_arrays",
+    *(2, "slices-set_values-few_arrays", "shapes-arange_argmax-few_arrays"),
+    *("slices-slice-few_arrays", "shapes-arange_by-few_arrays"),
+    *("slices-to_large_number-few_arrays", "slices-dynamic_slice_moved-few_arrays"),
+    *("shapes-tile-few_arrays", "shapes-arange_of_size-few_arrays"),
+    *("slices-of_unsigned-few_arrays", "shapes-bincount_least-few_arrays"),
 )
 @few_or_all
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -212,15 +206,9 @@ INEXACT: dict[str, tuple[Callable[..., Any], int]] = {
     "wrapped_unsigned": (lambda x: x.at[: less_four(x)].set(0), 2),
     "slice_to_wrapped": (lambda x: jnp.concatenate([x, -x])[: less_four(x)], 3),
     "large_factor": (lambda x: x[: jax.lax.rem(x.shape[0] * jnp.int32(1103515245), 3)], 2),
-    "byte_and_number": (
-        lambda x: jnp.arange(jnp.sum(x > 0, dtype=jnp.uint8) + jnp.uint8(250)),
-        9,
-    ),
+    "byte_and_number": (lambda x: jnp.arange(jnp.sum(x > 0, dtype=jnp.uint8) + jnp.uint8(250)), 9),
     "byte_of_negated": (lambda x: jnp.arange(jnp.sum(~(x < 0), dtype=jnp.uint8)), 300),
-    "nan": (
-        lambda x: jnp.arange(jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(jnp.int32) + 6),
-        3,
-    ),
+    "nan": (lambda x: jnp.arange(jnp.clip(jnp.sum(x) * jnp.nan, -9, -5).astype(jnp.int32) + 6), 3),
     "barrier": (lambda x: x[: jax.lax.optimization_barrier((x, count(x)))[1]], 5),
     "device_put": (lambda x: x[: jax.device_put((x, count(x)))[1]], 5),
 }

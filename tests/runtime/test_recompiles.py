@@ -13,14 +13,11 @@ from bucketjit import BucketedExec
 from bucketjit._runtime import recompiles
 from bucketjit.errors import RecompileWarning, SpecError
 from bucketjit.types import Event
+from tests.comparison import ones
 
 
 def total(x: Any) -> Any:
     return x.sum()
-
-
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
 
 
 def told(run: Callable[[], object]) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from bucketjit import BucketedExec, Check
 from bucketjit.errors import ArgumentError, FallbackWarning
+from tests.comparison import assert_close
 
 RANDOM = np.random.default_rng(3)
 D = 5
@@ -33,13 +34,6 @@ def recurrent(params: Any, x: Any) -> Any:
     return (state**2).sum()
 
 
-def close(got: Any, want: Any) -> None:
-    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
-    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
-
-
 def loop(fn: Any, given: list[np.ndarray], mean: bool) -> Any:
     results = [*map(functools.partial(jax.jit(fn), WEIGHTS), given)]
     total = jax.tree_util.tree_map(lambda *parts: sum(parts[1:], parts[0]), *results)
@@ -52,13 +46,15 @@ def test_gradients_equal_the_loop(fn: Any, reduce: str) -> None:
     executor = BucketedExec(step, dynamic_axes=(None, "n, _"), check=Check.POISON).with_pow2(min=4)
     given = examples()
     for form in (given, iter(given)):
-        close(executor.map(WEIGHTS, form, reduce=reduce), loop(step, given, reduce == "mean"))
+        assert_close(
+            executor.map(WEIGHTS, form, reduce=reduce), loop(step, given, reduce == "mean")
+        )
     assert executor.stats().rows == 2 * len(given) and not executor.stats().fallback_calls
 
 
 def test_the_exact_run_agrees() -> None:
     executor = BucketedExec(loss, dynamic_axes=(None, "n, _"), check=Check.EXACT_ALWAYS)
-    close(executor.with_pow2(min=4).map(WEIGHTS, examples([3, 4]), reduce="sum").shape, ())
+    assert executor.with_pow2(min=4).map(WEIGHTS, examples([3, 4]), reduce="sum").shape == ()
 
 
 def test_other_dtypes() -> None:

@@ -292,7 +292,11 @@ def _scan_free(x: Any) -> Any:
     [
         (_scan_free, {}, lambda n: ((ramp(n),), {})),
         (_scan_free, {}, lambda n: ((), {"x": jnp.asarray(ramp(n))})),
-        (lambda x, y: x @ y, {"dynamic_axes": ("a b", "b a")}, None),
+        (
+            lambda x, y: x @ y,
+            {"dynamic_axes": ("a, b", "b, a")},
+            lambda n: ((ramp(n, 3), ramp(3, n)), {}),
+        ),
         (
             lambda d, w: (d["x"] * w, d["k"]),
             {"dynamic_axes": ({"x": "n", "k": None}, None)},
@@ -313,24 +317,14 @@ def _scan_free(x: Any) -> Any:
         (lambda x: x + 1, {"buckets": "exact"}, lambda n: ((ramp(n),), {})),
     ],
     ids=[
-        "bare",
-        "keyword",
-        "two axes",
-        "container",
-        "static",
-        "size",
-        "expression",
-        "fallback",
-        "no strategy",
+        *("bare", "keyword", "two axes", "container", "static", "size", "expression"),
+        *("fallback", "no strategy"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
 def test_calls_like_an_earlier_one_take_the_warm_path(
     fn: Any, options: dict[str, Any], call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if call is None:
-        options = {"dynamic_axes": ("a, b", "b, a")}
-        call = lambda n: ((ramp(n, 3), ramp(3, n)), {})  # noqa: E731
     executor = bucketjit.jit(fn, **{"buckets": "pow2", **options})
     wanted = {}
     for n in SIZES:

@@ -1,6 +1,5 @@
 """Groups, executables, what runs one by one, keys, statistics, threads, files, background."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,8 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, Fallback, strategies
-from bucketjit.errors import (
-    CompileBudgetError,
-    FallbackError,
-    FallbackWarning,
-    SpecError,
-)
+from bucketjit.errors import CompileBudgetError, FallbackError, FallbackWarning, SpecError
+from tests.comparison import in_threads
 
 F32 = np.float32
 
@@ -244,24 +239,16 @@ def test_single_calls_and_rows_share_programs_not_executables() -> None:
 
 def test_threads() -> None:
     executor = BucketedExec(lambda x: jnp.sort(x), dynamic_axes="n").with_pow2(min=4)
-    failed: list[BaseException] = []
 
     def work(seed: int) -> None:
         random = np.random.default_rng(seed)
-        try:
-            for _ in range(5):
-                examples = [random.random(n).astype(F32) for n in random.integers(1, 20, 12)]
-                for x, got in zip(examples, executor.map(examples), strict=True):
-                    np.testing.assert_array_equal(got, np.sort(x))
-        except BaseException as error:
-            failed.append(error)
+        for _ in range(5):
+            examples = [random.random(n).astype(F32) for n in random.integers(1, 20, 12)]
+            for x, got in zip(examples, executor.map(examples), strict=True):
+                np.testing.assert_array_equal(got, np.sort(x))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed and executor.stats().rows == 4 * 5 * 12
+    in_threads(work, range(4))
+    assert executor.stats().rows == 4 * 5 * 12
 
 
 def test_background_compiles() -> None:

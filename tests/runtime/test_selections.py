@@ -15,7 +15,8 @@ import pytest
 
 from bucketjit import BucketedExec
 from bucketjit.errors import FallbackWarning, SelectionError
-from tests.runtime.test_computed_sizes import equal, loop
+from tests.comparison import assert_close
+from tests.runtime.test_computed_sizes import loop
 
 SIZES = (5, 8, 3, 1)
 
@@ -76,12 +77,12 @@ def test_static_data_that_a_function_makes_beside_a_selection(name: str) -> None
     for size in SIZES:
         x = jnp.asarray(numbers(size))
         if is_masked:
-            equal(jax.tree.leaves(executor(x)), jax.tree.leaves(fn(x)))
+            assert_close(jax.tree.leaves(executor(x)), jax.tree.leaves(fn(x)))
         else:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FallbackWarning)
                 got = executor(x)
-            equal(jax.tree.leaves(got), jax.tree.leaves(fn(x)))
+            assert_close(jax.tree.leaves(got), jax.tree.leaves(fn(x)))
             held = getattr(got.data, "held", None)
             assert not isinstance(held, jax.core.Tracer) and "size_1" not in repr(held)
     assert executor.stats().fallback_calls == (0 if is_masked else len(SIZES))
@@ -121,7 +122,7 @@ def test_no_value_outlives_its_trace(name: str) -> None:
     gc.callbacks.append(count)
     try:
         with jax.checking_leaks():
-            equal(executor(x), want)
+            assert_close(executor(x), want)
     finally:
         gc.callbacks.remove(count)
     assert collections < 6  # JAX runs one for each trace that is still alive where it ends
@@ -146,10 +147,10 @@ def test_results_are_those_of_eager_jax_at_every_size(name: str) -> None:
     executor = BucketedExec(fn, dynamic_axes="n", fallback="error").with_pow2()
     for size in (*SIZES, 0):
         for x in (numbers(size), -numbers(size)):
-            equal(executor(x), fn(jnp.asarray(x)))
+            assert_close(executor(x), fn(jnp.asarray(x)))
     assert executor.stats().fallback_calls == 0
     checked = BucketedExec(fn, dynamic_axes="n", check="exact").with_pow2()
-    equal(checked(numbers(8)), fn(jnp.asarray(numbers(8))))
+    assert_close(checked(numbers(8)), fn(jnp.asarray(numbers(8))))
 
 
 # Eager JAX refuses these; the references are Python loops.
@@ -184,7 +185,7 @@ def test_inside_of_jit_and_loops_at_size_0(name: str, first: int, axes: str | No
     executor = BucketedExec(fn, dynamic_axes=axes, fallback="error", check="poison").with_pow2()
     assert executor.explain(numbers(0)).kind == "masked"
     for size in (first, 0, 8, 0):
-        equal(executor(numbers(size)), reference(jnp.asarray(numbers(size))))
+        assert_close(executor(numbers(size)), reference(jnp.asarray(numbers(size))))
 
 
 @pytest.mark.parametrize(

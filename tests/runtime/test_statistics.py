@@ -19,10 +19,7 @@ from bucketjit import BucketedExec, Check, strategies
 from bucketjit._compile.cache import AtomicCount
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit.errors import FallbackWarning
-
-
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
+from tests.comparison import ones
 
 
 def attend(q: Any, k: Any) -> Any:

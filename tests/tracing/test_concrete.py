@@ -1,7 +1,6 @@
 """Programs of concrete traces: what they serve, what they refuse, what they cost."""
 
 import math
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,7 @@ from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._tracing.concrete import Tracer
 from bucketjit._tracing.pairing import pair
 from bucketjit.errors import FallbackError, FallbackWarning
-from tests.comparison import assert_like_jit, assert_same, ramp
+from tests.comparison import assert_like_jit, assert_same, in_threads, ramp
 
 SIZES = (5, 7, 3, 5, 9)
 
@@ -222,19 +221,10 @@ def test_checked_execution(check: Check) -> None:
 def test_several_threads() -> None:
     fn = lambda x: x * np.arange(x.shape[0], dtype=np.float32) / math.sqrt(x.shape[0])  # noqa: E731
     executor = _executor(fn)
-    failed: list[BaseException] = []
 
     def work(start: int) -> None:
-        try:
-            for n in range(start, start + 12):
-                assert_same(executor(ramp(n)), jax.jit(fn)(ramp(n)))
-        except BaseException as error:
-            failed.append(error)
+        for n in range(start, start + 12):
+            assert_same(executor(ramp(n)), jax.jit(fn)(ramp(n)))
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in (3, 5, 7, 9)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not failed
+    in_threads(work, (3, 5, 7, 9))
     assert executor.stats().compiles == 4  # 4, 8, 16, 32

@@ -9,11 +9,7 @@ import numpy as np
 import pytest
 
 import bucketjit
-
-
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
-
+from tests.comparison import ones
 
 PARAMS = {"w": jnp.ones((3, 2)), "b": jnp.ones(2), "count": jnp.int32(0)}
 

@@ -13,6 +13,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit.errors import ArtifactError, FallbackWarning
+from tests.comparison import assert_close
 
 Function = Callable[..., Any]
 
@@ -67,13 +68,6 @@ CASES: dict[str, tuple[Function, Any, Function, int]] = {
 }
 
 
-def check_equal(got: Any, expected: Any) -> None:
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        assert one.dtype == other.dtype and one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-
-
 def exactly(fn: Function, arguments: Any) -> Any:
     return (fn if fn is selected else jax.jit(fn))(*map(jnp.asarray, arguments))
 
@@ -90,11 +84,11 @@ def test_a_stream(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for sizes in STREAM:
-            check_equal(executor(*made(*sizes)), exactly(fn, made(*sizes)))
+            assert_close(executor(*made(*sizes)), exactly(fn, made(*sizes)))
     stats = executor.stats()
     assert not stats.fallback_reasons and len(stats.buckets) == compiles
     for sizes in [(8, 0), (13, 0), (3, 1)]:  # all buckets are there
-        check_equal(executor(*made(*sizes)), exactly(fn, made(*sizes)))
+        assert_close(executor(*made(*sizes)), exactly(fn, made(*sizes)))
     assert executor.stats().compiles == stats.compiles
 
 
@@ -104,12 +98,12 @@ def test_map_gradients_and_warmup(axes: Any) -> None:
     examples = [graph(*sizes) for sizes in STREAM]
     results = executor.map(*map(list, zip(*examples, strict=True)))
     for result, example in zip(results, examples, strict=True):
-        check_equal(result, exactly(passed, example))
+        assert_close(result, exactly(passed, example))
     assert not executor.stats().rows_alone
     for sizes in [(5, 0), (6, 3), (7, 0)]:
         x, *rest = graph(*sizes)
         got = derived(executor)(jnp.asarray(x), *rest)
-        check_equal(got, derived(passed)(jnp.asarray(x), *rest))
+        assert_close(got, derived(passed)(jnp.asarray(x), *rest))
     named = {"n": [8, 16], "e": [0, 8]} if axes else {"batch": [8, 16], "batch_1": [0, 8]}
     assert executor.warmup(*graph(4, 0), sizes=named).failed == ()
     before = executor.stats().compiles
@@ -121,10 +115,10 @@ def test_map_gradients_and_warmup(axes: Any) -> None:
 def test_all_open_axes_empty() -> None:
     """They run exact, but where sizes are computed, which ``jit`` cannot trace."""
     executor = BucketedExec(selected, dynamic_axes=("n", "e")).with_pow2()
-    check_equal(executor(*pair(0, 0)), exactly(selected, pair(0, 0)))
+    assert_close(executor(*pair(0, 0)), exactly(selected, pair(0, 0)))
     assert executor.explain(*pair(0, 0)).kind == "masked"
     executor = BucketedExec(jnp.cumsum, dynamic_axes="n").with_pow2()
-    check_equal(executor(floats(0)), jnp.cumsum(floats(0)))
+    assert_close(executor(floats(0)), jnp.cumsum(floats(0)))
     assert executor.explain(floats(0)).kind == "exact"
 
 
@@ -145,16 +139,16 @@ def test_a_saved_function(tmp_path: Path, like: Any, options: Any) -> None:
     loaded = bucketjit.load(tmp_path / "f.bkt")
     assert {"n": 8, "e": 0} in loaded.buckets
     for sizes in [(5, 0), (1, 0), (8, 0), (6, 5), (8, 1)]:
-        check_equal(loaded(*graph(*sizes)), exactly(passed, graph(*sizes)))
+        assert_close(loaded(*graph(*sizes)), exactly(passed, graph(*sizes)))
         if "derivatives" in options:
             x, *rest = graph(*sizes)
             got = derived(loaded)(jnp.asarray(x), *rest)
-            check_equal(got, derived(passed)(jnp.asarray(x), *rest))
+            assert_close(got, derived(passed)(jnp.asarray(x), *rest))
     many = [graph(*sizes) for sizes in [(5, 0), (6, 5)]]
     with pytest.warns(FallbackWarning, match="from a file"):
         results = loaded.map(*map(list, zip(*many, strict=True)))
     for result, example in zip(results, many, strict=True):
-        check_equal(result, exactly(passed, example))
+        assert_close(result, exactly(passed, example))
 
 
 def test_a_file_without_the_empty_size(tmp_path: Path) -> None:

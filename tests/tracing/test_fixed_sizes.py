@@ -86,10 +86,7 @@ def test_caches_of_functools_are_keyed_by_open_sizes() -> None:
     wider = functools.partial(layer.width, more=2)
 
     def fn(x: Any) -> Any:
-        more = layer.width(
-            x.shape[0],
-            more=1,
-        )
+        more = layer.width(x.shape[0], more=1)
         struct = jax.ShapeDtypeStruct(x.shape, x.dtype)
         return x * area(x.shape) + more + wider(struct.shape[0])
 

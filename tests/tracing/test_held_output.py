@@ -11,10 +11,7 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec
-
-
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
+from tests.comparison import ones
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -10,9 +10,8 @@ import pytest
 from jax import lax
 
 from bucketjit import BucketedExec, Fallback
-from bucketjit._ir.program import Leaf
 from bucketjit._tracing.symbolic import trace
-from tests.harness import Arg, Case, check, gradient_of
+from tests.harness import Arg, Case, check, gradient_of, leaves_of, tree_of
 
 X, W, V = "b, s, 4", "4, 6", "6"
 
@@ -93,12 +92,8 @@ CASES = [
 
 
 def program(of: Case, fn: Callable[..., Any]) -> Any:
-    leaves = [
-        Leaf("x", tuple(int(t) if t.isdigit() else t for t in a.sizes), jnp.dtype(a.dtype))
-        for a in of.arguments
-    ]
-    _, tree = jax.tree_util.tree_flatten(((*(0,) * len(leaves),), {}))
-    return trace(fn, tree, leaves, of.bucket).jaxpr
+    leaves = leaves_of(of.arguments)
+    return trace(fn, tree_of(leaves), leaves, of.bucket).jaxpr
 
 
 def merged_axes(jaxpr: Any) -> list[Any]:

@@ -130,16 +130,7 @@ def test_what_came_with_the_arguments_costs_no_trace() -> None:
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    "make",
-    [
-        str,
-        repr,
-        "{}".format,
-        lambda n: f"{n}",
-        lambda n: str((n, 2)),
-    ],
-)
+@pytest.mark.parametrize("make", [str, repr, "{}".format, lambda n: f"{n}", lambda n: str((n, 2))])
 def test_texts_of_sizes_are_those_of_the_unpadded_run(make: Callable[[Any], str]) -> None:
     def fn(x: Any) -> Any:
         return x * len(make(x.shape[0] ** 3))
@@ -176,28 +167,12 @@ def test_holds_a_size() -> None:
     loop.append(loop)
     many = [{i: {i: i}} for i in range(99)] + [{1: {n: 2}}]
     for plain in (
-        None,
-        1,
-        "a",
-        (1, [2.0, {"k": np.float32}]),
-        {3},
-        len,
-        loop,
-        object(),
-        np.zeros(2),
+        *(None, 1, "a", (1, [2.0, {"k": np.float32}]), {3}, len, loop, object(), np.zeros(2)),
     ):
         assert holds_a_size(plain) is False
     for sized in (
-        n,
-        [(n,)],
-        many,
-        {"k": n},
-        {n + 1},
-        Sized(1, n),
-        functools.partial(len, n),
-        lambda: n,
-        [Held(n)],
-        Held(functools.partial(len, [Held(n)])).__eq__,
+        *(n, [(n,)], many, {"k": n}, {n + 1}, Sized(1, n), functools.partial(len, n), lambda: n),
+        *([Held(n)], Held(functools.partial(len, [Held(n)])).__eq__),
     ):
         assert holds_a_size(sized) is True
     for unknown in (NO_SIZE, np.array([n], object)):

@@ -213,19 +213,10 @@ def test_a_guard_that_divides_by_a_size() -> None:
 @pytest.mark.parametrize(
     "compute",
     [
-        lambda n: np.ones(n).sum(),
-        lambda n: np.sqrt(n),
-        lambda n: np.log(n),
-        lambda n: n**0.5,
-        lambda n: n >> 1,
-        lambda n: n & 1,
-        lambda n: ~n,
-        lambda n: round(n, 1),
-        lambda n: len([0] * n),
-        lambda n: np.eye(n).sum(),
-        lambda n: 2**n,
-        lambda n: n // 0.5,
-        lambda n: float(n),
+        *(lambda n: np.ones(n).sum(), lambda n: np.sqrt(n), lambda n: np.log(n), lambda n: n**0.5),
+        *(lambda n: n >> 1, lambda n: n & 1, lambda n: ~n, lambda n: round(n, 1)),
+        *(lambda n: len([0] * n), lambda n: np.eye(n).sum(), lambda n: 2**n),
+        *(lambda n: n // 0.5, lambda n: float(n)),
     ],
 )
 def test_what_sizes_cannot_do_is_not_taken_for_the_functions_own_error(
