@@ -95,7 +95,6 @@ test-wheel: $(STAMP)-venv
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
-# The same as a table: `python -m tests.ecosystem`, in the virtual environment.
 ecosystem: $(STAMP)-ecosystem
 	$(PYTEST) -n $(or $(JOBS),auto) tests/ecosystem tests/integrations $(PYTEST_ARGS)
 

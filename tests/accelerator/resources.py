@@ -1,9 +1,6 @@
 """Memory and threads: donation, `max_bytes`, and compiles in the background."""
 
 import gc
-import os
-import subprocess
-import sys
 import threading
 import warnings
 from typing import Any
@@ -12,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.alone import ROOT
 from bucketjit import BucketedExec
 from tests.accelerator.arrays import contents
 from tests.accelerator.on_device import (
@@ -24,6 +20,7 @@ from tests.accelerator.on_device import (
     placed,
     same,
 )
+from tests.alone import run_python
 
 MIB = 2**20
 
@@ -93,15 +90,7 @@ def check_donated_views() -> str:
         donate_a_view()
         return "3 kinds"
     code = f"from {__name__} import donate_a_view; donate_a_view()"
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-c", code, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     assert done.returncode == 0, f"exit status {done.returncode}: {last}"
     return "3 kinds, in a process of its own"

@@ -7,7 +7,7 @@ import pkgutil
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import tests.ecosystem.libraries
-from bucketjit import BucketedExec, Check
+from bucketjit import BucketedExec
 from bucketjit._ir.program import TraceRefused
 from bucketjit._tracing import traced_programs
 from bucketjit.errors import FallbackWarning
@@ -32,15 +32,11 @@ class Outcome:
         way: ``masked``, ``paired`` or ``exact``.
         reason: Why it is not masked with its open axes.
         problem: What is wrong with the results; empty if they equal those of ``jax.jit``.
-        compiles: How many buckets were compiled.
-        fallbacks: How many of the calls ran exact.
     """
 
     way: str
     reason: str = ""
     problem: str = ""
-    compiles: int = 0
-    fallbacks: int = 0
 
 
 def libraries() -> Iterator[tuple[str, list[Model], str]]:
@@ -57,15 +53,11 @@ def libraries() -> Iterator[tuple[str, list[Model], str]]:
             yield module.name, found.MODELS, ""
 
 
-def run(model: Model, check: Check = Check.OFF) -> Outcome:
+def run(model: Model) -> Outcome:
     """Call a model at all its sizes, bucketed and not."""
     fn, *fixed = model.build()
-    executor = BucketedExec(
-        fn,
-        dynamic_axes=(*(None for _ in fixed), *(x.spec() for x in model.inputs)),
-        constraints=model.constraints,
-        check=check,
-    ).with_pow2(min=4)
+    axes = (*(None for _ in fixed), *(x.spec() for x in model.inputs))
+    executor = BucketedExec(fn, dynamic_axes=axes, constraints=model.constraints).with_pow2(min=4)
     exact = jax.jit(fn)
     problem = ""
     try:
@@ -76,7 +68,13 @@ def run(model: Model, check: Check = Check.OFF) -> Outcome:
                 if problem:
                     problem = f"at {dict(sizes)}: {problem}"
                     break
-        return _outcome(executor, problem, refusals)
+        stats = executor.stats()
+        if stats.fallback_calls:
+            return Outcome("exact", "; ".join(stats.fallback_reasons), problem)
+        signatures = executor._engine.signer.signatures()
+        if any(p.pairing is not None for one in signatures for _, p in one.programs()):
+            return Outcome("paired", "; ".join(refusals), problem)
+        return Outcome("masked", "", problem)
     finally:
         # A process has memory maps for some hundred executables.
         executor.cache_clear()
@@ -92,18 +90,6 @@ def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance
     except Exception as error:
         return "".join(traceback.format_exception(error)).strip()
     return difference(got, want, tolerance)
-
-
-def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> Outcome:
-    stats = executor.stats()
-    signatures = executor._engine.signer.signatures()
-    programs = [program for one in signatures for _, program in one.programs()]
-    if stats.fallback_calls:
-        reasons = "; ".join(stats.fallback_reasons)
-        return Outcome("exact", reasons, problem, stats.compiles, stats.fallback_calls)
-    if any(p.pairing is not None for p in programs):
-        return Outcome("paired", "; ".join(refusals), problem, stats.compiles)
-    return Outcome("masked", "", problem, stats.compiles)
 
 
 @contextlib.contextmanager
