@@ -169,7 +169,7 @@ def test_a_call_shows_what_jit_shows(name: str) -> None:
             assert error.__notes__ == expected.__notes__
             assert lines(error) == length
         assert type(error) is type(expected) and str(error) == message
-        assert error.args == expected.args
+        assert error.args == expected.args and executor.cache_size() == 0
 
 
 def test_an_object_raised_in_each_trace_has_its_frames_once() -> None:

@@ -8,13 +8,11 @@ def test_counts_calls_not_sizes():
     assert assess(Pow2(), [5, 5, 5, 9, 0]) == assess(Pow2(), {5: 3, 9: 1}) == (2, 24.0, 40.0)
     assert assess(Pow2(), [5, 5, 5, 9]).waste == 16 / 40
 
+    assert assess(Exact(), [3, 5, 5]) == (2, 13.0, 13.0)
+
 
 def test_in_the_unit_of_the_cost():
     assert assess(Pow2(), [3, 3], cost=lambda n: n * n) == (1, 18.0, 32.0)
-
-
-def test_exact_wastes_nothing():
-    assert assess(Exact(), [3, 5, 5]) == (2, 13.0, 13.0)
     assert assess(Exact(), [3], cost=lambda n: 0).waste == 0
 
 
