@@ -185,9 +185,6 @@ WAYS: dict[str, Callable[[BucketedExec], Any]] = {
     "trace": lambda executor: executor.trace(LIKE),
     "lower": lambda executor: executor.lower(LIKE),
     "warmup": lambda executor: executor.warmup(LIKE, sizes=[4, 8], progress=False),
-    "warmup in threads": lambda executor: executor.warmup(
-        LIKE, sizes=[4, 8], progress=False, workers=2
-    ),
     "export": lambda executor: executor.export_dynamic(LIKE),
     "map": lambda executor: executor.map([X, X[:3]]),
     "explain_map": lambda executor: executor.explain_map([X, X[:3]]),
