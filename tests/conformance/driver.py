@@ -255,11 +255,7 @@ def _check_mapped(
         first = [x[:rows] for x in want]
         leaves = jax.tree_util.tree_leaves(got)
         found = difference(
-            leaves,
-            first,
-            harness.primitive,
-            gradient=part == "g",
-            tied_keys=harness.tied_keys,
+            leaves, first, harness.primitive, gradient=part == "g", tied_keys=harness.tied_keys
         )
         if found:
             raise Stop(WRONG, f"batch {rows}, {context}: {found}")
