@@ -63,7 +63,7 @@ QUICK := bucketjit tests/strategies tests/test_cases.py tests/test_layers.py tes
 	tests/test_packaging.py tests/api/test_executor.py tests/api/test_options.py \
 	tests/api/test_pickled.py tests/artifact/test_saving.py tests/compile/test_first_run.py \
 	tests/runtime/test_arguments.py tests/runtime/test_buckets.py tests/stages/test_explain.py \
-	tests/stages/test_harnesses.py tests/stages/test_plot.py
+	tests/stages/test_harnesses.py tests/stages/test_report.py
 
 test-quick: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(or $(JOBS),auto) --dist worksteal -m "not slow and not further" $(QUICK) $(PYTEST_ARGS)
@@ -95,7 +95,6 @@ test-wheel: $(STAMP)-venv
 conformance: $(STAMP)-test
 	$(BIN)/python -m tests.conformance $(if $(JOBS),--jobs $(JOBS)) $(ARGS)
 
-# The same as a table: `python -m tests.ecosystem`, in the virtual environment.
 ecosystem: $(STAMP)-ecosystem
 	$(PYTEST) -n $(or $(JOBS),auto) tests/ecosystem tests/integrations $(PYTEST_ARGS)
 

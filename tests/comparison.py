@@ -28,7 +28,7 @@ def assert_same(got: Any, want: Any, *, rtol: float = 2e-6) -> None:
         _assert_equal(a, b, where, rtol)
 
 
-def _assert_equal(a: Any, b: Any, where: str, rtol: float) -> None:
+def _assert_equal(a: Any, b: Any, where: str, rtol: float, is_scaled: bool = False) -> None:
     if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     if not jnp.issubdtype(b.dtype, jnp.inexact):
@@ -37,7 +37,24 @@ def _assert_equal(a: Any, b: Any, where: str, rtol: float) -> None:
     kind = np.complex128 if jnp.issubdtype(b.dtype, jnp.complexfloating) else np.float64
     rtol = max(rtol, 4 * float(jnp.finfo(b.dtype).eps))
     a, b = np.asarray(a).astype(kind), np.asarray(b).astype(kind)
-    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=where)
+    scale = np.max(np.abs(b), initial=0.01, where=np.isfinite(b)) if is_scaled else 1
+    np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol * scale, err_msg=where)
+
+
+def assert_close(got: Any, want: Any, rtol: float = 2e-5, *, is_scaled: bool = False) -> None:
+    """``got`` has the tree, shapes, dtypes and values of ``want``.
+
+    Args:
+        got, want: Two trees of arrays.
+        rtol: The tolerance, absolute as well.
+        is_scaled: The absolute one is relative to the largest finite number of an array.
+    """
+    got_tree, want_tree = (jax.tree_util.tree_structure(x) for x in (got, want))
+    assert got_tree == want_tree, f"tree {got_tree}, exact {want_tree}"
+    for a, b in zip(jax.tree.leaves(got), map(jnp.asarray, jax.tree.leaves(want)), strict=True):
+        a = jnp.asarray(a)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        _assert_equal(a, b, f"{a.dtype}{a.shape}", rtol, is_scaled)
 
 
 def assert_like_jit(
@@ -47,14 +64,6 @@ def assert_like_jit(
     got = executor(*args, **kwargs)
     assert_same(got, jax.jit(fn)(*args, **kwargs))
     return got
-
-
-def assert_close(got: Any, want: Any, *, rtol: float = 2e-5, atol: float = 2e-6) -> None:
-    """``got`` has the tree, shapes and dtypes of ``want``, and nearly its values."""
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (np.shape(a), a.dtype) == (np.shape(b), b.dtype)
-        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
 
 def in_threads(work: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:

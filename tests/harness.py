@@ -383,18 +383,18 @@ class Masked:
         return cut
 
 
-def _equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr, those of sub-programs included."""
     for eqn in jaxpr.eqns:
         yield eqn
         for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
             if is_jaxpr(value):
-                yield from _equations(open_jaxpr(value)[0])
+                yield from equations(open_jaxpr(value)[0])
 
 
 def primitives_of(jaxpr: Any) -> set[str]:
     """Names of all primitives in a jaxpr, sub-programs included."""
-    return {eqn.primitive.name for eqn in _equations(jaxpr)}
+    return {eqn.primitive.name for eqn in equations(jaxpr)}
 
 
 def scalar_of(fn: Callable[..., Any]) -> Callable[..., Any]:

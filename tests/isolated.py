@@ -7,8 +7,6 @@ harm to the others. Small programs that run once are not worth optimising.
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -24,22 +22,6 @@ def processes() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(cores or 1, memory // (4 << 30)))
-
-
-def run_python(
-    *arguments: str, timeout: float = 120, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    """A process of this interpreter that ended well; it finds modules where this one does."""
-    paths = {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **paths, **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
 
 
 def _start() -> None:

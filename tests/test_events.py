@@ -12,7 +12,7 @@ import pytest
 from bucketjit import BucketedExec
 from bucketjit.errors import FallbackWarning, SpecError
 from bucketjit.types import Event
-from tests.isolated import run_python
+from tests.alone import run_well
 
 
 def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
@@ -161,7 +161,7 @@ _WITHOUT_LOGGING = """
 
 
 def test_a_warning_is_told_once_where_logging_is_not_configured() -> None:
-    done = run_python("-c", textwrap.dedent(_WITHOUT_LOGGING))
+    stdout = run_well("-c", textwrap.dedent(_WITHOUT_LOGGING))
     assert done.stderr.count("padding would mix") == 1
     assert "FallbackWarning" in done.stderr and "bucketjit <lambda>: fallback" not in done.stderr
 

@@ -1,6 +1,6 @@
 """Interrupts at any moment: the executor that was interrupted goes on working."""
 
-from tests.isolated import run_python
+from tests.alone import run_well
 
 _SCRIPT = """
 import faulthandler, os, random, signal, sys, threading, time
@@ -62,5 +62,5 @@ os._exit(0)
 
 
 def test_an_interrupt_leaves_no_lock_held() -> None:
-    waited, interrupts = run_python("-c", _SCRIPT, "4").stdout.split("\n")[:2]
+    waited, interrupts = run_well("-c", _SCRIPT, "4").split("\n")[:2]
     assert waited == "waited" and int(interrupts) > 100

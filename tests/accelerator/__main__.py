@@ -49,7 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print(_how_to_get(missing), file=sys.stderr)
+        print(
+            f"{', '.join(missing)}: not importable by {sys.executable}; nothing is installed here."
+            "\nName another interpreter (make accelerator ACCELERATOR_PYTHON=...), or a folder "
+            "that has what is missing and nothing else, such as a copy of "
+            ".venv/lib/python3*/site-packages/cachetools (PYTHONPATH=FOLDER make accelerator).",
+            file=sys.stderr,
+        )
         return 2
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
@@ -61,16 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run()
     finally:
         watchdog.cancel()
-
-
-def _how_to_get(missing: Sequence[str]) -> str:
-    """One line of what is missing, and one of what to do."""
-    return (
-        f"{', '.join(missing)}: not importable by {sys.executable}; nothing is installed here.\n"
-        "Name another interpreter (make accelerator ACCELERATOR_PYTHON=...), or a folder that has "
-        "what is missing and nothing else, such as a copy of .venv/lib/python3*/site-packages/"
-        "cachetools (PYTHONPATH=FOLDER make accelerator)."
-    )
 
 
 class _Run:
@@ -89,16 +85,22 @@ class _Run:
 
     def __call__(self) -> int:
         """Run all of it; returns the exit status."""
+        import jax
+
         from tests.accelerator import on_device
 
-        device = on_device.device()
-        print(_described(device), flush=True)
+        client = on_device.device().client
+        device = (
+            f"{on_device.device().device_kind} ({' '.join(client.platform_version.split())}), "
+            f"jax {jax.__version__}, python {sys.version.split()[0]}"
+        )
+        print(device, flush=True)
         self.check()
         if self.options.k is None:
             if on_device.is_cpu() and not self.options.any_device:
                 print("There is only a CPU: nothing is measured, and nothing is written.")
             else:
-                self.measure(_described(device), is_kept=not on_device.is_cpu())
+                self.measure(device, is_kept=not on_device.is_cpu())
         outcome = f"failed: {', '.join(self.failed)}" if self.failed else "nothing failed"
         print(f"{outcome}; {on_device.compiles()} compiles, {self.seconds():.0f} s")
         return 1 if self.failed else 0
@@ -106,10 +108,6 @@ class _Run:
     def seconds(self) -> float:
         """Seconds since the run began."""
         return time.monotonic() - self.began
-
-    def is_late(self, share: float) -> bool:
-        """Whether this share of the time is over."""
-        return self.seconds() > share * self.options.seconds
 
     def give_up(self) -> None:
         """End the process: the time is over, and a compile cannot be interrupted."""
@@ -121,28 +119,28 @@ class _Run:
     def check(self) -> None:
         """Run the checks, a line each."""
         from tests.accelerator.checks import CHECKS
-        from tests.accelerator.on_device import compiles
+        from tests.accelerator.on_device import NotShown, compiles
 
         compiles()
-        for check in CHECKS:
-            if self.options.k is not None and self.options.k not in check.name:
+        for name, run in CHECKS.items():
+            if self.options.k is not None and self.options.k not in name:
                 continue
-            if check.name.startswith("core") and self.is_late(CORE_UNTIL):
-                self.note(check.name, "skipped", 0.0, "no time left")
-                continue
-            self.at_work = check.name
-            began, before = time.monotonic(), compiles()
-            outcome, said = _outcome(check)
-            said += f" ({compiles() - before} compiles)" if outcome == "passed" else ""
-            self.note(check.name, outcome, time.monotonic() - began, said)
-
-    def note(self, name: str, outcome: str, seconds: float, said: str) -> None:
-        """Print and keep the outcome of a check."""
-        print(f"{outcome:8}{seconds:6.1f} s  {name}: {said}", flush=True)
-        row = {"way": name, "outcome": outcome, "seconds": seconds, "note": said}
-        self.rows.append({"group": "checks", **row})
-        if outcome == "failed":
-            self.failed.append(name)
+            self.at_work, began = name, time.monotonic()
+            try:
+                if name.startswith("core") and self.seconds() > CORE_UNTIL * self.options.seconds:
+                    raise NotShown("no time left")
+                outcome, note = "passed", run()
+            except NotShown as reason:
+                outcome, note = "skipped", str(reason)
+            except Exception as error:
+                lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+                outcome = "failed"
+                note = f"{type(error).__name__}: {' / '.join(lines[:6])}"[:400]
+                self.failed.append(name)
+            seconds = time.monotonic() - began
+            print(f"{outcome:8}{seconds:6.1f} s  {name}: {note}", flush=True)
+            row = {"outcome": outcome, "seconds": seconds, "note": note}
+            self.rows.append({"group": "checks", "way": name, **row})
 
     def measure(self, device: str, is_kept: bool) -> None:
         """Run the benchmarks. What there is is kept after each, on a CPU only where one asks."""
@@ -160,29 +158,6 @@ class _Run:
                 save(accelerator.SECTION, self.rows, Options(), folder, device)
         if folder == table.RESULTS:
             table.PAGE.write_text(table.page())
-
-
-def _outcome(check: Any) -> tuple[str, str]:
-    """Whether a check passed, and what it said."""
-    from tests.accelerator.on_device import NotShown
-
-    try:
-        return "passed", check.run()
-    except NotShown as reason:
-        return "skipped", str(reason)
-    except Exception as error:
-        lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-        return "failed", f"{type(error).__name__}: {' / '.join(lines[:6])}"[:400]
-
-
-def _described(device: Any) -> str:
-    """The device and what runs it, in one line."""
-    import jax
-
-    version = " ".join(device.client.platform_version.split())
-    return (
-        f"{device.device_kind} ({version}), jax {jax.__version__}, python {sys.version.split()[0]}"
-    )
 
 
 if __name__ == "__main__":

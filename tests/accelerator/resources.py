@@ -1,18 +1,14 @@
 """Memory and threads: donation, `max_bytes`, and compiles in the background."""
 
 import gc
-import os
-import subprocess
-import sys
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.alone import ROOT
 from bucketjit import BucketedExec
 from tests.accelerator.arrays import contents
 from tests.accelerator.on_device import (
@@ -24,6 +20,7 @@ from tests.accelerator.on_device import (
     placed,
     same,
 )
+from tests.alone import run_python
 
 MIB = 2**20
 
@@ -93,15 +90,7 @@ def check_donated_views() -> str:
         donate_a_view()
         return "3 kinds"
     code = f"from {__name__} import donate_a_view; donate_a_view()"
-    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_python("-c", code, XLA_PYTHON_CLIENT_PREALLOCATE="false")
     last = (done.stderr.strip().splitlines() or ["no output"])[-1]
     assert done.returncode == 0, f"exit status {done.returncode}: {last}"
     return "3 kinds, in a process of its own"
@@ -143,37 +132,22 @@ def check_background() -> str:
     """Compiles in the background, and stand-ins, from several threads, end and are right."""
     executor = BucketedExec(lambda x: (jnp.sort(x, 0), x.sum(0)), dynamic_axes="n, _").with_pow2()
     executor = executor.with_background_compile(2)
-    errors: list[BaseException] = []
-
-    def call(n: int) -> None:
-        host = contents((n, 8))
-        same(executor(placed(host)), (np.sort(host, 0), host.sum(0)), 1e-4)
 
     def calls(sizes: tuple[int, ...]) -> None:
-        try:
-            # A thread does not see the precision of another one, and would compile for its own.
-            with jax.default_matmul_precision("highest"):
-                for n in sizes:
-                    call(n)
-        except BaseException as error:
-            errors.append(error)
+        # A thread does not see the precision of another one, and would compile for its own.
+        with jax.default_matmul_precision("highest"):
+            for n in sizes:
+                host = contents((n, 8))
+                same(executor(placed(host)), (np.sort(host, 0), host.sum(0)), 1e-4)
 
     with as_on_an_accelerator():
         calls((64,))
-        asked = [(3, 5, 17, 33), (17, 3, 9, 4), (33, 16, 2, 60), (5, 40, 3, 31)]
-        threads = [threading.Thread(target=calls, args=(s,), daemon=True) for s in asked]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads), "a call hangs"
-        if errors:
-            raise errors[0]
+        sizes_of_threads = [(3, 5, 17, 33), (17, 3, 9, 4), (33, 16, 2, 60), (5, 40, 3, 31)]
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(calls, sizes_of_threads))
         assert executor.wait_for_compiles(60), "a compile hangs"
         before = executor.stats().compiles
-        for sizes in asked:
+        for sizes in sizes_of_threads:
             calls(sizes)
-        if errors:
-            raise errors[0]
     assert executor.stats().compiles == before, "a bucket was compiled twice"
     return f"{before} buckets, 4 threads"

@@ -1,9 +1,7 @@
 """The command of `make accelerator`: what it prints, keeps, and leaves out."""
 
-import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks import accelerator, table
-from benchmarks.alone import ROOT
 from tests.accelerator import __main__ as runner
 from tests.accelerator import checks, core
-from tests.accelerator.checks import Check
 from tests.accelerator.on_device import NotShown
+from tests.alone import run_python
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +30,12 @@ def shows_nothing() -> str:
     raise NotShown("there is no such memory")
 
 
-SOME = (
-    Check("one", lambda: "as it is"),
-    Check("two", fails),
-    Check("three", shows_nothing),
-    Check("core: four", lambda: "of a family"),
-)
+SOME = {
+    "one": lambda: "as it is",
+    "two": fails,
+    "three": shows_nothing,
+    "core: four": lambda: "of a family",
+}
 
 
 def test_a_line_for_each_check(
@@ -64,13 +61,10 @@ def test_what_is_measured_is_kept_where_one_asks(
     def lost() -> Any:
         raise RuntimeError("the device is lost")
 
-    made = (
-        ("a", lambda: [{"group": "a", "way": "ours", "us": 2.0, "ratio": 1.0}]),
-        ("b", lost),
-    )
+    rows = [{"group": "a", "way": "ours", "us": 2.0, "ratio": 1.0}]
     before = table.PAGE.read_text()
-    monkeypatch.setattr(checks, "CHECKS", SOME[:1])
-    monkeypatch.setattr(accelerator, "parts", lambda: made)
+    monkeypatch.setattr(checks, "CHECKS", {"one": SOME["one"]})
+    monkeypatch.setattr(accelerator, "parts", lambda: (("a", lambda: rows), ("b", lost)))
     assert runner.main(["--any-device", "--results", str(tmp_path)]) == 1
     kept = json.loads((tmp_path / "accelerator.json").read_text())
     assert kept["command"] == "make accelerator" and "cpu" in kept["environment"]["device"]
@@ -88,19 +82,15 @@ def test_what_is_measured_is_kept_where_one_asks(
 def test_what_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "cachetools" else found(name)
-    )
+    monkeypatch.setattr(runner, "NEEDED", ("jax", "no_such_package"))
     assert runner.main([]) == 2
     told = capsys.readouterr().err
-    assert told.startswith(f"cachetools: not importable by {sys.executable}")
+    assert told.startswith(f"no_such_package: not importable by {sys.executable}")
     assert "PYTHONPATH=FOLDER make accelerator" in told
 
 
 def test_the_time_is_over() -> None:
-    command = [sys.executable, "-m", "tests.accelerator", "--seconds", "0.1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    done = run_python("-m", "tests.accelerator", "--seconds", "0.1")
     assert done.returncode == 1
     assert "failed: no end within 0 s, at work: " in done.stderr
 

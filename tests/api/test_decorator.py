@@ -13,8 +13,8 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec, strategies
-from bucketjit.errors import SpecError
-from tests.comparison import assert_same, ramp
+from bucketjit.errors import BucketOverflowError, SpecError
+from tests.comparison import ramp
 
 
 def test_bare_and_with_options() -> None:
@@ -41,6 +41,11 @@ def test_buckets_by_dimension() -> None:
     fn = bucketjit.jit(lambda x: x.sum(0), buckets=wanted, dynamic_axes="b, s")
     fn(ramp(5, 4))
     assert [dict(b.sizes) for b in fn.stats().buckets] == [{"b": 5, "s": 6}]
+    both = {"b": [4], "s": [8]}
+    fn = bucketjit.jit(lambda x: x * 2, dynamic_axes="b, s", buckets=both, overflow={"s": "extend"})
+    assert fn(ramp(3, 9)).shape == (3, 9)
+    with pytest.raises(BucketOverflowError, match="'b'"):
+        fn(ramp(5, 8))
 
 
 def test_parameters_of_jit() -> None:
@@ -98,35 +103,3 @@ def test_methods() -> None:
         assert float(three(ramp(n))) == 3 * ramp(n).sum()
         assert float(Tree(np.float32(4)).total(ramp(n))) == 4 * ramp(n).sum()
     assert Tree.total.cache_size() == 2
-
-
-def test_partials_and_callables() -> None:
-    def scaled(x: Any, *, by: Any) -> Any:
-        return (x * by).sum()
-
-    for fn in (
-        functools.partial(scaled, by=2.0),
-        jax.tree_util.Partial(scaled, by=2.0),
-        functools.partial(scaled, by=jnp.float32(2)),
-    ):
-        executor = bucketjit.jit(fn, dynamic_axes=("n",))
-        for n in (3, 4, 5):
-            assert_same(executor(ramp(n)), jax.jit(fn)(ramp(n)))
-        assert executor.cache_size() == 2
-
-
-def test_sizes_beyond_the_largest_bucket() -> None:
-    def double(x: Any) -> Any:
-        return x * 2
-
-    rows = bucketjit.jit(double, buckets=[4], overflow="extend")
-    assert rows(np.ones((9, 2), np.float32)).shape == (9, 2)
-    assert [dict(b.sizes) for b in rows.stats().buckets] == [{"batch": 16}]
-    both = bucketjit.jit(
-        double, dynamic_axes="b, s", buckets={"b": [4], "s": [8]}, overflow={"s": "extend"}
-    )
-    assert both(np.ones((3, 9), np.float32)).shape == (3, 9)
-    with pytest.raises(bucketjit.errors.BucketOverflowError, match="'b'"):
-        both(np.ones((5, 8), np.float32))
-    with pytest.raises(bucketjit.errors.SpecError, match="overflow.* must be one of"):
-        bucketjit.jit(double, overflow="grow")

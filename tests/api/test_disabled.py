@@ -72,9 +72,7 @@ def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
 
 @pytest.mark.filterwarnings("ignore::bucketjit.errors.InlinedWarning")
 def test_events_are_printed_as_asked(
-    logger: logging.Logger,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    logger: logging.Logger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def printed(names: str) -> str:
         monkeypatch.setenv("BUCKETJIT_LOG", names)

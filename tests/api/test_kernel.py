@@ -3,8 +3,6 @@
 tests/cases/kernels.py has them in masked programs, with poisoned padding.
 """
 
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import bucketjit
 from bucketjit.errors import ArgumentError, ExportError, FallbackWarning, MaskingError, SpecError
+from tests.alone import run_python
 
 
 def rows(n: int, width: int = 3) -> np.ndarray[Any, Any]:
@@ -257,4 +256,5 @@ def test_without_pallas() -> None:
         x = np.ones(5, np.float32)
         assert bucketjit.jit(total, buckets="pow2", fallback="error")(x) == total(x) == 5
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
+    done = run_python("-c", textwrap.dedent(code))
+    assert done.returncode == 0, done.stderr

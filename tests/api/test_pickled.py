@@ -62,10 +62,11 @@ EXECUTORS = {
 def test_the_options_are_kept_and_not_the_executables(name: str) -> None:
     executor = EXECUTORS[name]
     result = executor(ramp(3))
-    other = pickle.loads(pickle.dumps(executor))
-    assert other._config == executor._config and other.cache_size() == 0
-    assert other._config.has_no_strategy == executor._config.has_no_strategy
-    np.testing.assert_array_equal(other(ramp(3)), result)
+    copies = copy.copy(executor), copy.deepcopy({"f": executor})["f"]
+    for other in (pickle.loads(pickle.dumps(executor)), *copies):
+        assert other._config == executor._config and other.cache_size() == 0
+        assert other._config.has_no_strategy == executor._config.has_no_strategy
+        np.testing.assert_array_equal(other(ramp(3)), result)
 
 
 def test_what_a_module_has_is_pickled_by_name() -> None:

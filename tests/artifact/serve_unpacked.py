@@ -1,10 +1,9 @@
 """Serves calls of an unpacked function by its ``layout.json`` alone, with IREE or XLA.
 
-Run as a program: ``serve_unpacked.py FOLDER CALLS.npz RESULTS.npz NUMBER RUNTIME``. RUNTIME is
+Run as a program: ``serve_unpacked.py FOLDER CALLS.npz RESULTS.npz RUNTIME``. RUNTIME is
 ``iree``, and then neither JAX nor bucketjit is imported; or ``xla``, which takes XLA's CPU client
 from JAX. ``CALLS.npz`` has ``CALL/ARGUMENT``. ``RESULTS.npz`` gets ``CALL/RESULT``, and
-``full/CALL/RESULT`` with what comes out if the sizes are told to be those of the bucket. NUMBER is
-that of the function: 0, or the order of a derivative.
+``full/CALL/RESULT`` with what comes out if the sizes are told to be those of the bucket.
 """
 
 import json
@@ -91,11 +90,11 @@ def compiled_by_xla(raw):
 
 
 class Server:
-    def __init__(self, folder, number, compile):
+    def __init__(self, folder, compile):
         self.compile = compile
         self.folder = Path(folder)
         self.layout = json.loads((self.folder / "layout.json").read_text())
-        self.function = self.layout["functions"][number]
+        self.function = self.layout["functions"][0]
         self.leaves = self.function["leaves"]
         self.constants = [
             self.read(c["file"], c["dtype"], 0, c["shape"]) for c in self.layout["constants"]
@@ -210,20 +209,20 @@ class Server:
         return arrays
 
 
-def main(folder, calls, results, number, runtime):
+def main(folder, calls, results, runtime):
     compile = {"iree": compiled_by_iree, "xla": compiled_by_xla}[runtime]
-    server = Server(folder, int(number), compile)
-    given = np.load(calls)
-    names = {}
-    for name in given.files:
-        names.setdefault(name.partition("/")[0], []).append(name)
+    server = Server(folder, compile)
+    arrays = np.load(calls)
+    by_call = {}
+    for name in sorted(arrays.files):
+        by_call.setdefault(name.partition("/")[0], []).append(arrays[name])
     found = {}
-    for call, keys in names.items():
-        right, full = server([given[key] for key in sorted(keys)])
+    for call, arguments in by_call.items():
+        right, full = server(arguments)
         found.update({f"{call}/{i}": value for i, value in enumerate(right)})
         found.update({f"full/{call}/{i}": value for i, value in enumerate(full)})
     np.savez(results, **found)
-    print(json.dumps({"modules": sorted(sys.modules), "compiled": len(server.compiled)}))
+    print(json.dumps(sorted(sys.modules)))
 
 
 if __name__ == "__main__":

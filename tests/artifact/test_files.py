@@ -8,8 +8,6 @@ import os
 import resource
 import signal
 import struct
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Callable
@@ -28,6 +26,7 @@ from bucketjit import BucketedExec
 from bucketjit._artifact.archive import member_of
 from bucketjit._jax.stablehlo import write_module
 from bucketjit.errors import ArtifactError, SpecError
+from tests.alone import run_python
 
 MANIFEST = "manifest.json"
 SIZES = {"n": [4, 8]}
@@ -136,13 +135,9 @@ def test_files_of_the_future(whole: bytes, tmp_path: Path) -> None:
     [
         "__import__('os').system('touch HERE')",
         "n if n else n",
-        "(lambda: n)()",
-        "n.real",
         "[n][0]",
-        "n ** n",
         "n ** 99",
         "2 ** 8 ** 8 ** 8",
-        "((n ** 8) ** 8) ** 2",
         "floordiv((n ** 8 + 1) ** 8, 2) ** 3 - n",
         "9" * 50,
         "n +" * 3000 + "n",
@@ -151,7 +146,6 @@ def test_files_of_the_future(whole: bytes, tmp_path: Path) -> None:
         "n\n",
         "",
         "1.5 * n",
-        "True",
         "max(n, n, key=print)",
     ],
     ids=lambda text: text[:12],
@@ -311,24 +305,13 @@ executor.save(sys.argv[1], jax.ShapeDtypeStruct((4, 2000), jnp.float32))
 def test_a_killed_save_leaves_the_old_file(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "f.bkt"
     path.write_bytes(whole)
-    root = str(Path(bucketjit.__file__).parent.parent)
-    done = subprocess.run(
-        [sys.executable, "-c", _KILLED, str(path)],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        timeout=300,
-    )
+    done = run_python("-c", _KILLED, str(path))
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert path.read_bytes() == whole
     (left,) = {*tmp_path.iterdir()} - {path}
     os.utime(left, (0, 0))  # what is younger may be of a save that is under way
     save(path)
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_directory_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        save(tmp_path / "missing" / "f.bkt")
 
 
 def test_members_that_are_missing_added_or_double(whole: bytes, tmp_path: Path) -> None:

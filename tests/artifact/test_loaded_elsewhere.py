@@ -15,7 +15,8 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit.errors import ArgumentError, ArtifactError
-from tests.artifact.test_saved_functions import check_equal, floats, of, saved
+from tests.artifact.test_saved_functions import floats, of, saved
+from tests.comparison import assert_close
 
 WEIGHTS = np.arange(1000, dtype=np.float32)
 
@@ -38,8 +39,8 @@ def weighed(x: Any) -> Any:
 def test_a_first_call_inside_a_trace(first: Callable[[Any], Any], tmp_path: Path) -> None:
     loaded = saved(tmp_path, weighed, "n", of(4), derivatives=1)
     first(loaded)
-    check_equal(loaded(floats(3)), weighed(floats(3)))
-    check_equal(jax.jit(loaded)(floats(5)), weighed(floats(5)))
+    assert_close(loaded(floats(3)), weighed(floats(3)))
+    assert_close(jax.jit(loaded)(floats(5)), weighed(floats(5)))
 
 
 @pytest.mark.parametrize("change", ["altered", "truncated"])
@@ -53,7 +54,7 @@ def test_a_file_that_changes_after_it_was_loaded(change: str, tmp_path: Path) ->
         else:
             file.seek(at)
             file.write((WEIGHTS + 1).tobytes())
-    check_equal(loaded(floats(3)), weighed(floats(3)))
+    assert_close(loaded(floats(3)), weighed(floats(3)))
 
 
 def test_results_of_weak_type_have_derivatives(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_results_of_weak_type_have_derivatives(tmp_path: Path) -> None:
 
     loaded = saved(tmp_path, fn, ("n", None), of(4), 2.0, derivatives=1)
     got = jax.grad(lambda x, s: sum(loaded(x, s)), (0, 1))(floats(3), 3.0)
-    check_equal(got, jax.grad(lambda x, s: sum(fn(x, s)), (0, 1))(floats(3), 3.0))
+    assert_close(got, jax.grad(lambda x, s: sum(fn(x, s)), (0, 1))(floats(3), 3.0))
 
 
 def test_donated_arguments_are_kept_for_derivatives(tmp_path: Path) -> None:
@@ -70,14 +71,14 @@ def test_donated_arguments_are_kept_for_derivatives(tmp_path: Path) -> None:
     executor.save(tmp_path / "f.bkt", of(4), derivatives=1)
     loaded = bucketjit.load(tmp_path / "f.bkt")
     x = jnp.asarray(floats(3))
-    check_equal(jax.grad(loaded)(x), 3 * floats(3) ** 2)
+    assert_close(jax.grad(loaded)(x), 3 * floats(3) ** 2)
     assert not x.is_deleted()
 
 
 def test_copies(tmp_path: Path) -> None:
     loaded = saved(tmp_path, weighed, "n", of(4))
     for other in (copy.copy(loaded), copy.deepcopy(loaded)):
-        check_equal(other(floats(3)), weighed(floats(3)))
+        assert_close(other(floats(3)), weighed(floats(3)))
     with pytest.raises(TypeError, match="send its path"):
         pickle.dumps(loaded)
 

@@ -1,8 +1,6 @@
 """Files in other processes: without the source, and of other versions of JAX."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -12,7 +10,9 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec
+from tests.alone import run_python
 from tests.artifact import golden
+from tests.comparison import assert_close
 
 _SOURCE = """
 import jax, jax.numpy as jnp, numpy as np
@@ -30,12 +30,11 @@ import bucketjit
 executor = bucketjit.BucketedExec(fn, dynamic_axes=("b, s", "b")).with_pow2()
 like = np.ones((2, 4), np.float32), np.ones(2, np.int32)
 executor.save(sys.argv[1], *like, sizes={"b": [2, 4], "s": [4, 8]}, executables=True)
-found, exact = {}, jax.jit(fn)
+found = {}
 for b, s in itertools.product(range(1, 5), range(1, 9)):
     x, i = np.sin(np.arange(b * s, dtype=np.float32)).reshape(b, s), np.arange(b, dtype=np.int32)
-    out = exact(x, i)
-    found[f"{b},{s}"] = np.concatenate([np.ravel(v) for v in jax.tree.leaves(out["i"])])
-    found[f"{b},{s}y"] = out["y"]
+    for number, leaf in enumerate(jax.tree.leaves(jax.jit(fn)(x, i))):
+        found[f"{b},{s},{number}"] = leaf
 np.savez(sys.argv[2], **found)
 """
 _LOAD = """
@@ -45,14 +44,11 @@ import bucketjit
 loaded = bucketjit.load(sys.argv[1], trust_executables=sys.argv[3] == "trusted")
 found = np.load(sys.argv[2])
 for name in found.files:
-    b, s = map(int, name.strip("y").split(","))
+    b, s, number = map(int, name.split(","))
     x, i = np.sin(np.arange(b * s, dtype=np.float32)).reshape(b, s), np.arange(b, dtype=np.int32)
-    out = loaded(x, i)
-    if name.endswith("y"):
-        np.testing.assert_allclose(out["y"], found[name], rtol=1e-5, atol=1e-6)
-    else:
-        got = np.concatenate([np.ravel(v) for v in jax.tree.leaves(out["i"])])
-        np.testing.assert_array_equal(got, found[name])
+    leaf = jax.tree.leaves(loaded(x, i))[number]
+    assert leaf.dtype == found[name].dtype
+    np.testing.assert_allclose(leaf, found[name], rtol=1e-5, atol=1e-6)
 assert "source" not in sys.modules
 try:
     import source
@@ -64,17 +60,8 @@ print(loaded.stats().compiles, loaded.cache_size())
 """
 
 
-def run(code: str, *args: object, path: Path | None = None) -> str:
-    root = str(Path(bucketjit.__file__).parent.parent)
-    paths = [root, *([] if path is None else [str(path)])]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, args)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        cwd=os.sep,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def run(code: str, *args: object, paths: tuple[Path, ...] = ()) -> str:
+    done = run_python("-c", code, *map(str, args), folder=Path(os.sep), paths=paths)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -84,7 +71,7 @@ def test_a_process_without_the_source(tmp_path: Path) -> None:
     source.mkdir()
     (source / "source.py").write_text(_SOURCE)
     file, results = tmp_path / "f.bkt", tmp_path / "results.npz"
-    run(_SAVE, file, results, path=source)
+    run(_SAVE, file, results, paths=(source,))
     compiles, size = map(int, run(_LOAD, file, results, "untrusted").split())
     assert compiles == size > 4
     # Of the executables those of this machine and these versions run, without a compile.
@@ -96,10 +83,7 @@ def test_files_of_every_version(path: Path) -> None:
     loaded, exact = bucketjit.load(path), jax.jit(golden.fn)
     for b, s in ((1, 1), (3, 5), (9, 10)):
         args = golden.arguments(b, s)
-        got, expected = loaded(*args), exact(*args)
-        assert jax.tree.structure(got) == jax.tree.structure(expected)
-        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert_close(loaded(*args), exact(*args))
 
     def loss(params: object, fn: object) -> object:
         _, key, x = golden.arguments(3, 5)
@@ -119,9 +103,7 @@ def test_files_of_every_version_with_computed_sizes(path: Path) -> None:
                 with pytest.raises(bucketjit.errors.FallbackError):
                     loaded(x)
                 continue
-            got, expected = loaded(x), golden.selecting(jnp.asarray(x))
-            for name, array in expected.items():
-                np.testing.assert_allclose(got[name], array)
+            assert_close(loaded(x), golden.selecting(jnp.asarray(x)))
 
 
 def test_there_are_files_of_both_versions() -> None:

@@ -13,11 +13,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._artifact.archive import Archive
-from bucketjit.errors import (
-    ArgumentError,
-    ArtifactError,
-    SpecError,
-)
+from bucketjit.errors import ArgumentError, ArtifactError, SpecError
 
 Struct = jax.ShapeDtypeStruct
 LIKE = Struct((8, 4), jnp.float32)
@@ -71,25 +67,16 @@ def test_errors_of_save_name_what_is_wrong(
     assert not list(tmp_path.iterdir())
 
 
-def resized(x: Any) -> Any:
-    h, w = x.shape
-    small = jax.image.resize(x, (int(h * 0.5), w), "linear")
-    return small.reshape(h // 4, 2, w // 4, 4).sum((1, 3))
-
-
 def patches(x: Any) -> Any:
     h, w = x.shape
     return x[: int(h * 0.5), : int(w * 0.25)].sum() + x.reshape(h // 4, 4, w // 4, 4).mean((1, 3))
 
 
-@pytest.mark.parametrize("fn", [resized, patches])
-def test_every_size_below_the_largest_bucket_is_served(
-    fn: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_every_size_below_the_largest_bucket_is_served(tmp_path: Path) -> None:
     promised = ("mod(h, 4) == 0", "mod(w, 4) == 0")
-    executor = BucketedExec(fn, dynamic_axes="h, w", constraints=promised).with_pow2()
+    executor = BucketedExec(patches, dynamic_axes="h, w", constraints=promised).with_pow2()
     executor.save(tmp_path / "f.bkt", Struct((16, 16), jnp.float32))
-    loaded, exact = bucketjit.load(tmp_path / "f.bkt"), jax.jit(fn)
+    loaded, exact = bucketjit.load(tmp_path / "f.bkt"), jax.jit(patches)
     x = floats(16, 16)
     for h, w in ((h, w) for h in range(4, 17, 4) for w in range(4, 17, 4)):
         expected = np.asarray(exact(x[:h, :w]))

@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +14,8 @@ from bucketjit import BucketedExec
 from bucketjit._artifact.archive import Archive, write_archive
 from bucketjit._artifact.unpack import unpack
 from bucketjit.errors import ArtifactError
+from tests.alone import run_python
+from tests.comparison import assert_close
 
 pytest.importorskip("flatbuffers", reason="it serializes exported modules")
 
@@ -26,27 +26,18 @@ SERVER = Path(__file__).with_name("serve_unpacked.py")
 def served(tmp_path):
     """Serves calls of an unpacked function: the results, and those without masks."""
 
-    def serve(folder, calls, number=0, runtime="iree"):
+    def serve(folder, calls, runtime="iree"):
         if runtime == "iree":
             pytest.importorskip("iree.compiler", reason="IREE's compiler is not installed")
             pytest.importorskip("iree.runtime", reason="IREE's runtime is not installed")
-        given = {
+        arrays = {
             f"{i}/{j:03}": np.asarray(x) for i, call in enumerate(calls) for j, x in enumerate(call)
         }
-        np.savez(tmp_path / "calls.npz", **given)
-        told = subprocess.run(
-            [
-                *(sys.executable, "-I", str(SERVER), str(folder)),
-                *(str(tmp_path / "calls.npz"), str(tmp_path / "results.npz")),
-                *(str(number), runtime),
-            ],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert told.returncode == 0, told.stderr
-        loaded = {name.partition(".")[0] for name in json.loads(told.stdout)["modules"]}
+        np.savez(tmp_path / "calls.npz", **arrays)
+        paths = folder, tmp_path / "calls.npz", tmp_path / "results.npz"
+        done = run_python("-I", str(SERVER), *map(str, paths), runtime)
+        assert done.returncode == 0, done.stderr
+        loaded = {name.partition(".")[0] for name in json.loads(done.stdout)}
         assert "bucketjit" not in loaded
         assert runtime == "xla" or not loaded & {"jax", "jaxlib"}
         found = np.load(tmp_path / "results.npz")
@@ -66,14 +57,6 @@ def write(executor, folder, *args, **options):
     executor.save(folder.with_suffix(".bkt"), *args, **options)
     unpack(Archive(folder.with_suffix(".bkt")), folder)
     return json.loads((folder / "layout.json").read_text())
-
-
-def close(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        other = np.asarray(other)
-        assert one.dtype == other.dtype and one.shape == other.shape
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +107,7 @@ def test_iree_serves_all_sizes(network, folder, served):
     right, full = served(folder, calls)
     for call, found, unmasked in zip(calls, right, full, strict=True):
         expected = jax.tree.leaves(jax.jit(network)(*call))
-        close(found, expected)
+        assert_close(found, expected)
         # Told that the padding is data, the module computes something else: masks are at work.
         whole = [a[tuple(map(slice, b.shape))] for a, b in zip(unmasked, found, strict=True)]
         assert max(np.max(np.abs(a - b)) for a, b in zip(whole, found, strict=True)) > 0.01
@@ -164,7 +147,7 @@ def test_sizes_that_are_expressions_or_arguments(tmp_path, served):
     assert leaves[1]["dtype"] is None
     call = np.linspace(-3, 2, 5, dtype=np.float32), 6
     [found], _ = served(tmp_path / "u", [call])
-    close(found, fn(*call))
+    assert_close(found, list(fn(*call)))
 
 
 def test_constants_of_each_size(tmp_path, served):
@@ -180,7 +163,7 @@ def test_constants_of_each_size(tmp_path, served):
     calls = [(np.linspace(1, 2, n, dtype=np.float32),) for n in (1, 2, 7)]
     right, _ = served(tmp_path / "u", calls)
     for call, found in zip(calls, right, strict=True):
-        close(found, [fn(*call)])
+        assert_close(found, [fn(*call)])
 
 
 def test_sizes_that_are_computed(tmp_path, served):
@@ -199,7 +182,12 @@ def test_sizes_that_are_computed(tmp_path, served):
     # Not IREE, which writes where a scatter has an index out of bounds (3.13).
     right, _ = served(tmp_path / "u", calls, runtime="xla")
     for call, found in zip(calls, right, strict=True):
-        close(found, fn(jnp.asarray(*call)))
+        assert_close(found, list(fn(jnp.asarray(*call))))
+
+
+def only_bucket(layout):
+    [bucket] = layout["functions"][0]["programs"][0]["buckets"]
+    return bucket
 
 
 def test_random_keys_are_words(tmp_path):
@@ -208,8 +196,7 @@ def test_random_keys_are_words(tmp_path):
 
     executor = BucketedExec(fn, dynamic_axes=(None, "n")).with_pow2()
     key, x = jax.random.key(3), np.ones(5, np.float32)
-    layout = write(executor, tmp_path / "u", key, x)
-    [bucket] = layout["functions"][0]["programs"][0]["buckets"]
+    bucket = only_bucket(write(executor, tmp_path / "u", key, x))
     shapes = [(one["dtype"], one["shape"]) for one in bucket["inputs"]]
     assert shapes == [("int32", [1]), ("uint32", [2]), ("float32", [8])]
 
@@ -235,25 +222,23 @@ def test_each_platform_has_its_modules(tmp_path, served):
     path = tmp_path / "u.bkt"
     executor.save(path, np.ones(5, np.float32), platforms=["tpu", "cpu", "cuda"])
     unpack(Archive(path), tmp_path / "all")
-    layout = json.loads((tmp_path / "all" / "layout.json").read_text())
-    [bucket] = layout["functions"][0]["programs"][0]["buckets"]
+    bucket = only_bucket(json.loads((tmp_path / "all" / "layout.json").read_text()))
     assert set(bucket["modules"]) == {"tpu", "cpu", "cuda"}
     assert len(bucket["inputs"]) == 2  # no number of the platform
     x = np.linspace(1, 2, 6, dtype=np.float32)
     [found], _ = served(tmp_path / "all", [(x,)])
-    close(found, [fn(x)])
+    assert_close(found, [fn(x)])
 
     unpack(Archive(path), tmp_path / "one", platform="cpu")
     layout = json.loads((tmp_path / "one" / "layout.json").read_text())
-    [bucket] = layout["functions"][0]["programs"][0]["buckets"]
+    bucket = only_bucket(layout)
     assert layout["platforms"] == ["cpu"] and list(bucket["modules"]) == ["cpu"]
 
 
 def test_calls_of_a_runtime_are_told_of(tmp_path):
     executor = BucketedExec(lambda x, m: jnp.linalg.cholesky(m) * x.sum(), dynamic_axes=("n", None))
     args = np.ones(3, np.float32), np.eye(3, dtype=np.float32)
-    layout = write(executor.with_pow2(), tmp_path / "u", *args)
-    [bucket] = layout["functions"][0]["programs"][0]["buckets"]
+    bucket = only_bucket(write(executor.with_pow2(), tmp_path / "u", *args))
     assert bucket["custom_calls"]["cpu"] == ["lapack_spotrf_ffi"]
 
 

@@ -29,6 +29,10 @@ def rows(*shape: int) -> np.ndarray:
     return np.random.default_rng(len(shape)).standard_normal(shape).astype(np.float32)
 
 
+def bucketed(fn: Any, **options: Any) -> BucketedExec:
+    return BucketedExec(fn, **options).with_pow2()
+
+
 def main(directory: str | None) -> None:
     """Serve the calls with executables kept in a directory, or in none for ``-``."""
     compiled = []
@@ -40,19 +44,18 @@ def main(directory: str | None) -> None:
         lambda event, **_: missed.append(event) if event.endswith("cache_misses") else None
     )
     far = jax.devices()[-1]
-    calls: list[tuple[BucketedExec, tuple[Any, ...]]] = []
-    attention = BucketedExec(attend, dynamic_axes=("b, s, _", None)).with_pow2()
-    calls += [(attention, (rows(b, s, 4), rows(4, 4))) for b, s in ((3, 5), (4, 6), (2, 9))]
-    elsewhere = BucketedExec(attend, dynamic_axes=("b, s, _", None)).with_pow2()
-    calls += [(elsewhere, (rows(3, n, 4), jax.device_put(rows(4, 4), far))) for n in (5, 6, 5)]
-    calls += [(elsewhere, (jnp.asarray(rows(3, 5, 4)), jax.device_put(rows(4, 4), far)))]
-    factors = BucketedExec(factor, dynamic_axes="n, n").with_pow2()
-    calls += [(factors, (rows(n, n),)) for n in (5, 6)]
-    noise = BucketedExec(noisy).with_pow2()
-    key = jax.random.wrap_key_data(np.array([1, 2], np.uint32))
-    calls += [(noise, (key, rows(5)))]
+    attention, elsewhere = (bucketed(attend, dynamic_axes=("b, s, _", None)) for _ in range(2))
+    factors, noise = bucketed(factor, dynamic_axes="n, n"), bucketed(noisy)
     symmetric = BucketedExec(lambda x: jnp.linalg.eigvalsh(x @ x.T))
-    calls += [(symmetric, (rows(3, 3),))]
+    key = jax.random.wrap_key_data(np.array([1, 2], np.uint32))
+    calls: list[tuple[BucketedExec, tuple[Any, ...]]] = [
+        *((attention, (rows(b, s, 4), rows(4, 4))) for b, s in ((3, 5), (4, 6), (2, 9))),
+        *((elsewhere, (rows(3, n, 4), jax.device_put(rows(4, 4), far))) for n in (5, 6, 5)),
+        (elsewhere, (jnp.asarray(rows(3, 5, 4)), jax.device_put(rows(4, 4), far))),
+        *((factors, (rows(n, n),)) for n in (5, 6)),
+        (noise, (key, rows(5))),
+        (symmetric, (rows(3, 3),)),
+    ]
     kept = {
         id(executor): executor.with_persistence(None if directory == "-" else directory)
         for executor, _ in calls

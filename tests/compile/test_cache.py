@@ -4,14 +4,14 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from bucketjit._compile.cache import CacheInfo, ExecutableCache
+from bucketjit._compile.cache import ExecutableCache
 
 PATIENCE = 20  # seconds until a test that hangs is failed
 
@@ -118,20 +118,6 @@ class TestOneThread:
         cache.clear()
         assert told[3 - kept :] == [(key, f"entry {key}", "cleared") for key in "abc"[3 - kept :]]
 
-    def test_snapshots_are_snapshots(self):
-        cache = ExecutableCache(2)
-        fill(cache, "a", "b")
-        items = cache.items()
-        fill(cache, "c")
-        assert items == [("a", "entry a"), ("b", "entry b")]
-
-    def test_what_leaves_is_freed(self):
-        cache = ExecutableCache(1)
-        entries = {key: weakref.ref(cache.get_or_compile(key, Entry)) for key in "abc"}
-        assert [ref() is None for ref in entries.values()] == [True, True, False]
-        cache.clear()
-        assert entries["c"]() is None
-
     def test_a_failed_compile_frees_what_it_held(self):
         cache, held = ExecutableCache(2), []
 
@@ -178,33 +164,8 @@ class TestOneThread:
         cache.clear()
         assert sizes == [1, 0]
 
-    def test_an_unhashable_key_is_refused(self):
-        cache = ExecutableCache(2)
-        with pytest.raises(TypeError, match="unhashable"):
-            cache.get_or_compile([], never)
-        assert len(cache) == 0
-
 
 class TestThreads:
-    def test_one_key_is_compiled_once(self, pool):
-        cache, gate = ExecutableCache(4), Gate(Entry())
-        futures = ask(pool, cache, "a", gate, threads=16)
-        assert len(cache) == 0
-        gate.opened.set()
-        assert {future.result(PATIENCE) for future in futures} == {gate.outcome}
-        assert gate.calls == 1
-        assert cache.info() == CacheInfo(hits=15, misses=1, maxsize=4, currsize=1)
-
-    def test_different_keys_compile_at_the_same_time(self, pool):
-        cache = ExecutableCache(None)
-        together = threading.Barrier(8)
-
-        def compile():
-            return together.wait(PATIENCE)
-
-        futures = [pool.submit(cache.get_or_compile, key, compile) for key in range(8)]
-        assert {future.result(PATIENCE) for future in futures} == set(range(8))
-
     def test_stored_entries_are_served_during_a_compile(self, pool):
         cache, gate = ExecutableCache(4), Gate("B")
         fill(cache, "a")
@@ -213,18 +174,6 @@ class TestThreads:
         assert cache.get("b") is None
         gate.opened.set()
         assert future.result(PATIENCE) == "B"
-
-    @pytest.mark.parametrize("error", [ValueError("too large"), CancelledError("by compile")])
-    def test_a_failed_compile_raises_for_all_who_wait(self, pool, error):
-        cache, gate = ExecutableCache(4), Gate(error)
-        futures = ask(pool, cache, "a", gate, threads=16)
-        gate.opened.set()
-        assert all(future.exception(PATIENCE) is error for future in futures)
-        assert gate.calls == 1
-        assert cache.info() == CacheInfo(hits=0, misses=0, maxsize=4, currsize=0)
-        assert not cache._flights
-
-        assert cache.get_or_compile("a", lambda: "A") == "A"
 
     def test_an_interrupt_is_for_its_own_thread(self, pool):
         interrupted = Gate(KeyboardInterrupt())
@@ -259,23 +208,6 @@ class TestThreads:
         new.opened.set()
         assert after.result(PATIENCE) == "new"
         assert list(dict(cache.items())) == ["a"]
-
-    def test_under_load_every_ask_is_answered_and_counted(self, pool):
-        compiled, evicted = [], []
-        cache = ExecutableCache(3, on_evict=lambda *item: evicted.append(item))
-
-        def work(seed):
-            for i in range(300):
-                key = (seed * 7 + i * i) % 8
-                assert cache.get_or_compile(key, lambda key=key: compiled.append(key) or key) == key
-
-        for future in [pool.submit(work, seed) for seed in range(8)]:
-            future.result(PATIENCE)
-        info = cache.info()
-        assert info.hits + info.misses == 8 * 300
-        assert info.misses == len(compiled)
-        assert len(evicted) == cache.evictions == len(compiled) - info.currsize
-        assert info.currsize == 3
 
 
 class AgainstModel(RuleBasedStateMachine):

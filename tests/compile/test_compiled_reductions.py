@@ -18,7 +18,6 @@ Function = Callable[[Any], Any]
 WIDTH = 256
 SHARES = np.full((WIDTH, WIDTH), 1 / WIDTH, np.float32)
 WEIGHTS = np.random.default_rng(0).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 16
-OPTION = "xla_cpu_experimental_ynn_fusion_type"
 
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="a library of XLA on CPU")
 
@@ -113,29 +112,6 @@ def test_other_buckets_of_the_program_are_compiled_once(xla_compiles: Callable[[
     executor(ramp(20, WIDTH))
     executor(ramp(40, WIDTH))
     assert xla_compiles() - before == 2
-
-
-@on_cpu
-def test_who_asks_for_the_library_gets_it() -> None:
-    options = {OPTION: "LIBRARY_FUSION_TYPE_REDUCE"}
-    executor = BucketedExec(
-        WRONG["made by another jit"], dynamic_axes="b, _", compiler_options=options
-    ).with_pow2(min=16)
-    executor(ramp(10, WIDTH))
-    assert has_wrong_reductions(made(executor))
-
-
-@on_cpu
-def test_so_is_what_compiles_in_the_background() -> None:
-    fn = WRONG["layers"]
-    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2(min=16)
-    executor = executor.with_background_compile()
-    executor(ramp(60, WIDTH))
-    x = np.random.default_rng(0).standard_normal((10, WIDTH)).astype(np.float32)
-    for _ in range(2):
-        np.testing.assert_allclose(executor(x), jax.jit(fn)(x), rtol=1e-4, atol=1e-4)
-        assert executor.wait_for_compiles(60)
-    assert executor.cache_size() == 2
 
 
 @on_cpu

@@ -39,16 +39,10 @@ def calls_the_library(executor: BucketedExec) -> list[bool]:
 def test_they_reach_xla(make: Any) -> None:
     x = ramp(48, 64)
     for options, expected in ((None, True), ({}, True), (NO_LIBRARY, False)):
-        executor = make(layer, compiler_options=options).with_pow2()
-        np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
-        assert calls_the_library(executor) == [expected]
-
-
-@on_cpu
-def test_exact_shapes_have_them_too() -> None:
-    executor = BucketedExec(layer, compiler_options=NO_LIBRARY)
-    executor(ramp(48, 64))
-    assert calls_the_library(executor) == [False]
+        made = make(layer, compiler_options=options)
+        for executor in (made.with_pow2(), made.with_exact()):
+            np.testing.assert_allclose(executor(x), layer(x), rtol=1e-5)
+            assert calls_the_library(executor) == [expected]
 
 
 @on_cpu

@@ -2,9 +2,6 @@
 
 import gc
 import math
-import os
-import subprocess
-import sys
 import textwrap
 import weakref
 from collections.abc import Callable
@@ -16,7 +13,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit.errors import FallbackWarning
+from tests.alone import run_python
 from tests.comparison import ramp, unrolled
 
 Count = Callable[[], int]
@@ -74,6 +71,11 @@ STREAMS: dict[str, tuple[Callable[..., Any], Any, Callable[[int, int], tuple[Any
         lambda b, s: ({"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}, ramp(b, 3)),
     ),
     "a size argument": (lambda x, n: x[0] * jnp.ones(n), ("b", "n"), lambda b, s: (ramp(b), s)),
+    "typed keys": (
+        lambda k, x: (k, x * 2),
+        ("b", "b"),
+        lambda b, s: (jax.random.split(jax.random.key(b), b), ramp(b)),
+    ),
     "an expression": (lambda x: x * 2, "2*b + 1", lambda b, s: (ramp(2 * b + 1),)),
     "scalar result": (lambda x: x.sum(), "b", lambda b, s: (ramp(b),)),
     "jax in": (lambda x: x + 1, "b, s", lambda b, s: (jnp.asarray(ramp(b, s)),)),
@@ -94,15 +96,6 @@ def test_no_call_compiles_for_its_size(name: str, xla_compiles: Count) -> None:
     assert xla_compiles() - before == executor.cache_size() == executor.stats().compiles <= 4
 
 
-def test_typed_keys_compile_once_per_bucket(xla_compiles: Count) -> None:
-    inputs = [(jax.random.split(jax.random.key(n), n), ramp(n)) for n in (3, 4, 3, 5, 6, 7)]
-    executor = BucketedExec(lambda k, x: (k, x * 2), dynamic_axes=("b", "b")).with_pow2()
-    before = xla_compiles()
-    for keys, x in inputs:
-        executor(keys, x)
-    assert xla_compiles() - before == executor.cache_size() == 2
-
-
 def test_committed_arrays_compile_no_more_than_they_count(xla_compiles: Count) -> None:
     """As jit does, one bucket compiles once more for arguments committed to a device."""
     device = jax.devices()[0]
@@ -118,20 +111,16 @@ def test_committed_arrays_compile_no_more_than_they_count(xla_compiles: Count) -
     assert [r.committed for r in results] == [getattr(x, "committed", False) for x in inputs]
 
 
-def test_the_exact_run_compiles_once_per_size(xla_compiles: Count) -> None:
-    executor = BucketedExec(lambda x: x * 2)
+@pytest.mark.filterwarnings("ignore::bucketjit.errors.FallbackWarning")
+@pytest.mark.parametrize(
+    "executor",
+    [BucketedExec(lambda x: x * 2), BucketedExec(unrolled).with_pow2()],
+    ids=["no strategy", "a fallback"],
+)
+def test_exact_runs_compile_once_per_size(executor: BucketedExec, xla_compiles: Count) -> None:
     before = xla_compiles()
     for n in (3, 4, 3, 4, 3):
         executor(ramp(n))
-    assert xla_compiles() - before == executor.cache_size() == 2
-
-
-def test_a_fallback_compiles_once_per_size(xla_compiles: Count) -> None:
-    executor = BucketedExec(unrolled).with_pow2()
-    before = xla_compiles()
-    with pytest.warns(FallbackWarning):
-        for n in (3, 4, 3, 4, 3):
-            executor(ramp(n))
     assert xla_compiles() - before == executor.stats().compiles == executor.cache_size() == 2
 
 
@@ -211,13 +200,6 @@ def test_eviction_frees_executables(live_executables: Count) -> None:
     assert executor.cache_size() == 2
     assert live_executables() == 2
     assert executor.stats().evictions == 8
-
-
-def test_clearing_frees_executables(live_executables: Count) -> None:
-    executor = BucketedExec(lambda x: x * 2 + 1).with_pow2()
-    for n in (1, 2, 4, 8):
-        executor(ramp(n))
-    assert live_executables() == 4
     executor.cache_clear()
     assert live_executables() == 0
     executor(ramp(4))
@@ -250,14 +232,6 @@ def test_results_do_not_keep_executables(live_executables: Count) -> None:
     del executor
     assert live_executables() == 0
     np.testing.assert_array_equal(kept[0], 2 * ramp(3))
-
-
-def test_routes_do_not_keep_evicted_executables(live_executables: Count) -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(1)
-    for _ in range(3):
-        for n in (3, 5, 3, 5, 9):
-            np.testing.assert_array_equal(np.asarray(executor(ramp(n))), 2 * ramp(n))
-    assert live_executables() == 1
 
 
 # --- more than one device ----------------------------------------------------------------------
@@ -307,14 +281,6 @@ _TWO_DEVICES = """
 
 def test_two_devices() -> None:
     flags = "--xla_force_host_platform_device_count=2"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(_TWO_DEVICES)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python("-c", textwrap.dedent(_TWO_DEVICES), XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "two devices: fine" in done.stdout

@@ -6,10 +6,8 @@ are read-only, or the programs would hold copies of them.
 
 import gc
 import math
-import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -126,24 +124,6 @@ def test_of_a_derivative_it_is_its_own() -> None:
     for _ in range(2):
         for k in range(1, 5):
             np.testing.assert_allclose(jax.grad(loss)(ramp(3, 2), k), np.full((3, 2), k))
-
-
-def test_threads_that_drive_each_other_out_get_their_results() -> None:
-    executor = executor_of(Traced(), maxsize=2)
-    start = threading.Barrier(8)
-
-    def calls(seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        start.wait(60)
-        for _ in range(12):
-            n, k = int(rng.integers(1, 9)), int(rng.integers(1, 5))
-            np.testing.assert_array_equal(executor(ramp(n, 2), k), ramp(n, 2) * k)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(calls, range(8)))
-    stats = executor.stats()
-    assert stats.calls == 96 and len(stats.programs) <= 8
-    assert executor.cache_size() <= 2
 
 
 def test_static_sizes_that_vary_leave_nothing() -> None:

@@ -94,10 +94,7 @@ X = np.ones((4, 4), np.float32)
             lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
             lambda x: lax.cond(x[0, 0] > 0, jnp.cos, jnp.sin, x),
         ),
-        (
-            lambda x: lax.dot(x, x),
-            lambda x: lax.dot(x, x, precision=lax.Precision.HIGHEST),
-        ),
+        (lambda x: lax.dot(x, x), lambda x: lax.dot(x, x, precision=lax.Precision.HIGHEST)),
         (
             lambda x: lax.scan(lambda c, r: (c + r, r), x[0], x),
             lambda x: lax.scan(lambda c, r: (c + r, r), x[0], x, reverse=True),

@@ -120,18 +120,18 @@ def test_what_must_not_run_on_zeros(
     assert_like_jit(executor, fn, W + 1, ramp(3, 3) + 1)
 
 
-def test_what_takes_long_does_not_run(runs: list[Any]) -> None:
-    executor = BucketedExec(lambda x: x @ x.T @ x, dynamic_axes="b, _").with_pow2()
-    like = jax.ShapeDtypeStruct((1, 4096), np.float32)
-    executor.warmup(like, sizes={"b": [16, 2048]}, progress=False, first_run=True)
-    assert [x.shape for args, _ in runs for x in args if x.ndim == 2] == [(16, 4096)]
-
-
-def test_what_takes_much_memory_does_not_run(runs: list[Any]) -> None:
-    executor = BucketedExec(lambda x: x[:, None] * x, dynamic_axes="b").with_pow2()
-    like = jax.ShapeDtypeStruct((1,), np.float32)
-    executor.warmup(like, sizes={"b": [16, 2**15]}, progress=False, first_run=True)
-    assert [x.shape for (_, x), _ in runs] == [(16,)]
+@pytest.mark.parametrize(
+    ("fn", "width", "largest"),
+    [(lambda x: x @ x.T @ x, 4096, 2048), (lambda x: x[:, 0][:, None] * x[:, 0], 1, 2**15)],
+    ids=["long", "much memory"],
+)
+def test_what_takes_too_much_does_not_run(
+    fn: Any, width: int, largest: int, runs: list[Any]
+) -> None:
+    executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
+    like = jax.ShapeDtypeStruct((1, width), np.float32)
+    executor.warmup(like, sizes={"b": [16, largest]}, progress=False, first_run=True)
+    assert [x.shape for args, _ in runs for x in args if x.ndim == 2] == [(16, width)]
 
 
 def test_at_an_exact_shape_nothing_runs(runs: list[Any]) -> None:

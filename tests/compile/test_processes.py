@@ -1,46 +1,27 @@
 """Several processes and one directory."""
 
+import functools
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.alone import run_python
+
 FLAGS = "--xla_force_host_platform_device_count=2"
 EXECUTABLES = 6  # two buckets of `attend`, one of them on another device too, and so on
 
 
-def start(directory: str, seed: int, **variables: str) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONHASHSEED": str(seed),
-        "XLA_FLAGS": FLAGS,
-        "JAX_PLATFORMS": "cpu",
-        **variables,
-    }
+def served(directory: str, seed: int, **variables: str) -> dict[str, Any]:
+    """What a process tells that has served its calls."""
     # JAX's own cache writes in place: another process may read half a file, warns, and compiles.
     half = "ignore:Error reading persistent compilation cache entry:UserWarning"
-    command = [sys.executable, "-W", "error::UserWarning", "-W", half]
-    command += ["-m", "tests.compile.child"]
-    return subprocess.Popen(
-        [*command, directory],
-        env=environment,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, error = process.communicate(timeout=300)
-    assert process.returncode == 0, error[-3000:]
-    return json.loads(out.splitlines()[-1])
+    words = "-W", "error::UserWarning", "-W", half, "-m", "tests.compile.child", directory
+    variables |= {"PYTHONHASHSEED": str(seed), "XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu"}
+    done = run_python(*words, **variables)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +32,9 @@ def begun(tmp_path_factory):
         "JAX_COMPILATION_CACHE_DIR": str(directory / "jax"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
-    together = [start(str(directory / "own"), seed, **of_jax) for seed in (1, 2)]
-    return directory, of_jax, [told(p) for p in together]
+    with ThreadPoolExecutor(2) as pool:
+        serve = functools.partial(served, str(directory / "own"), **of_jax)
+        return directory, of_jax, list(pool.map(serve, (1, 2)))
 
 
 def test_two_at_the_same_time(begun):
@@ -65,7 +47,7 @@ def test_two_at_the_same_time(begun):
 
 def test_the_next_one_compiles_nothing(begun):
     directory, _, first = begun
-    later = told(start(str(directory / "own"), 3))
+    later = served(str(directory / "own"), 3)
     assert (later["compiles"], later["loads"], later["backend"]) == (0, EXECUTABLES, 0)
     assert later["results"] == first[0]["results"]
 
@@ -73,6 +55,6 @@ def test_the_next_one_compiles_nothing(begun):
 def test_the_cache_of_jax_has_it_all(begun):
     """Lowering is the same in every process, so JAX's own cache finds everything too."""
     directory, of_jax, first = begun
-    later = told(start("-", 4, **of_jax))
+    later = served("-", 4, **of_jax)
     assert (later["compiles"], later["loads"], later["missed"]) == (EXECUTABLES, 0, 0)
     assert later["results"] == first[0]["results"]

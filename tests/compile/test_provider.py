@@ -5,13 +5,12 @@ import gc
 import itertools
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,19 +21,10 @@ import pytest
 from bucketjit import BucketedExec, Check, CompileBudget, Fallback, strategies
 from bucketjit._compile.provider import ExecutableProvider
 from bucketjit._stages import warmup
-from bucketjit.errors import (
-    CompileBudgetError,
-    CompileBudgetWarning,
-    FallbackWarning,
-    SpecError,
-)
+from bucketjit.errors import CompileBudgetError, CompileBudgetWarning, FallbackWarning, SpecError
 from bucketjit.types import Event
-from tests.comparison import (
-    assert_like_jit,
-    assert_same,
-    ramp,
-    unrolled,
-)
+from tests.alone import run_python
+from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
 
 
 def spread(p: Any, x: Any) -> Any:
@@ -43,12 +33,6 @@ def spread(p: Any, x: Any) -> Any:
 
 PARAMS = {"w": np.float32(2)}
 LIKE = jax.ShapeDtypeStruct((1, 3), jnp.float32)
-
-
-def run(script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own."""
-    command = [sys.executable, "-c", script, *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def buckets(executor: BucketedExec) -> list[dict[str, int]]:
@@ -118,30 +102,20 @@ def test_warm_up_by_plans() -> None:
         for b, s in ((1, 1), (4, 16), (3, 17), (8, 16), (5, 64)):
             np.testing.assert_allclose(executor(ramp(b, s)), ramp(b, s).sum(1), rtol=1e-5)
     one = strategies.Boundaries([5, 9])
-    executor = BucketedExec(lambda x: x * 2, dynamic_axes="n").with_strategy(one)
-    report = executor.warmup(ramp(1), sizes={"n": one}, progress=False)
-    assert list(map(dict, report.compiled)) == [{"n": 9}, {"n": 5}]
-
-
-def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
-    plan = strategies.fit([3, 4, 30, 31], buckets=2)
-    rows = BucketedExec(lambda x: x * 2, dynamic_axes="b, _").with_strategy(plan)
-    report = rows.warmup(np.zeros((1, 4), np.float32), sizes=plan, progress=False)
-    assert sorted(b["b"] for b in report.compiled) == [4, 31]
-    both = BucketedExec(lambda x: x * 2, dynamic_axes="b, s")
     with pytest.raises(SpecError, match="for sizes of one dimension, and these arguments have"):
-        both.warmup(np.zeros((1, 4), np.float32), sizes=plan)
+        executor.warmup(np.zeros((1, 4), np.float32), sizes=one)
+    for sizes in ({"n": one}, one):
+        executor = BucketedExec(lambda x: x * 2, dynamic_axes="n").with_strategy(one)
+        report = executor.warmup(ramp(1), sizes=sizes, progress=False)
+        assert list(map(dict, report.compiled)) == [{"n": 9}, {"n": 5}]
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"workers": 0}, "workers must be an int of at least 1, or None, got 0"),
-        ({"workers": True}, "workers must be an int"),
         ({"sizes": [{"batch": [3, 4]}]}, r"each dict of a list has one size of 'batch'.*\[3, 4\]"),
-        ({"sizes": [{"batch": strategies.Pow2(max=8)}]}, "each dict of a list has one size"),
         ({"sizes": {"batch": (n for n in (1.5, 2))}}, "the sizes of 'batch' must be ints"),
-        ({"sizes": {"batch": iter([-1])}}, "the sizes of 'batch' must be ints"),
         ({"sizes": {"batch": "3"}}, "the sizes of 'batch' must be ints"),
         ({"sizes": {"batch": []}}, "the sizes of 'batch' must be ints"),
         (
@@ -151,8 +125,6 @@ def test_warm_up_by_the_strategy_of_the_one_dimension() -> None:
         ({"sizes": {"batch": strategies.Linear(1, max=70_000)}}, "not too many below it"),
         ({"sizes": strategies.Linear(8)}, r"has a largest bucket .*got Linear\(8\)"),
         ({"time_budget": "soon"}, "time_budget must be seconds, or None, got 'soon'"),
-        ({"time_budget": float("nan")}, "time_budget must be seconds"),
-        ({"sizes": {"batch": range(10**9)}}, "more than 4194304 sizes of 'batch' are too many"),
         ({"sizes": {"batch": itertools.count()}}, "more than 4194304 sizes of 'batch' are too"),
         ({"first_run": "no"}, "first_run must be True or False, got 'no'"),
         ({"progress": "off"}, "progress must be True or False, got 'off'"),
@@ -189,13 +161,6 @@ def test_of_many_sizes_the_ends_of_each_bucket_stand_for_those_between() -> None
         each.warmup(like, sizes={"b": range(1, 129), "s": range(1, 514)}, progress=False)
 
 
-@pytest.mark.parametrize("timeout", ["soon", -1, float("nan"), True])
-def test_what_a_wait_does_not_take(timeout: Any) -> None:
-    executor = BucketedExec(lambda x: x * 2).with_pow2()
-    with pytest.raises(SpecError, match="timeout must be seconds, or None"):
-        executor.wait_for_compiles(timeout)
-
-
 def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2().with_maxsize(2)
     report = executor.warmup(ramp(1), sizes={"batch": [2, 4, 8, 16]}, workers=1, progress=False)
@@ -207,8 +172,10 @@ def test_a_warm_up_of_more_than_the_cache_holds_says_so() -> None:
     ]
 
 
-def test_warm_up_without_a_strategy_compiles_sizes() -> None:
+@pytest.mark.parametrize("beyond", [False, True], ids=["no strategy", "beyond the buckets"])
+def test_warm_up_of_exact_runs_compiles_sizes(beyond: bool) -> None:
     executor = BucketedExec(lambda x: x * 2, dynamic_axes="batch")
+    executor = executor.with_buckets([2], overflow="exact") if beyond else executor
     report = executor.warmup(ramp(1), sizes={"batch": [3, 5]}, progress=False)
     assert list(map(dict, report.compiled)) == [{"batch": 5}, {"batch": 3}]
     with executor.forbid_compiles():
@@ -269,10 +236,6 @@ def test_what_cannot_be_masked_is_said() -> None:
     with executor.forbid_compiles():
         for n in (3, 0):
             np.testing.assert_array_equal(executor(ramp(n)), unrolled(ramp(n)))
-    vectors = BucketedExec(lambda x: jnp.linalg.eigh(x @ x.T)[1]).with_pow2()
-    for _ in range(2):
-        report = vectors.warmup(ramp(2, 2), sizes={"batch": [3, 9]}, progress=False)
-        assert {s["batch"] for s, _ in report.exact} == {3, 9}
 
 
 def test_an_interrupted_warm_up_is_gone_on_with() -> None:
@@ -351,13 +314,6 @@ def test_warm_up_of_what_must_not_run_exact() -> None:
         assert all(why.startswith("FallbackError: eigh: eigenvectors") for _, why in report.failed)
 
 
-def test_warm_up_of_what_runs_exact_beyond_the_largest_bucket() -> None:
-    executor = BucketedExec(lambda x: x * 2).with_buckets([4], overflow="exact")
-    executor.warmup(ramp(3), sizes={"batch": [6]}, progress=False)
-    with executor.forbid_compiles():
-        np.testing.assert_array_equal(executor(ramp(6)), 2 * ramp(6))
-
-
 def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> None:
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=here)
@@ -369,6 +325,37 @@ def test_warm_up_of_structs_that_are_placed(xla_compiles: Callable[[], int]) -> 
     assert xla_compiles() == before
     executor(ramp(3))  # another placement is another compile, and counted
     assert xla_compiles() - before == 1 and executor.stats().compiles == 3
+
+
+def test_without_sizes_every_bucket_of_the_program_is_loaded(tmp_path: Path) -> None:
+    def fn(x: Any) -> Any:
+        return (x * 3).sum(0)
+
+    first = BucketedExec(fn, dynamic_axes="n, _").with_pow2()
+    assert [b["n"] for b in first.warmup(ramp(3, 2), progress=False).compiled] == [4]
+    first = first.with_persistence(tmp_path)
+    for n in (3, 9, 30):
+        first(ramp(n, 2))
+    first(ramp(5, 2, dtype=np.int32))  # another program
+    other = BucketedExec(lambda x: x * 2, dynamic_axes="n, _").with_pow2()
+    other.with_persistence(tmp_path)(ramp(100, 2))
+
+    again = first.with_persistence(tmp_path)
+    report = again.warmup(ramp(3, 2), progress=False)
+    assert report.loaded == 3 and str(report).startswith("3 compiled (3 of them from files)")
+    assert [b["n"] for b in report.compiled] == [32, 16, 4]
+    assert again.warmup(ramp(3, 2), progress=False).compiled == ()
+    assert again.stats().compiles == 0
+    with again.forbid_compiles():
+        np.testing.assert_array_equal(again(ramp(12, 2)), fn(ramp(12, 2)))
+
+
+def test_sizes_may_be_an_array_or_none_at_all() -> None:
+    double = BucketedExec(lambda x: x * 2, dynamic_axes="n").with_pow2()
+    report = double.warmup(ramp(3), sizes={"n": jnp.arange(1, 9)}, progress=False)
+    assert [dict(bucket) for bucket in report.compiled] == [{"n": n} for n in (8, 4, 2, 1)]
+    constant = BucketedExec(lambda: jnp.ones(3)).with_pow2()
+    assert constant.warmup(sizes={}, progress=False).compiled == ({},)
 
 
 # --- contexts of JAX, which hold for one thread -------------------------------------------------
@@ -387,31 +374,25 @@ def row_sums(x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
-def test_a_warm_up_compiles_for_the_context_it_is_asked_in(name: str) -> None:
+def test_the_context_is_that_of_the_warm_up_or_of_the_call(name: str) -> None:
+    """In threads of a warm-up, and in the background, which keeps nothing of it."""
     executor = BucketedExec(row_sums, dynamic_axes="b, _").with_pow2()
+    x, large = (np.arange(3.0 * n).reshape(n, 3) for n in (3, 9))
     with CONTEXTS[name]():
-        x = np.arange(9.0).reshape(3, 3)
         assert not executor.warmup(x, progress=False).failed
         with executor.forbid_compiles():
             assert_like_jit(executor, row_sums, x)
-
-
-@pytest.mark.parametrize("name", CONTEXTS)
-def test_the_background_compiles_for_the_context_of_the_call(name: str) -> None:
-    executor = BucketedExec(row_sums, dynamic_axes="b, _").with_pow2().with_background_compile()
-    with CONTEXTS[name]():
-        for n in (9, 3):
-            assert_like_jit(executor, row_sums, np.arange(3.0 * n).reshape(n, 3))
-        executor.wait_for_compiles()
-        with executor.forbid_compiles():
-            assert_like_jit(executor, row_sums, np.arange(9.0).reshape(3, 3))
-    before = executor.stats().compiles
-    assert before == 2
-    with CONTEXTS[name]():  # nothing of it stays with the thread
-        executor(np.ones((5, 3)))
-        executor.wait_for_compiles()
-    for n in (9, 3):
-        assert_like_jit(executor, row_sums, np.arange(3.0 * n).reshape(n, 3))
+        later = executor.with_background_compile()
+        for each in (large, x):
+            assert_like_jit(later, row_sums, each)
+        later.wait_for_compiles()
+        with later.forbid_compiles():
+            assert_like_jit(later, row_sums, x)
+        assert later.stats().compiles == 2
+        later(np.ones((5, 3)))
+        later.wait_for_compiles()
+    for each in (large, x):
+        assert_like_jit(later, row_sums, each)
 
 
 # --- in the background -------------------------------------------------------------------------
@@ -434,14 +415,10 @@ def test_a_larger_bucket_stands_in_until_its_own_is_ready() -> None:
     go.set()
     assert executor.wait_for_compiles(60)
     assert buckets(executor) == [{"batch": 64}, {"batch": 4}, {"batch": 8}]
-    before = {
-        b["batch"]: s.hits for b, s in zip(buckets(executor), executor.stats().buckets, strict=True)
-    }
+    before = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
     executor(ramp(3))
-    after = {
-        b["batch"]: s.hits for b, s in zip(buckets(executor), executor.stats().buckets, strict=True)
-    }
-    assert after[4] == before[4] + 1 and after[64] == before[64]
+    after = {b.sizes["batch"]: b.hits for b in executor.stats().buckets}
+    assert after == {**before, 4: before[4] + 1}
     stats = executor.stats()
     assert stats.compiles == 3 and stats.hits + stats.misses == stats.calls + 2
 
@@ -581,7 +558,7 @@ begun.wait()
 @pytest.mark.parametrize("what", AT_EXIT)
 def test_the_interpreter_ends(what: str) -> None:
     script, said = AT_EXIT[what]
-    done = run(_IMPORTS + script)
+    done = run_python("-c", _IMPORTS + script)
     assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
 
 
@@ -607,13 +584,11 @@ os._exit(0)  # as multiprocessing ends its processes; XLA's own end is for one w
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.parametrize(("when", "buckets"), [("used", "[64, 32]"), ("new", "[64, 4]")])
 def test_a_fork_compiles_in_the_background_where_xla_can(when: str, buckets: str) -> None:
-    done = run(_FORKS, when)
+    done = run_python("-c", _FORKS, when)
     assert (done.returncode, done.stdout) == (0, f"[2. 2. 2.] True\n{buckets}\n"), done.stderr
 
 
-def test_for_an_executor_that_is_gone_nothing_is_begun(
-    live_executables: Callable[[], int],
-) -> None:
+def test_for_an_executor_that_is_gone_nothing_is_begun(live_executables: Callable[[], int]) -> None:
     others = set(threading.enumerate())
     begun, go_on = threading.Semaphore(0), threading.Event()
     built = []
@@ -768,14 +743,6 @@ def test_no_compiles_at_all() -> None:
         none(ramp(3))
 
 
-@pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
-def test_wrong_budgets_are_refused(wrong: Any) -> None:
-    with pytest.raises(SpecError, match="compile budget: compiles"):
-        BucketedExec(jnp.exp, compile_budget=wrong)
-    with pytest.raises(SpecError, match="action"):
-        CompileBudget(action="ignore")
-
-
 # --- which stay --------------------------------------------------------------------------------
 
 
@@ -816,14 +783,20 @@ def test_pinned_executables_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "message"),
     [
-        ({"maxsize": 0}, "maxsize"),
-        ({"max_bytes": 0}, "max_bytes"),
+        (lambda: BucketedExec(jnp.exp).with_maxsize(0), "maxsize"),
+        (lambda: BucketedExec(jnp.exp).with_maxsize(max_bytes=0), "max_bytes"),
+        (lambda: BucketedExec(jnp.exp).with_background_compile(0), "workers"),
+        (lambda: BucketedExec(jnp.exp, compile_budget=-1), "compile budget: compiles"),
+        (lambda: BucketedExec(jnp.exp, compile_budget=True), "compile budget: compiles"),
+        (lambda: BucketedExec(jnp.exp, compile_budget=1.5), "compile budget: compiles"),
+        (lambda: CompileBudget(action="ignore"), "action"),
+        (lambda: BucketedExec(jnp.exp).wait_for_compiles("soon"), "timeout must be seconds, or No"),
+        (lambda: BucketedExec(jnp.exp).wait_for_compiles(-1), "timeout must be seconds, or None"),
+        (lambda: BucketedExec(jnp.exp).wait_for_compiles(True), "timeout must be seconds, or None"),
     ],
 )
-def test_wrong_bounds_are_refused(options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        BucketedExec(jnp.exp).with_maxsize(**options)
-    with pytest.raises(SpecError, match="workers"):
-        BucketedExec(jnp.exp).with_background_compile(0)
+        make()

@@ -5,6 +5,8 @@ of every argument, one at a time; where JAX wants other axes to agree with it, t
 axes of the same size. The driver knows no primitive: it looks at shapes only.
 """
 
+import dataclasses
+import functools
 import itertools
 import os
 import signal
@@ -22,13 +24,8 @@ from jax._src.traceback_util import include_filename
 
 import bucketjit
 from bucketjit import BucketedExec, Fallback
-from bucketjit._compile.workarounds import hooks, workarounds
-from bucketjit._ir.bucket_sizes import BucketSizes
-from bucketjit._ir.expressions import evaluate
-from bucketjit._ir.program import Leaf, Program, TraceRefused
-from bucketjit._jax.jaxprs import is_jaxpr, open_jaxpr
+from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.patches import lifetimes
-from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rules import default_rules
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackError, MaskingError, ShapeCheckError
@@ -44,7 +41,7 @@ from tests.conformance.outcome import (
     WRONG,
     Outcome,
 )
-from tests.harness import POISONS, poison_equations, poison_of, poison_padding, scalar_of
+from tests.harness import POISONS, Arg, Case, Masked, equations, scalar_of
 
 ROWS = 3
 BUCKET = 4
@@ -139,19 +136,24 @@ def _whole_tracebacks() -> Iterator[None]:
         jax.config.update("jax_traceback_filtering", before)
 
 
-def _decide(run: Callable[[], None], limit: int) -> tuple[str, str]:
+def _decided(
+    harness: Harness, part: str, label: str, run: Callable[[], None], limit: int
+) -> Outcome:
+    """What becomes of a case, or of some of its axes, when it is run."""
+    began, kind, reason = time.perf_counter(), MASKED, ""
     try:
         with _whole_tracebacks(), _time_limit(limit), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             run()
     except _TooSlow:
-        return ERROR, f"took more than {limit} s"
+        kind, reason = ERROR, f"took more than {limit} s"
     except Exception as error:
         stop = decided_by(error)
         if show_tracebacks and stop.kind in (*BAD, FALLBACK):
             traceback.print_exc()
-        return stop.kind, stop.reason
-    return MASKED, ""
+        kind, reason = stop.kind, stop.reason
+    seconds = time.perf_counter() - began
+    return Outcome(harness.name, harness.primitive, part, label, kind, reason, seconds)
 
 
 def _exact(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -168,7 +170,7 @@ def _exact(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         raise Stop(UNSUPPORTED, f"exact: {_first_line(error)}") from error
 
 
-class Poisoned:
+class Poisoned(Masked):
     """A function with open axes, at one bucket, the padding of every equation poisoned.
 
     Args:
@@ -176,6 +178,9 @@ class Poisoned:
         args: Arguments at their logical shapes.
         names: The variable of each open axis.
         sizes: Logical size of each variable.
+
+    Raises:
+        Stop: The program holds for one size only.
     """
 
     def __init__(
@@ -185,61 +190,29 @@ class Poisoned:
         names: Mapping[Axis, str],
         sizes: Mapping[str, int],
     ) -> None:
-        self._names = names
-        leaves = [
-            Leaf(
-                f"arg{i}",
-                tuple(names.get((i, axis), n) for axis, n in enumerate(x.shape)),
-                x.dtype,
-            )
+        shapes = [
+            tuple(names.get((i, axis), n) for axis, n in enumerate(x.shape))
             for i, x in enumerate(args)
+        ]
+        arguments = [
+            Arg(", ".join(map(str, shape)), x.dtype.name)
+            for shape, x in zip(shapes, args, strict=True)
+        ]
+        super().__init__(Case("case", fn, tuple(arguments)), fn, default_rules())
+        leaves = [
+            Leaf(f"arg{i}", shape, x.dtype)
+            for i, (shape, x) in enumerate(zip(shapes, args, strict=True))
         ]
         tree = jax.tree_util.tree_structure((tuple(args), {}))
-        self.program = trace(fn, tree, leaves, sizes)
-        self.bucket = _bucket(self.program, sizes)
-        self._run = jax.jit(self._masked)
-
-    def _masked(self, values: Any, poison: Any, *padded: Any) -> list[Any]:
-        at = BucketSizes(self.bucket, self.program.lower, values)
-        needed = workarounds(self.program.jaxpr)
-        after = hooks(poison_equations(poison), needed.after())
-        return interpret(
-            self.program.jaxpr, self.program.consts, padded, at, default_rules(), after=after
-        )
-
-    def __call__(self, args: Sequence[Any], sizes: Mapping[str, int], poison: str) -> list[Any]:
-        """The masked outputs at these logical sizes, cut to their logical shapes."""
-        padded = [
-            poison_padding(
-                x,
-                tuple(
-                    self.bucket[self._names[i, axis]] if (i, axis) in self._names else n
-                    for axis, n in enumerate(x.shape)
-                ),
-                poison,
-            )
-            for i, x in enumerate(args)
-        ]
-        values = {v: np.int32(n) for v, n in sizes.items()}
-        outs = self._run(values, poison_of(poison), *padded)
-        return [
-            np.asarray(out)[tuple(slice(0, evaluate(d, sizes)) for d in shape)]
-            for out, shape in zip(outs, self.program.out_shapes, strict=True)
-        ]
-
-
-def _bucket(program: Program, sizes: Mapping[str, int]) -> dict[str, int]:
-    """A bucket beyond the sizes that agrees with the guards.
-
-    Raises:
-        Stop: There is none near by: the trace holds for one size only.
-    """
-    for more in (3, 2, 4, 1, 5, 6, 8, 12, 16):
-        bucket = {v: n + more for v, n in sizes.items()}
-        if program.fits(bucket):
-            return bucket
-    guards = ", ".join(map(str, program.guards))
-    raise Stop(UNTRACEABLE, f"holds for one size only: {guards}")
+        self.traced = trace(fn, tree, leaves, sizes)
+        self._programs.append(self.traced)
+        # A bucket beyond the sizes that agrees with the guards.
+        buckets = ({v: n + m for v, n in sizes.items()} for m in (3, 2, 4, 1, 5, 6, 8, 12, 16))
+        bucket = next(filter(self.traced.admits, buckets), None)
+        if bucket is None:
+            guards = ", ".join(map(str, self.traced.guards))
+            raise Stop(UNTRACEABLE, f"holds for one size only: {guards}")
+        self.bucket = bucket
 
 
 # --- part a: an open batch axis ---------------------------------------------------------------
@@ -259,7 +232,6 @@ def gradient(fn: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
 
 def mapped(harness: Harness, part: str = "a", limit: int = LIMIT) -> Outcome:
     """Map a case over an open batch axis: by `BucketedExec`, and once more with poison."""
-    began = time.perf_counter()
 
     def run() -> None:
         if not harness.supported:
@@ -270,9 +242,7 @@ def mapped(harness: Harness, part: str = "a", limit: int = LIMIT) -> Outcome:
         fn = gradient(harness.fn, rows[0]) if part == "g" else harness.fn
         _check_mapped(jax.vmap(fn), [np.stack(x) for x in zip(*rows, strict=True)], harness, part)
 
-    kind, reason = _decide(run, limit)
-    seconds = time.perf_counter() - began
-    return Outcome(harness.name, harness.primitive, part, "batch", kind, reason, seconds)
+    return _decided(harness, part, "batch", run, limit)
 
 
 def _check_mapped(
@@ -285,11 +255,7 @@ def _check_mapped(
         first = [x[:rows] for x in want]
         leaves = jax.tree_util.tree_leaves(got)
         found = difference(
-            leaves,
-            first,
-            harness.primitive,
-            gradient=part == "g",
-            tied_keys=harness.tied_keys,
+            leaves, first, harness.primitive, gradient=part == "g", tied_keys=harness.tied_keys
         )
         if found:
             raise Stop(WRONG, f"batch {rows}, {context}: {found}")
@@ -305,16 +271,12 @@ def _check_mapped(
     poisoned = Poisoned(fn, args, names, {"b": ROWS})
     for rows, poison in itertools.product((ROWS, 1), POISONS):
         sizes = {"b": rows}
-        if poisoned.program.admits(sizes):
+        if poisoned.traced.admits(sizes):
             got = poisoned([x[:rows] for x in args], sizes, poison)
             check(got, rows, f"poison {poison}")
 
 
 # --- part b: every axis of every argument -----------------------------------------------------
-
-
-def _label(axes: Sequence[Axis]) -> str:
-    return "=".join(f"arg{i}[{axis}]" for i, axis in axes)
 
 
 def _together(axis: Axis, shapes: Sequence[tuple[int, ...]]) -> Iterator[tuple[Axis, ...]]:
@@ -341,31 +303,23 @@ def opened(harness: Harness, only: str = "", limit: int = LIMIT) -> list[Outcome
         only: Just this, as an outcome's `opened` says it.
         limit: Seconds for each opening.
     """
-    began = time.perf_counter()
-
-    def single(kind: str, reason: str) -> list[Outcome]:
-        seconds = time.perf_counter() - began
-        return [Outcome(harness.name, harness.primitive, "b", "", kind, reason, seconds)]
-
-    if not harness.supported:
-        return single(UNSUPPORTED, "JAX says so")
     args: list[np.ndarray] = []
     want: list[Any] = []
 
     def plain() -> None:
+        if not harness.supported:
+            raise Stop(UNSUPPORTED, "JAX says so")
         args.extend(harness.make(0))
         want.extend(_exact(harness.fn, args))
 
-    kind, reason = _decide(plain, limit)
-    if kind != MASKED:
-        return single(kind, reason)
-    shapes = [x.shape for x in args]
+    single = _decided(harness, "b", "", plain, limit)
+    if single.kind != MASKED:
+        return [single]
     done: dict[tuple[Axis, ...], Outcome] = {}
-    for axis in [(i, k) for i, shape in enumerate(shapes) for k in range(len(shape))]:
-        if shapes[axis[0]][axis[1]] > 0:
-            _open_axis(harness, axis, args, want, done, only, limit)
+    for axis in [(i, k) for i, x in enumerate(args) for k, n in enumerate(x.shape) if n > 0]:
+        _open_axis(harness, axis, args, want, done, only, limit)
     kept = [o for o in done.values() if not only or o.opened == only]
-    return kept or single(UNSUPPORTED, "no axis to open")
+    return kept or [dataclasses.replace(single, kind=UNSUPPORTED, reason="no axis to open")]
 
 
 def _open_axis(
@@ -383,17 +337,12 @@ def _open_axis(
             if done[axes].kind != UNTRACEABLE:
                 return
             continue
-        if only and _label(axes) != only:
+        label = "=".join(f"arg{i}[{k}]" for i, k in axes)
+        if only and label != only:
             continue
-        began = time.perf_counter()
-
-        def run(axes: tuple[Axis, ...] = axes) -> None:
-            _check_opened(harness, axes, args, want)
-
-        kind, reason = _decide(run, limit)
-        seconds = time.perf_counter() - began
-        outcome = Outcome(harness.name, harness.primitive, "b", _label(axes), kind, reason, seconds)
-        if kind != UNTRACEABLE:
+        run = functools.partial(_check_opened, harness, axes, args, want)
+        outcome = _decided(harness, "b", label, run, limit)
+        if outcome.kind != UNTRACEABLE:
             done[axes] = outcome
             return
         first = first or outcome
@@ -429,13 +378,7 @@ def _compare(
 
 def _promises(jaxpr: Any) -> bool:
     """Whether the case promises that its indices are in bounds, as they are at its own size."""
-    for eqn in jaxpr.eqns:
-        if "PROMISE_IN_BOUNDS" in str(eqn.params.get("mode")):
-            return True
-        for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
-            if is_jaxpr(value) and _promises(open_jaxpr(value)[0]):
-                return True
-    return False
+    return any("PROMISE_IN_BOUNDS" in str(eqn.params.get("mode")) for eqn in equations(jaxpr))
 
 
 def _check_smaller(
@@ -446,7 +389,7 @@ def _check_smaller(
     size: int,
 ) -> None:
     """The same executable one size below, where the case itself still runs there."""
-    program = poisoned.program
+    program = poisoned.traced
     if not program.admits({"n": size}) or _promises(program.jaxpr):
         return
     smaller = list(args)

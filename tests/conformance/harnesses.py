@@ -6,7 +6,7 @@ arguments, and where JAX itself does not support it.
 
 import hashlib
 import random
-import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,19 +78,10 @@ def harness(index: int) -> Harness:
     )
 
 
-_DTYPES = re.compile(
-    r"\b(bool|pred|key|((bf|f|i|u|c)|bfloat|float|int|uint|complex)(\d+)(_\w+)?)(?=\W)"
-)
-
-
-def fingerprint(index: int, *, any_dtype: bool = False) -> str | None:
+def fingerprint(index: int) -> str | None:
     """Equal for two cases that are the same program on the same values; None if it has none.
 
     Without 64-bit types, the cases of float64 are those of float32 once more.
-
-    Args:
-        index: Which case.
-        any_dtype: Equal also for programs that differ in dtypes and values only.
     """
     case = harness(index)
     if not case.supported:
@@ -100,13 +91,9 @@ def fingerprint(index: int, *, any_dtype: bool = False) -> str | None:
         text = str(jax.make_jaxpr(case.fn)(*args))
     except Exception:  # the driver meets it again and says so
         return None
-    if any_dtype:
-        text = _DTYPES.sub("", text)
     digest = hashlib.sha256(f"{case.primitive}\n{text}".encode())
     for x in args:
-        digest.update(f"{x.shape}".encode())
-        if not any_dtype:
-            digest.update(f"{x.dtype}".encode() + x.tobytes())
+        digest.update(f"{x.shape}{x.dtype}".encode() + x.tobytes())
     return digest.hexdigest()
 
 
@@ -127,12 +114,11 @@ def selection(
     ]
     if sample is None or sample >= len(chosen):
         return chosen
-    generator = random.Random(seed)
-    generator.shuffle(chosen)
-    seen: dict[str, int] = {}
+    random.Random(seed).shuffle(chosen)
+    seen: Counter[str] = Counter()
     turns = []
     for i in chosen:
         group = load()[i].group_name
-        seen[group] = seen.get(group, 0) + 1
+        seen[group] += 1
         turns.append((seen[group], i))
     return sorted(i for _, i in sorted(turns, key=lambda t: t[0])[:sample])

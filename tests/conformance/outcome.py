@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MASKED = "masked"
@@ -49,6 +49,11 @@ class Outcome:
             f"--open '{self.opened}'"
         )
 
+    @property
+    def told(self) -> str:
+        """The reason, and below it the command."""
+        return f"{self.reason}\n        {self.command}"
+
 
 def cause(reason: str) -> str:
     """A reason without what differs from case to case: source lines, numbers, values."""
@@ -58,16 +63,12 @@ def cause(reason: str) -> str:
     return re.sub(r"(#,? ?)+#", "#", text)[:160]
 
 
-def _counted(outcomes: Iterable[Outcome]) -> dict[str, Counter[str]]:
-    rows: dict[str, Counter[str]] = {}
-    for o in outcomes:
-        rows.setdefault(o.primitive, Counter())[o.kind] += 1
-    return {**dict(sorted(rows.items())), "total": sum(rows.values(), Counter())}
-
-
 def table(outcomes: Sequence[Outcome]) -> str:
     """Primitive by primitive, the number of cases of each kind, and the totals."""
-    rows = _counted(outcomes)
+    counted: dict[str, Counter[str]] = {}
+    for o in outcomes:
+        counted.setdefault(o.primitive, Counter())[o.kind] += 1
+    rows = {**dict(sorted(counted.items())), "total": sum(counted.values(), Counter())}
     width = max([len("primitive"), *map(len, rows)])
     lines = [f"{'primitive':{width}}" + "".join(f"{k:>13}" for k in KINDS)]
     for name, counts in rows.items():
@@ -98,46 +99,3 @@ def causes(outcomes: Iterable[Outcome], kind: str, most: int = 3) -> str:
         lines.append(f"{len(members):5} {primitive}: {first[0][:300]}")
         lines += [f"        {o.command}" for o in members[:most]]
     return "\n".join(lines)
-
-
-_PAGE = """\
-# JAX's own primitive cases, with open axes
-
-JAX {version} ships a few thousand cases, each a function, its arguments and where JAX itself does
-not support it (`jax._src.internal_test_util.test_harnesses`). `make conformance` runs all of them
-with open axes on the CPU, padding poisoned at every equation, and compares with the plain run.
-
-* **masked**: padded and exact agree.
-* **fallback**: a masking rule refuses, with the reason below; the call runs at its exact shape.
-* **untraceable**: JAX cannot trace it with this axis symbolic, or only at one size (a static size
-  elsewhere must equal it, say); the call runs at its exact shape.
-* **unsupported**: JAX cannot run the case here, or it has no axis to open.
-* **wrong**, **error**: there should be none.
-
-<!-- Made by `make conformance ARGS='--markdown docs/conformance.md'`: do not edit. -->
-"""
-
-
-def markdown(report: Mapping[str, Sequence[Outcome]], titles: Mapping[str, str]) -> str:
-    """The tables of all parts, with every reason for which a case was not masked."""
-    import jax
-
-    lines = [_PAGE.format(version=jax.__version__)]
-    for part, outcomes in report.items():
-        lines.append(f"## {titles[part][0].upper()}{titles[part][1:]}\n")
-        lines.append(f"Masked: {share_masked(outcomes):.2%} of what JAX lets be open.\n")
-        rows = _counted(outcomes)
-        lines.append(f"| primitive | {' | '.join(KINDS)} |\n| --- |{' ---: |' * len(KINDS)}")
-        for name, counts in rows.items():
-            lines.append(f"| {name} | {' | '.join(str(counts[k] or '') for k in KINDS)} |")
-        for kind in (*BAD, FALLBACK, UNTRACEABLE):
-            reasons = Counter((o.primitive, cause(o.reason)) for o in outcomes if o.kind == kind)
-            if reasons:
-                lines.append(f"\n{kind.capitalize()}, by primitive and reason:\n")
-                lines += [f"* {p} ({n}): {_escaped(r)}" for (p, r), n in sorted(reasons.items())]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"([*_<>|])", r"\\\1", text)

@@ -13,39 +13,27 @@ CLEAR_EVERY = 8
 Progress = Callable[[int, int, Sequence[Outcome]], None]
 
 
-def _fingerprints(indices: Sequence[int], any_dtype: bool) -> list[str | None]:
+def _fingerprints(indices: Sequence[int]) -> list[str | None]:
     from tests.conformance.harnesses import fingerprint
 
-    return [fingerprint(i, any_dtype=any_dtype) for i in indices]
+    return [fingerprint(i) for i in indices]
 
 
-def _name(index: int) -> tuple[str, str]:
-    from tests.conformance.harnesses import load
-
-    own = load()[index]
-    return own.fullname, own.group_name
-
-
-def run_cases(part: str, indices: Sequence[int], only: str = "") -> list[Outcome]:
+def run_cases(indices: Sequence[int], part: str, only: str = "") -> list[Outcome]:
     """Run cases of one part, in this process."""
     import jax
 
     from tests.conformance import driver
     from tests.conformance.harnesses import harness
 
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     for count, index in enumerate(indices, 1):
         case = harness(index)
-        if part == "b":
-            found += driver.opened(case, only)
-        else:
-            found.append(driver.mapped(case, part))
-        if count % CLEAR_EVERY == 0:
+        outcomes += driver.opened(case, only) if part == "b" else [driver.mapped(case, part)]
+        if count % CLEAR_EVERY == 0 or count == len(indices):
             jax.clear_caches()
             gc.collect()
-    jax.clear_caches()
-    gc.collect()
-    return found
+    return outcomes
 
 
 def _chunks(indices: Sequence[int], size: int) -> list[list[int]]:
@@ -54,18 +42,13 @@ def _chunks(indices: Sequence[int], size: int) -> list[list[int]]:
     return [list(indices[k::count]) for k in range(count)]
 
 
-def distinct(indices: Sequence[int], jobs: int, any_dtype: bool) -> list[int]:
+def _distinct(indices: Sequence[int], jobs: int) -> list[int]:
     """Leave out cases that are the same program on the same values as an earlier one."""
     prints: dict[int, str | None] = {}
-    task = functools.partial(_fingerprints, any_dtype=any_dtype)
-    for chunk, found in run_isolated(task, _chunks(indices, 1000), jobs):
-        prints.update(zip(chunk, found or [None] * len(chunk), strict=True))
+    for chunk, texts in run_isolated(_fingerprints, _chunks(indices, 1000), jobs):
+        prints.update(zip(chunk, texts or [None] * len(chunk), strict=True))
     first: dict[str | None, int] = {}
     return [i for i in indices if prints[i] is None or first.setdefault(prints[i], i) == i]
-
-
-def _run_part(indices: Sequence[int], part: str, only: str) -> list[Outcome]:
-    return run_cases(part, indices, only)
 
 
 def sweep(
@@ -75,7 +58,6 @@ def sweep(
     sample: int | None = None,
     seed: int = 0,
     only: str = "",
-    any_dtype: bool = False,
     jobs: int = 2,
     progress: Progress | None = None,
 ) -> list[Outcome]:
@@ -87,31 +69,29 @@ def sweep(
         sample: Only this many.
         seed: Of the sample.
         only: Open only these axes.
-        any_dtype: Leave out cases that differ from an earlier one in dtypes only.
         jobs: How many processes; 0 runs in this one.
         progress: Told how many cases are done, of how many, and all outcomes so far.
 
     Returns:
         The outcomes in the order of JAX's list.
     """
-    from tests.conformance.harnesses import selection
+    from tests.conformance.harnesses import load, selection
 
     indices = selection(contains=contains, sample=sample, seed=seed)
     if jobs == 0:
-        return run_cases(part, indices, only)
-    if any_dtype or len(indices) > 2 * CHUNK:
-        indices = distinct(indices, jobs, any_dtype)
-    found: list[tuple[int, list[Outcome]]] = []
+        return run_cases(indices, part, only)
+    if len(indices) > 2 * CHUNK:
+        indices = _distinct(indices, jobs)
+    by_chunk: dict[int, list[Outcome]] = {}
     done = 0
-    flat: list[Outcome] = []
-    task = functools.partial(_run_part, part=part, only=only)
+    task = functools.partial(run_cases, part=part, only=only)
     for chunk, outcomes in run_isolated(task, _chunks(indices, CHUNK), jobs):
         if outcomes is None:
-            name, primitive = _name(chunk[0])
-            outcomes = [Outcome(name, primitive, part, "", ERROR, "the process died")]
+            case = load()[chunk[0]]
+            died = Outcome(case.fullname, case.group_name, part, "", ERROR, "the process died")
+            outcomes = [died]
         done += len(chunk)
-        found.append((chunk[0], outcomes))
-        flat += outcomes
+        by_chunk[chunk[0]] = outcomes
         if progress is not None:
-            progress(done, len(indices), flat)
-    return [o for _, outcomes in sorted(found, key=lambda f: f[0]) for o in outcomes]
+            progress(done, len(indices), [o for some in by_chunk.values() for o in some])
+    return [o for _, outcomes in sorted(by_chunk.items()) for o in outcomes]

@@ -1,5 +1,6 @@
 """The driver tells right from wrong: each outcome, provoked."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from jax import lax
 from bucketjit._masking.rules import default_rules
 from tests.conformance import driver
 from tests.conformance.compare import difference
-from tests.conformance.harnesses import Harness, selection
+from tests.conformance.harnesses import Harness, load, selection
 from tests.conformance.outcome import (
     ERROR,
     FALLBACK,
@@ -34,80 +35,67 @@ def _case(fn: Callable[..., Any], *shapes: tuple[int, ...]) -> Harness:
     return Harness(0, "case", "case", fn, make, True)
 
 
-def _with(monkeypatch: pytest.MonkeyPatch, rules: dict[Any, Any]) -> None:
-    monkeypatch.setattr(driver, "default_rules", lambda: {**default_rules(), **rules})
-
-
-def test_masked() -> None:
-    outcomes = driver.opened(_case(lambda x: x.sum(0), (3, 2)))
-    assert [(o.opened, o.kind) for o in outcomes] == [("arg0[0]", MASKED), ("arg0[1]", MASKED)]
+def test_mapped() -> None:
     assert driver.mapped(_case(jnp.sum, (3,))).kind == MASKED
     assert driver.mapped(_case(jnp.sum, (3,)), "g").kind == MASKED
 
 
-def test_a_rule_that_forgets_to_fill_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with(monkeypatch, {lax.reduce_sum_p: lambda ctx, x: ctx.bind(x)})
-    summed, kept = driver.opened(_case(lambda x: x.sum(0), (3, 2)))
-    assert summed.kind == WRONG and "poison" in summed.reason
-    assert kept.kind == MASKED
+def forgets_to_fill(ctx: Any, x: Any) -> Any:
+    return ctx.bind(x)
 
 
-def test_a_rule_that_trusts_the_size_of_the_case_is_wrong(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def three(ctx: Any, x: Any) -> Any:
-        return ctx.bind(jnp.where(jnp.arange(x.shape[0]) < 3, x, 0))
-
-    _with(monkeypatch, {lax.reduce_sum_p: three})
-    (outcome,) = driver.opened(_case(jnp.sum, (3,)))
-    assert outcome.kind == WRONG and outcome.reason.startswith("size 2")
+def trusts_the_size(ctx: Any, x: Any) -> Any:
+    return ctx.bind(jnp.where(jnp.arange(x.shape[0]) < 3, x, 0))
 
 
-def test_a_refusal_is_a_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with(monkeypatch, {lax.sin_p: lambda ctx, x: ctx.refuse("no sine")})
-    (outcome,) = driver.opened(_case(jnp.sin, (3,)))
-    assert outcome.kind == FALLBACK and "no sine" in outcome.reason
+RULES: dict[str, tuple[Any, Any, Any, str, str]] = {
+    "forgets to fill": (jnp.sum, lax.reduce_sum_p, forgets_to_fill, WRONG, "poison"),
+    "trusts the size": (jnp.sum, lax.reduce_sum_p, trusts_the_size, WRONG, "size 2"),
+    "refuses": (jnp.sin, lax.sin_p, lambda ctx, x: ctx.refuse("no sine"), FALLBACK, "no sine"),
+    "raises": (jnp.sin, lax.sin_p, lambda ctx, x: {}["x"], ERROR, "KeyError"),
+    "a wrong shape": (jnp.sin, lax.sin_p, lambda ctx, x: x[:1], ERROR, "shape"),
+}
 
 
-def test_an_exception_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with(monkeypatch, {lax.sin_p: lambda ctx, x: {}["x"]})
-    (outcome,) = driver.opened(_case(jnp.sin, (3,)))
-    assert outcome.kind == ERROR and "KeyError" in outcome.reason
+@pytest.mark.parametrize("name", RULES)
+def test_what_a_rule_does_decides(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    fn, primitive, rule, kind, told = RULES[name]
+    monkeypatch.setattr(driver, "default_rules", lambda: {**default_rules(), primitive: rule})
+    (outcome,) = driver.opened(_case(fn, (3,)))
+    assert outcome.kind == kind and told in outcome.reason
 
 
-def test_a_wrong_shape_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    _with(monkeypatch, {lax.sin_p: lambda ctx, x: x[:1]})
-    (outcome,) = driver.opened(_case(jnp.sin, (3,)))
-    assert outcome.kind == ERROR
+def slow(x: Any) -> Any:
+    time.sleep(5)
+    return x
 
 
-def test_slowness_is_an_error() -> None:
-    def slow(x: Any) -> Any:
-        import time
-
-        time.sleep(5)
-        return x
-
-    (outcome,) = driver.opened(_case(slow, (3,)), limit=1)
-    assert outcome.kind == ERROR and "more than 1 s" in outcome.reason
-
-
-def test_axes_that_must_agree_open_together() -> None:
-    outcomes = driver.opened(_case(lambda x, y: x @ y, (3, 4), (4, 3)))
-    assert {o.opened: o.kind for o in outcomes} == {
-        "arg0[0]": MASKED,
-        "arg0[1]=arg1[0]": MASKED,
-        "arg1[1]": MASKED,
-    }
+@pytest.mark.parametrize(
+    ("fn", "kind", "told"),
+    [
+        (slow, ERROR, "more than 1 s"),
+        (lambda x: x + jnp.zeros(3), UNTRACEABLE, ""),
+        (lambda x: x * float(x.shape[0] == 3), UNTRACEABLE, "one size only"),
+        (lambda x: x.no_such_method(), UNSUPPORTED, ""),
+    ],
+    ids=["slow", "fixed shape", "one size", "not of JAX"],
+)
+def test_what_the_case_does_decides(fn: Any, kind: str, told: str) -> None:
+    (outcome,) = driver.opened(_case(fn, (3,)), limit=1)
+    assert outcome.kind == kind and told in outcome.reason and outcome.reason
 
 
-def test_what_jax_refuses() -> None:
-    (outcome,) = driver.opened(_case(lambda x: x + jnp.zeros(3), (3,)))
-    assert outcome.kind == UNTRACEABLE and outcome.reason
-    (outcome,) = driver.opened(_case(lambda x: x * float(x.shape[0] == 3), (3,)))
-    assert outcome.kind == UNTRACEABLE and "one size only" in outcome.reason
-    (outcome,) = driver.opened(_case(lambda x: x.no_such_method(), (3,)))
-    assert outcome.kind == UNSUPPORTED
+@pytest.mark.parametrize(
+    ("fn", "shapes", "axes"),
+    [
+        (lambda x: x.sum(0), [(3, 2)], ["arg0[0]", "arg0[1]"]),
+        (lambda x, y: x @ y, [(3, 4), (4, 3)], ["arg0[0]", "arg0[1]=arg1[0]", "arg1[1]"]),
+    ],
+    ids=["apart", "together"],
+)
+def test_axes_that_must_agree_open_together(fn: Any, shapes: Any, axes: list[str]) -> None:
+    outcomes = driver.opened(_case(fn, *shapes))
+    assert {o.opened: o.kind for o in outcomes} == dict.fromkeys(axes, MASKED)
 
 
 def test_moved_values_must_agree_to_the_bit() -> None:
@@ -124,14 +112,7 @@ def test_a_sample_holds_every_primitive_first() -> None:
     chosen = selection(sample=200, seed=3)
     assert chosen == selection(sample=200, seed=3) == sorted(chosen)
     assert len(chosen) == 200
-    groups = {driver_name(i) for i in chosen}
-    assert groups == {driver_name(i) for i in selection()}
-
-
-def driver_name(index: int) -> str:
-    from tests.conformance.harnesses import load
-
-    return load()[index].group_name
+    assert {load()[i].group_name for i in chosen} == {case.group_name for case in load()}
 
 
 def test_tables() -> None:

@@ -71,11 +71,7 @@ def flags(shape: str, share: float = 0.7) -> Array:
 
 BATCH = ({"b": 3}, {"b": 8}, {"b": 1})
 SEQUENCE = ({"b": 3, "s": 6}, {"b": 4, "s": 8}, {"b": 1, "s": 11})
-IMAGE = (
-    {"b": 3, "h": 6, "w": 7},
-    {"b": 4, "h": 8, "w": 8},
-    {"b": 1, "h": 9, "w": 5},
-)
+IMAGE = ({"b": 3, "h": 6, "w": 7}, {"b": 4, "h": 8, "w": 8}, {"b": 1, "h": 9, "w": 5})
 _USUAL = {frozenset(sizes[0]): sizes for sizes in (BATCH, SEQUENCE, IMAGE)}
 
 

@@ -7,20 +7,19 @@ import pkgutil
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import tests.ecosystem.libraries
-from bucketjit import BucketedExec, Check
+from bucketjit import BucketedExec
 from bucketjit._ir.program import TraceRefused
 from bucketjit._tracing import traced_programs
 from bucketjit.errors import FallbackWarning
+from tests.comparison import assert_close
 from tests.ecosystem.model import Model
 
 
@@ -32,15 +31,11 @@ class Outcome:
         way: ``masked``, ``paired`` or ``exact``.
         reason: Why it is not masked with its open axes.
         problem: What is wrong with the results; empty if they equal those of ``jax.jit``.
-        compiles: How many buckets were compiled.
-        fallbacks: How many of the calls ran exact.
     """
 
     way: str
     reason: str = ""
     problem: str = ""
-    compiles: int = 0
-    fallbacks: int = 0
 
 
 def libraries() -> Iterator[tuple[str, list[Model], str]]:
@@ -57,15 +52,11 @@ def libraries() -> Iterator[tuple[str, list[Model], str]]:
             yield module.name, found.MODELS, ""
 
 
-def run(model: Model, check: Check = Check.OFF) -> Outcome:
+def run(model: Model) -> Outcome:
     """Call a model at all its sizes, bucketed and not."""
     fn, *fixed = model.build()
-    executor = BucketedExec(
-        fn,
-        dynamic_axes=(*(None for _ in fixed), *(x.spec() for x in model.inputs)),
-        constraints=model.constraints,
-        check=check,
-    ).with_pow2(min=4)
+    axes = (*(None for _ in fixed), *(x.spec() for x in model.inputs))
+    executor = BucketedExec(fn, dynamic_axes=axes, constraints=model.constraints).with_pow2(min=4)
     exact = jax.jit(fn)
     problem = ""
     try:
@@ -76,7 +67,13 @@ def run(model: Model, check: Check = Check.OFF) -> Outcome:
                 if problem:
                     problem = f"at {dict(sizes)}: {problem}"
                     break
-        return _outcome(executor, problem, refusals)
+        stats = executor.stats()
+        if stats.fallback_calls:
+            return Outcome("exact", "; ".join(stats.fallback_reasons), problem)
+        signatures = executor._engine.signer.signatures()
+        if any(p.pairing is not None for one in signatures for _, p in one.programs()):
+            return Outcome("paired", "; ".join(refusals), problem)
+        return Outcome("masked", "", problem)
     finally:
         # A process has memory maps for some hundred executables.
         executor.cache_clear()
@@ -89,21 +86,12 @@ def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
             got = executor(*args)
+        assert_close(got, want, tolerance, is_scaled=True)
+        weak = [[x.weak_type for x in jax.tree.leaves(tree)] for tree in (got, want)]
+        assert weak[0] == weak[1], f"weak types {weak[0]}, exact {weak[1]}"
     except Exception as error:
         return "".join(traceback.format_exception(error)).strip()
-    return difference(got, want, tolerance)
-
-
-def _outcome(executor: BucketedExec, problem: str, refusals: Iterable[str]) -> Outcome:
-    stats = executor.stats()
-    signatures = executor._engine.signer.signatures()
-    programs = [program for one in signatures for _, program in one.programs()]
-    if stats.fallback_calls:
-        reasons = "; ".join(stats.fallback_reasons)
-        return Outcome("exact", reasons, problem, stats.compiles, stats.fallback_calls)
-    if any(p.pairing is not None for p in programs):
-        return Outcome("paired", "; ".join(refusals), problem, stats.compiles)
-    return Outcome("masked", "", problem, stats.compiles)
+    return ""
 
 
 @contextlib.contextmanager
@@ -124,37 +112,3 @@ def _refusals() -> Iterator[dict[str, None]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(traced_programs, "trace", recorded)
         yield seen
-
-
-def difference(got: Any, want: Any, tolerance: float) -> str:
-    """What distinguishes two results; empty if nothing does."""
-    trees = [jax.tree_util.tree_structure(x) for x in (got, want)]
-    if trees[0] != trees[1]:
-        return f"tree {trees[0]}, exact {trees[1]}"
-    wanted = jax.tree_util.tree_leaves(want)
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(got), wanted, strict=True):
-        for what in ("shape", "dtype", "weak_type"):
-            x, y = getattr(a, what, None), getattr(b, what, None)
-            if x != y:
-                return f"output{jax.tree_util.keystr(path)}: {what} {x}, exact {y}"
-        if problem := _values(a, b, tolerance):
-            return f"output{jax.tree_util.keystr(path)}: {problem}"
-    return ""
-
-
-def _values(a: Any, b: Any, tolerance: float) -> str:
-    if jax.dtypes.issubdtype(b.dtype, jax.dtypes.prng_key):
-        a, b = jax.random.key_data(a), jax.random.key_data(b)
-    inexact = jnp.issubdtype(b.dtype, jnp.inexact)
-    a, b = np.asarray(a), np.asarray(b)
-    try:
-        if not inexact:
-            np.testing.assert_array_equal(a, b)
-        else:
-            wide = np.complex128 if np.iscomplexobj(b) else np.float64
-            a, b = a.astype(wide), b.astype(wide)
-            largest = np.max(np.abs(b), initial=0.01, where=np.isfinite(b))
-            np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * largest)
-    except AssertionError as error:
-        return " ".join(str(error).split())
-    return ""

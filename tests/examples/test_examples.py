@@ -2,36 +2,20 @@
 
 import importlib
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.alone import ROOT, run_python
+
 EXAMPLES = ROOT / "examples"
 
 
-def run_python(*args: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in the examples' folder, on the CPU, with output going into a pipe."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return subprocess.run(
-        [sys.executable, *args],
-        cwd=EXAMPLES,
-        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
 def output_of(*args: str) -> str:
-    """What an example prints; it must succeed."""
-    done = run_python(*args)
+    """What an example prints into a pipe, on the CPU; it must succeed."""
+    done = run_python(*args, folder=EXAMPLES, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -222,7 +206,7 @@ _MISSING = """
 
 def test_an_example_names_what_it_needs() -> None:
     require("safetensors", "tokenizers")
-    done = run_python("-c", textwrap.dedent(_MISSING))
+    done = run_python("-c", textwrap.dedent(_MISSING), folder=EXAMPLES)
     assert (done.returncode, done.stdout) == (0, "[2, 2, 2]\n"), done.stdout + done.stderr
     server, model, weights = done.stderr.splitlines()
     assert server == (

@@ -1,10 +1,8 @@
 """The releases of JAX that are promised, and what happens where JAX lacks a name."""
 
 import ast
-import os
 import re
 import subprocess
-import sys
 import time
 import tomllib
 import types
@@ -25,8 +23,8 @@ from bucketjit._jax.arrays import with_type
 from bucketjit._jax.config import parts_of_a_linearization, set_linearization
 from bucketjit._jax.names import NEWEST, OLDEST, USES, trouble_of_versions
 from bucketjit.errors import FallbackWarning
+from tests.alone import ROOT, run_python
 
-ROOT = Path(bucketjit.__file__).parent.parent
 # As many as there are: fewer is better, and one more needs a reason in the table.
 MOST_NAMES = 58
 
@@ -156,56 +154,13 @@ def test_looking_the_names_up_takes_no_time() -> None:
 # --- names that are missing -------------------------------------------------------------------
 
 
-_TAKE_AWAY = """
-import importlib, sys, types, warnings
-import jax, jax.export
-
-class Without(types.ModuleType):
-    '''A module without some of its names; JAX itself, which has others for them, still has them.'''
-
-    def __init__(self, module, gone, changed):
-        vars = object.__getattribute__(self, "__dict__")
-        vars.update(module=module, gone=gone, changed=changed)
-
-    def __getattribute__(self, name):
-        own = object.__getattribute__(self, "__dict__")
-        asks = sys._getframe(1).f_globals.get("__name__", "")
-        if name in own["gone"] and not asks.startswith("jax."):
-            raise AttributeError(f"module {own['module'].__name__!r} has no attribute {name!r}")
-        return own["changed"].get(name) or getattr(own["module"], name)
-
-    def __setattr__(self, name, value):
-        setattr(object.__getattribute__(self, "__dict__")["module"], name, value)
-
-    def __delattr__(self, name):
-        delattr(object.__getattribute__(self, "__dict__")["module"], name)
-
-def without(module, names):
-    gone, inner = set(), {}
-    for name in names:
-        first, _, rest = name.partition(".")
-        if rest and isinstance(getattr(module, first), types.ModuleType):
-            inner.setdefault(first, []).append(rest)
-        else:
-            gone.add(first)
-    return Without(module, gone, {n: without(getattr(module, n), r) for n, r in inner.items()})
-
-def take_away(names):
-    for name, taken in names.items():
-        full = name if name.startswith("jax.") else f"jax._src.{name}"
-        sys.modules[full] = without(importlib.import_module(full), taken)
-"""
-
-
 def run(script: str, names: dict[str, list[str]]) -> subprocess.CompletedProcess[str]:
     """Run a script in a process whose JAX lacks names of some modules."""
-    return subprocess.run(
-        [sys.executable, "-c", f"{_TAKE_AWAY}\ntake_away({names!r})\n{script}"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    lines = ["import importlib, warnings", "import jax, jax.export"]
+    for module, missing in names.items():
+        lines.append(f"module = importlib.import_module('jax._src.{module}')")
+        lines += [f"del module.{name}" for name in missing]
+    return run_python("-c", "\n".join([*lines, script]))
 
 
 def told(missing: str) -> str:

@@ -9,24 +9,19 @@ Each process has devices of its own, and collectives between processes go throug
 outlives the call.
 """
 
-import contextlib
 import faulthandler
 import importlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 _RESULT = "result of the process: "
-_GRACE = 10.0  # seconds that the others get when one process has failed
 
 
 @dataclass(frozen=True)
@@ -75,67 +70,31 @@ def run_processes(
     variables["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     # A test module is imported under its own name, never as the script that was started.
     name = f"{task.__module__}:{task.__qualname__}"
-    job = [name, json.dumps(args), str(count), str(devices), str(_free_port()), str(timeout)]
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        started = []
-        for rank in range(count):
-            command = [sys.executable, "-m", "tests.processes.launch", str(rank), *job]
-            out, err = (
-                stack.enter_context(open(Path(directory, f"{rank}.{kind}"), "w+"))
-                for kind in ("out", "err")
-            )
-            process = subprocess.Popen(
-                command, env=variables, stdout=out, stderr=err, start_new_session=True
-            )
-            stack.callback(_end, process)
-            started.append((process, out, err))
-        _wait([process for process, _, _ in started], timeout, all_succeed)
-        outcomes = [_outcome(*parts) for parts in started]
-    if all_succeed:
-        for rank, found in enumerate(outcomes):
-            assert found.code == 0, (
-                f"process {rank} of {count} ended with {found.code}\n"
-                f"{found.stdout[-2000:]}\n{found.stderr[-5000:]}"
-            )
-    return outcomes
-
-
-def _free_port() -> int:
     with socket.socket() as listening:
         listening.bind(("localhost", 0))
-        port: int = listening.getsockname()[1]
-        return port
+        port = listening.getsockname()[1]
+    job = [name, json.dumps(args), str(count), str(devices), str(port), str(timeout)]
 
+    def run(rank: int) -> Outcome:
+        command = [sys.executable, "-m", "tests.processes.launch", str(rank), *job]
+        try:
+            done = subprocess.run(
+                command, env=variables, capture_output=True, text=True, timeout=timeout
+            )
+        except subprocess.TimeoutExpired as late:
+            return Outcome(None, None, str(late.stdout), str(late.stderr))
+        lines = [line for line in done.stdout.splitlines() if line.startswith(_RESULT)]
+        result = json.loads(lines[-1].removeprefix(_RESULT)) if lines else None
+        return Outcome(done.returncode, result, done.stdout, done.stderr)
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float, one_for_all: bool) -> None:
-    """Wait until all have ended, time has run out, or one has failed that all others need."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        codes = [process.poll() for process in processes]
-        if None not in codes:
-            return
-        if one_for_all and any(codes):
-            deadline = min(deadline, time.monotonic() + _GRACE)
-            one_for_all = False
-        time.sleep(0.02)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its children, and wait for it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _outcome(process: subprocess.Popen[bytes], out: Any, err: Any) -> Outcome:
-    code = process.poll()
-    texts = []
-    for file in (out, err):
-        file.seek(0)
-        texts.append(file.read())
-    results = [line for line in texts[0].splitlines() if line.startswith(_RESULT)]
-    result = json.loads(results[-1].removeprefix(_RESULT)) if results else None
-    return Outcome(code, result, *texts)
+    with ThreadPoolExecutor(count) as threads:
+        outcomes = list(threads.map(run, range(count)))
+    for rank, outcome in enumerate(outcomes if all_succeed else ()):
+        assert outcome.code == 0, (
+            f"process {rank} of {count} ended with {outcome.code}\n"
+            f"{outcome.stdout[-2000:]}\n{outcome.stderr[-5000:]}"
+        )
+    return outcomes
 
 
 def _main(

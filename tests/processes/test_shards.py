@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from bucketjit import BucketedExec
 from bucketjit.errors import AgreementError, ArgumentError, BucketJitError, FallbackError, SpecError
+from tests.comparison import assert_close
 from tests.processes.launch import run_processes
 
 WEIGHTS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
@@ -37,15 +38,6 @@ def pmean(x: Any) -> Any:
 
 # References under other names, which nothing finds by name.
 MEAN, SUM = functools.partial(lax.pmean, axis_name="d"), functools.partial(lax.psum, axis_name="d")
-
-
-def close(mine: Any, exact: Any, rtol: float = 2e-5) -> None:
-    assert jax.tree.structure(mine) == jax.tree.structure(exact)
-    for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(exact), strict=True):
-        assert (np.shape(a), np.asarray(a).dtype) == (np.shape(b), np.asarray(b).dtype)
-        np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=rtol
-        )
 
 
 def local_loss(w: Any, x: Any) -> Any:
@@ -168,7 +160,7 @@ def case(run: Callable[[int, Any], None]) -> Callable[[int, Any], None]:
 @case
 def losses_and_gradients(rank: int, sizes: Any) -> None:
     mine, every = given(rank, sizes)
-    close(bucketed(gradients)(WEIGHTS, mine), gradients_of_all(WEIGHTS, every))
+    assert_close(bucketed(gradients)(WEIGHTS, mine), gradients_of_all(WEIGHTS, every))
 
 
 @case
@@ -179,14 +171,14 @@ def sums_and_rows(rank: int, sizes: Any) -> None:
     assert int(got["rows of each"].sum()) == len(every) and got["rows of each"].shape == (shards,)
     assert int(got["longest"]) == int(got["rows of each"].max())
     assert int(got["count"]) == len(every)
-    close(got["mean"], np.tanh(every @ WEIGHTS).mean(0))
-    close((got["max"], got["min"]), (every.max(0), every.min()))
+    assert_close(got["mean"], np.tanh(every @ WEIGHTS).mean(0))
+    assert_close((got["max"], got["min"]), (every.max(0), every.min()))
     assert got["half"].dtype == jnp.bfloat16
     np.testing.assert_allclose(float(got["half"]), every.mean(), atol=0.01)
-    close(got["rows"], np.tanh(mine @ WEIGHTS) - every.mean())
+    assert_close(got["rows"], np.tanh(mine @ WEIGHTS) - every.mean())
     if len(jax.local_devices()) == 1:
-        close(got["sorted"], np.sort(mine, 0))
-    close(got["parameters"], WEIGHTS * 2)
+        assert_close(got["sorted"], np.sort(mine, 0))
+    assert_close(got["parameters"], WEIGHTS * 2)
 
 
 @case
@@ -199,7 +191,7 @@ def training(rank: int, sizes: Any) -> None:
         mine, every = given(rank, random.integers(2, 17, len(sizes)), seed=100 * i)
         w, loss = stepped(w, mine)
         exact, exact_loss = alone(exact, every)
-        close((w, loss), (exact, exact_loss), 1e-4)
+        assert_close((w, loss), (exact, exact_loss), 1e-4)
     assert stepped.cache_size() <= 5 and stepped.stats().compiles == stepped.cache_size()
 
 
@@ -221,7 +213,7 @@ def forms_of_results(rank: int, sizes: Any) -> None:
             assert doubled.sizes == mine.shape
             doubled = np.asarray(doubled)
         assert isinstance(mean, np.ndarray if out == "numpy" else jax.Array)
-        close(doubled, mine * 2)
+        assert_close(doubled, mine * 2)
 
 
 @case
@@ -250,7 +242,7 @@ def keys_and_scalars(rank: int, sizes: Any) -> None:
         exact = jax.random.fold_in(exact[0], 1), i + 1, exact[2] * 0.5
         want = noise, every.sum() * exact[2] * 2
         key, count, rate, got = fn(key, count, rate, mine)
-        close(got, want, 1e-4)
+        assert_close(got, want, 1e-4)
         assert int(count) == exact[1] and float(rate) == exact[2]
     assert fn.stats().compiles == 1
 
@@ -311,7 +303,7 @@ def helpers_that_jax_keeps(rank: int, sizes: Any) -> None:
     plain = jax.vmap(loss, axis_name="d")
     assert plain(np.ones((2, 4), np.float32)).tolist() == [1, 1]
     for axes in ("b, _", "n, _", "n, b"):
-        close(bucketed(loss, dynamic_axes=axes)(mine), every.mean(), 1e-5)
+        assert_close(bucketed(loss, dynamic_axes=axes)(mine), every.mean(), 1e-5)
     assert plain(np.ones((2, 5), np.float32)).tolist() == [1, 1]
 
 
@@ -322,7 +314,7 @@ def inside_of_set_mesh(rank: int, sizes: Any) -> None:
     for axes in (AxisType.Auto, AxisType.Explicit):
         with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("d",), axis_types=(axes,))):
             doubled, mean = fn(WEIGHTS, mine)
-        close((doubled, mean), (mine * 2, (every @ WEIGHTS).mean(0)), 1e-5)
+        assert_close((doubled, mean), (mine * 2, (every @ WEIGHTS).mean(0)), 1e-5)
 
 
 def centred(values: Any) -> Any:
@@ -344,7 +336,7 @@ def hidden_by_vmap(rank: int, sizes: Any) -> None:
         return centred(total), jax.jacobian(centred)(total)
 
     got = bucketed(lambda w, x: both(psum(x.sum(0)) / psum(x.shape[0])))(WEIGHTS, mine)
-    close(got, both(every.mean(0)), 1e-4)
+    assert_close(got, both(every.mean(0)), 1e-4)
 
 
 @case
@@ -356,7 +348,7 @@ def casts(rank: int, sizes: Any) -> None:
         varying = lax.pcast(w, ("d",), to="varying")
         return pmean(jax.value_and_grad(local_loss)(varying, x))
 
-    close(bucketed(cast)(WEIGHTS, mine), jax.value_and_grad(local_loss)(WEIGHTS, every))
+    assert_close(bucketed(cast)(WEIGHTS, mine), jax.value_and_grad(local_loss)(WEIGHTS, every))
 
 
 @case
@@ -369,7 +361,7 @@ def refused(rank: int, sizes: Any) -> None:
     good = bucketed(lambda w, x: psum(x.sum()))
     with pytest.raises(BucketJitError):
         good(WEIGHTS, "rows")
-    close(good(WEIGHTS, mine), every.sum(), 1e-4)
+    assert_close(good(WEIGHTS, mine), every.sum(), 1e-4)
 
 
 @case
@@ -380,7 +372,7 @@ def lengths_differ(rank: int, sizes: Any) -> None:
     fn = bucketed(masked_sum, dynamic_axes=(None, "b, s", "b"))
     tokens, lengths = rows(n, rank, s), np.arange(n) % s + 1
     total, length, soft = fn(WEIGHTS, tokens, lengths)
-    close(soft, jax.nn.softmax(tokens, 1))
+    assert_close(soft, jax.nn.softmax(tokens, 1))
     want = 0.0
     for other, (n, s) in enumerate(shapes):
         real = np.arange(s)[None] < (np.arange(n) % s + 1)[:, None]
@@ -437,24 +429,24 @@ def sentences() -> None:
         tokens, lengths = rows(n, width=s), np.arange(n) % s + 1
         total, length, soft = fn(WEIGHTS, tokens, lengths)
         real = np.arange(s)[None] < lengths[:, None]
-        close(total, np.where(real, tokens, 0).sum() * WEIGHTS[0, 0], 1e-4)
+        assert_close(total, np.where(real, tokens, 0).sum() * WEIGHTS[0, 0], 1e-4)
         assert int(length) == 2 * s
-        close(soft, jax.nn.softmax(tokens, 1))
+        assert_close(soft, jax.nn.softmax(tokens, 1))
 
 
 def several_axes() -> None:
     """A mesh of two axes: the rows are cut along one, and repeated along the other."""
     mesh = jax.make_mesh((1, 2), ("m", "d"))
-    close(bucketed(mean_of_all, mesh)(WEIGHTS, rows(5))[0], local_loss(WEIGHTS, rows(5)))
+    assert_close(bucketed(mean_of_all, mesh)(WEIGHTS, rows(5))[0], local_loss(WEIGHTS, rows(5)))
     other = BucketedExec(lambda x: lax.psum(x.sum(), "m"), dynamic_axes="b, _").with_pow2()
-    close(other.with_processes(mesh, "m")(rows(5)), rows(5).sum(), 1e-4)
+    assert_close(other.with_processes(mesh, "m")(rows(5)), rows(5).sum(), 1e-4)
 
 
 def too_few_rows() -> None:
     fn = bucketed(mean_of_all)
     with pytest.raises(ArgumentError, match="1 rows .b. cannot be given to the 2 devices"):
         fn(WEIGHTS, rows(1))
-    close(fn(WEIGHTS, rows(2))[0], local_loss(WEIGHTS, rows(2)))
+    assert_close(fn(WEIGHTS, rows(2))[0], local_loss(WEIGHTS, rows(2)))
 
 
 def no_rows_first() -> None:
@@ -490,7 +482,7 @@ def misuse() -> None:
     with pytest.raises(SpecError, match="map"):
         fn.map(WEIGHTS, [rows(5)])
     compiled = fn.lower(WEIGHTS, rows(5)).compile()
-    close(compiled(WEIGHTS, rows(4)), fn(WEIGHTS, rows(4)))
+    assert_close(compiled(WEIGHTS, rows(4)), fn(WEIGHTS, rows(4)))
     with pytest.raises(ArgumentError, match="at most|beyond"):
         compiled(WEIGHTS, rows(80))
     for wrong in (fn.export_dynamic, functools.partial(fn.save, "saved.bkt")):
@@ -512,11 +504,11 @@ def guards() -> None:
         return psum(x.sum() if x.shape[0] > 4 else x.sum() * 2)
 
     fn = bucketed(decides)
-    close(fn(WEIGHTS, rows(12)), rows(12).sum(), 1e-4)
-    close(fn(WEIGHTS, rows(6)), rows(6).sum() * 2, 1e-4)
+    assert_close(fn(WEIGHTS, rows(12)), rows(12).sum(), 1e-4)
+    assert_close(fn(WEIGHTS, rows(6)), rows(6).sum() * 2, 1e-4)
     with pytest.raises(ArgumentError, match="decides by sizes, and differently"):
         fn(WEIGHTS, rows(9))
-    close(fn(WEIGHTS, rows(8)), rows(8).sum() * 2, 1e-4)
+    assert_close(fn(WEIGHTS, rows(8)), rows(8).sum() * 2, 1e-4)
 
 
 def ahead_of_calls() -> None:
@@ -528,11 +520,11 @@ def ahead_of_calls() -> None:
     fn.warmup(WEIGHTS, rows(3), sizes={"b": [3, 8]})
     assert fn.stats().compiles == 2
     for n in (5, 16):
-        close(fn(WEIGHTS, rows(n))[0], local_loss(WEIGHTS, rows(n)))
+        assert_close(fn(WEIGHTS, rows(n))[0], local_loss(WEIGHTS, rows(n)))
     assert fn.stats().compiles == 2
     small = fn.with_maxsize(1)
     for n in (5, 16, 6):
-        close(small(WEIGHTS, rows(n))[0], local_loss(WEIGHTS, rows(n)))
+        assert_close(small(WEIGHTS, rows(n))[0], local_loss(WEIGHTS, rows(n)))
     assert small.cache_size() == 1 and small.stats().evictions == 2
 
 
@@ -543,7 +535,7 @@ def placements() -> None:
     x, w = rows(6, width=4), jnp.asarray(WEIGHTS)
     for given_w in (WEIGHTS, w, jax.device_put(w, jax.devices()[1]), on(mesh, w, P())):
         kept, doubled = fn(given_w, on(mesh, x, P("d")))
-        close((kept, doubled), (WEIGHTS, x * 2))
+        assert_close((kept, doubled), (WEIGHTS, x * 2))
         again, _ = fn(kept, jnp.asarray(x))
         assert again.sharding.is_fully_replicated and len(again.devices()) == 2
     assert fn.stats().compiles == 1
@@ -561,7 +553,7 @@ def other_types() -> None:
         assert jax.tree.structure(got) == jax.tree.structure(want)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert (a.dtype, a.weak_type, a.shape) == (b.dtype, b.weak_type, b.shape)
-        close((got, total), (want, x.sum()))
+        assert_close((got, total), (want, x.sum()))
 
 
 def on(mesh: Any, array: Any, spec: Any) -> Any:
@@ -573,5 +565,5 @@ def one_device() -> None:
     mesh = Mesh(np.asarray(jax.devices()[1:]), ("d",))
     square = bucketed(lambda w, x: (x @ x.T, psum(x.shape[0])), mesh)
     product, count = square(WEIGHTS, rows(5))
-    close(product, rows(5) @ rows(5).T)
+    assert_close(product, rows(5) @ rows(5).T)
     assert product.devices() == {jax.devices()[1]} and int(count) == 5

@@ -25,7 +25,7 @@ def ramp(*shape: int) -> np.ndarray:
 
 
 def compare(executor: Any, fn: Any, *args: Any) -> None:
-    assert_close(executor(*args), jax.jit(fn)(*args), atol=2e-5)
+    assert_close(executor(*args), jax.jit(fn)(*args))
 
 
 @pytest.fixture

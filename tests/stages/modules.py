@@ -1,8 +1,5 @@
 """Run modules in this process and in others, for the tests of this folder."""
 
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from jax.extend.backend import get_compile_options
 
 from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import device_list
+from tests.alone import run_python
 
 
 def text(artifact: bytes) -> str:
@@ -40,16 +38,8 @@ def run(module: Any, *args: Any) -> list[np.ndarray]:
 
 
 def in_another_process(folder: Path, script: str) -> str:
-    """What a script prints in a process that can import neither bucketjit nor the tests."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    """What a script prints in a process that cannot import bucketjit."""
     hidden = 'import sys; sys.modules["bucketjit"] = None\n'
-    done = subprocess.run(
-        [sys.executable, "-c", hidden + textwrap.dedent(script)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python("-c", hidden + textwrap.dedent(script), folder=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -14,6 +14,7 @@ import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._jax import stablehlo
 from bucketjit.errors import ExportError, MissingExtraError
+from tests.comparison import assert_close
 from tests.stages.modules import in_another_process, main_line, run, text
 
 
@@ -39,10 +40,14 @@ def normal(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
+def types(artifact: bytes) -> list[str]:
+    """The types of the arguments and results."""
+    return re.findall(r"tensor<(\w+)>", main_line(artifact))
+
+
 def test_every_size_is_fixed(blob: bytes) -> None:  # check 1
     fixed = bucketjit.refine(blob, {"b": 16, "s": 8})
-    types = re.findall(r"tensor<\w+>", main_line(fixed))
-    assert types == ["tensor<16x8xf32>", "tensor<8x8xf32>", "tensor<8xf32>", "tensor<15x8xf32>"]
+    assert types(fixed) == ["16x8xf32", "8x8xf32", "8xf32", "15x8xf32"]
     assert "?" not in text(fixed)
     assert "jax.uses_shape_polymorphism = false" in text(fixed)
     # Modules that jax.export has made itself are refined, too.
@@ -51,20 +56,20 @@ def test_every_size_is_fixed(blob: bytes) -> None:  # check 1
     assert main_line(bucketjit.refine(own, {"b": 16, "s": 8})) == main_line(fixed)
 
 
-def test_another_process_runs_it_without_the_source(blob: bytes, tmp_path: Path) -> None:
+def test_another_process_runs_both_without_the_source(blob: bytes, tmp_path: Path) -> None:
+    (tmp_path / "dynamic").write_bytes(blob)
     for b, s in ((4, 2), (16, 8), (33, 5)):  # check 2
-        fixed = bucketjit.refine(blob, {"b": b, "s": s})
-        (tmp_path / f"{b}_{s}").write_bytes(fixed)
+        (tmp_path / f"{b}_{s}").write_bytes(bucketjit.refine(blob, {"b": b, "s": s}))
         x, w = normal(b, s), normal(s, s)
         mean, rest = jax.jit(fn)(x, w)
         np.savez(tmp_path / f"{b}_{s}.npz", x=x, w=w, mean=mean, rest=rest)
     script = """
-        import jax, numpy as np
+        import jax.export, numpy as np
         from jaxlib import xla_client
-        from jaxlib.mlir import ir
         from jax.interpreters import mlir
         from jaxlib.mlir.dialects import stablehlo
         device = jax.devices()[0]
+        dynamic = jax.export.deserialize(bytearray(open("dynamic", "rb").read()))
         for name in ("4_2", "16_8", "33_5"):
             context = mlir.make_ir_context()
             module = stablehlo.deserialize_portable_artifact(context, open(name, "rb").read())
@@ -74,8 +79,9 @@ def test_another_process_runs_it_without_the_source(blob: bytes, tmp_path: Path)
             there = np.load(name + ".npz")
             given = [jax.device_put(there[k]) for k in ("x", "w")]
             got = compiled.execute_sharded(given).disassemble_into_single_device_arrays()
-            for k, (out,) in zip(("mean", "rest"), got):
+            for k, (out,), other in zip(("mean", "rest"), got, dynamic.call(*given)):
                 np.testing.assert_allclose(out, there[k], rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(other, there[k], rtol=1e-5, atol=1e-6)
         print("right")
     """
     assert in_another_process(tmp_path, script).strip() == "right"
@@ -85,11 +91,8 @@ def test_another_process_runs_it_without_the_source(blob: bytes, tmp_path: Path)
     ("sizes", "message"),
     [
         ({"b": 8, "t": 2}, r"sizes: expected .* each variable of the module \(b, s\), got"),
-        ({"b": 8}, "sizes: expected .* each variable"),
-        ([(8, 2), (2, 2)], "sizes: expected a dict"),
         (8, "sizes: expected a dict .*got 8"),
         ({"b": 0, "s": 2}, "sizes: b: expected an int from 1 to 2147483647, got 0"),
-        ({"b": 8, "s": -2}, "sizes: s: .*got -2"),
         ({"b": 8, "s": 2**31}, "sizes: s: .*got 2147483648"),
         ({"b": "8", "s": 2}, "sizes: b: expected an int .*got '8'"),
         ({"b": 8.0, "s": 2}, "sizes: b: .*got 8.0"),
@@ -101,9 +104,9 @@ def test_wrong_sizes(blob: bytes, sizes: Any, message: str) -> None:  # check 3
         bucketjit.refine(blob, sizes)
 
 
-def test_numpy_sizes(blob: bytes) -> None:
+def test_numpy_sizes_and_a_platform(blob: bytes) -> None:
     sizes = {"b": np.int64(8), "s": np.int32(2)}
-    fixed = bucketjit.refine(blob, sizes)  # bytes also say who called
+    fixed = bucketjit.refine(blob, sizes, platform="cpu")  # bytes also say who called
     assert text(fixed) == text(bucketjit.refine(blob, {"b": 8, "s": 2}))
 
 
@@ -127,12 +130,7 @@ def test_sizes_that_break_a_guard() -> None:
 def test_expressions_in_the_shapes_of_arguments() -> None:
     executor = BucketedExec(lambda x, y: x[3:] + y, dynamic_axes=("2*n + 3", "2*n"))
     raw = executor.export_dynamic(struct(7), struct(4)).serialize()
-    line = main_line(bucketjit.refine(raw, {"n": 5}))
-    assert re.findall(r"tensor<\w+>", line) == [
-        "tensor<13xf32>",
-        "tensor<10xf32>",
-        "tensor<10xf32>",
-    ]
+    assert types(bucketjit.refine(raw, {"n": 5})) == ["13xf32", "10xf32", "10xf32"]
 
 
 def test_several_platforms() -> None:  # check 5
@@ -143,11 +141,8 @@ def test_several_platforms() -> None:  # check 5
     one = bucketjit.refine(raw, sizes, platform="cpu")
     assert "_platform_index" not in text(one) and main_line(one).count("%arg") == 2
     x, w = normal(6, 3), normal(3, 3)
-    wanted = jax.jit(fn)(x, w)
     for module, given in ((both, (np.int32(0), x, w)), (one, (x, w))):
-        got = run(stablehlo.read_module(module), *given)
-        for a, b in zip(got, wanted, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert_close(run(stablehlo.read_module(module), *given), [*jax.jit(fn)(x, w)])
     with pytest.raises(ExportError, match="platform: the module is for cpu, cuda, not for 'tpu'"):
         bucketjit.refine(raw, sizes, platform="tpu")
 
@@ -160,16 +155,6 @@ def test_a_cumulative_sum_for_gpus(platform: str | None) -> None:
     line = main_line(bucketjit.refine(raw, {"n": 3}, platform=platform))
     assert "tensor<3xf32>" in line and "?" not in line
     assert ("_platform_index" in line) is (platform is None)
-
-
-def test_one_platform_may_be_named(blob: bytes) -> None:
-    sizes = {"b": 8, "s": 2}
-    fixed = bucketjit.refine(blob, sizes, platform="cpu")
-    assert text(fixed) == text(bucketjit.refine(blob, sizes))
-
-
-def artifact(blob: bytes) -> bytes:
-    return bucketjit.refine(blob, {"b": 8, "s": 2})
 
 
 @pytest.mark.parametrize("raw", [b"", b"hello world" * 30, bytes(1000), b"ML\xefR" + bytes(20)])
@@ -191,18 +176,14 @@ def test_a_static_module() -> None:  # check 9
     static = jax.export.export(jax.jit(fn))(struct(8, 2), struct(2, 2))
     fixed = bucketjit.refine(bytes(static.serialize()), {})
     x, w = normal(8, 2), normal(2, 2)
-    for a, b in zip(run(stablehlo.read_module(fixed), x, w), jax.jit(fn)(x, w), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert_close(run(stablehlo.read_module(fixed), x, w), [*jax.jit(fn)(x, w)])
 
 
 def test_arguments_of_64_bits() -> None:
     with jax.enable_x64(True):
         executor = BucketedExec(lambda x: x.cumsum() / x.shape[0], dynamic_axes="n")
         raw = executor.export_dynamic(struct(5, dtype=np.float64)).serialize()
-    assert re.findall(r"tensor<\w+>", main_line(bucketjit.refine(raw, {"n": 6})))[:2] == [
-        "tensor<6xf64>",
-        "tensor<6xf64>",
-    ]
+    assert types(bucketjit.refine(raw, {"n": 6}))[:2] == ["6xf64", "6xf64"]
 
 
 def test_keys_constants_and_keywords() -> None:
@@ -241,8 +222,8 @@ def test_the_module_of_all_sizes_of_a_saved_function(tmp_path: Path) -> None:
     like = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     executor.save(path, like, sizes={"n": [4, 8]}, dynamic=True)
     for n, operation in ((3, "stablehlo.add"), (7, "stablehlo.multiply")):
-        text = str(stablehlo.read_module(bucketjit.refine(path.read_bytes(), {"n": n})))
-        assert operation in text and f"tensor<{n}x8xf32>" in text and "?" not in text
+        shown = text(bucketjit.refine(path.read_bytes(), {"n": n}))
+        assert operation in shown and f"tensor<{n}x8xf32>" in shown and "?" not in shown
     executor.save(path, like, sizes={"n": [8]})
     with pytest.raises(ExportError, match="save it with dynamic=True"):
         bucketjit.refine(path.read_bytes(), {"n": 3})

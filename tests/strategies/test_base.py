@@ -22,25 +22,6 @@ from bucketjit.strategies import (
 )
 from tests.strategies.contract import check_contract, sizes
 
-
-class Overflowing:
-    """Says that every size is beyond its largest bucket."""
-
-    def __init__(self, largest):
-        self.largest = largest
-
-    def bucket(self, n):
-        raise errors.BucketOverflowError(n, self.largest)
-
-
-@pytest.mark.parametrize("largest", [None, 1.5, True, "8", 0, 9, 1000])
-def test_what_overflows_has_a_smaller_largest_bucket(largest):
-    with pytest.raises(errors.StrategyContractError, match="that is an int below the size"):
-        checked_bucket(Overflowing(largest), "b", 9)
-    with pytest.raises(errors.BucketOverflowError, match="largest bucket 8"):
-        checked_bucket(Overflowing(np.int64(8)), "b", 9)
-
-
 STRATEGIES = [
     Pow2(max=100),
     Linear(8, max=100),
@@ -49,21 +30,7 @@ STRATEGIES = [
     fit([10, 40, 100], buckets=3),
     Exact(),
 ]
-LADDERS = [
-    Pow2,
-    lambda **kw: Linear(8, **kw),
-    lambda **kw: Exponential(1.5, **kw),
-]
-
-
-class Fixed:
-    """A strategy with one answer."""
-
-    def __init__(self, answer):
-        self.answer = answer
-
-    def bucket(self, n):
-        return self.answer
+LADDERS = [Pow2, lambda **kw: Linear(8, **kw), lambda **kw: Exponential(1.5, **kw)]
 
 
 @given(sizes, sizes)
@@ -74,35 +41,23 @@ def test_exact_keeps_the_contract(n, m):
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 class TestEveryStrategy:
-    def test_is_a_strategy(self, strategy):
-        assert isinstance(strategy, Strategy)
-
     def test_is_a_frozen_value(self, strategy):
-        twin = eval(repr(strategy))
-        assert twin == strategy
-        assert hash(twin) == hash(strategy)
+        assert isinstance(strategy, Strategy)
+        copies = eval(repr(strategy)), copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))
+        assert all(twin == strategy and hash(twin) == hash(strategy) for twin in copies)
         assert sum(strategy == other for other in STRATEGIES) == 1
-        for copied in (copy.deepcopy(strategy), pickle.loads(pickle.dumps(strategy))):
-            assert copied == strategy
         for field in dataclasses.fields(strategy):
             with pytest.raises(dataclasses.FrozenInstanceError):
                 setattr(strategy, field.name, 1)
 
-    def test_takes_numpy_ints_and_gives_ints(self, strategy):
+    def test_takes_ints_above_minus_1_and_gives_ints(self, strategy):
         bucket = strategy.bucket(np.int32(9))
-        assert type(bucket) is int
-        assert bucket == strategy.bucket(9)
-
-    @pytest.mark.parametrize("n", [2.0, "2", None, True, np.float32(2), np.bool_(True)])
-    def test_refuses_a_size_that_is_no_int(self, strategy, n):
-        with pytest.raises(TypeError, match="a size must be an int, not "):
-            strategy.bucket(n)
-
-    def test_refuses_a_negative_size(self, strategy):
+        assert type(bucket) is int and bucket == strategy.bucket(9)
+        for wrong in (2.0, "2", None, True, np.float32(2), np.bool_(True)):
+            with pytest.raises(TypeError, match="a size must be an int, not "):
+                strategy.bucket(wrong)
         with pytest.raises(ValueError, match="a size must not be negative, not -1"):
             strategy.bucket(-1)
-
-    def test_has_a_bucket_for_size_0(self, strategy):
         assert strategy.bucket(0) == (0 if strategy == Exact() else strategy.bucket(1))
 
     def test_overflow_names_what_it_knows(self, strategy):
@@ -114,36 +69,25 @@ class TestEveryStrategy:
             strategy.bucket(101)
         error = caught.value
         assert (error.size, error.largest, error.dim) == (101, 100, None)
-
         with pytest.raises(errors.BucketOverflowError, match="dimension 'seq' has size 101"):
             checked_bucket(strategy, "seq", 101)
 
 
-@pytest.mark.parametrize("make", LADDERS)
-class TestEveryLadder:
-    @pytest.mark.parametrize("name", ["min", "max", "multiple_of"])
-    @pytest.mark.parametrize(
-        "wrong, error",
-        [(0, ValueError), (-3, ValueError), (2.0, TypeError), ("2", TypeError), (True, TypeError)],
-    )
-    def test_refuses_wrong_parameters(self, make, name, wrong, error):
-        with pytest.raises(error, match=f"^{name} must be a positive int, not {wrong!r}"):
-            make(**{name: wrong})
-
-    def test_refuses_max_below_min(self, make):
-        with pytest.raises(ValueError, match=r"max must be at least min \(8\), not 7"):
-            make(min=8, max=7)
-
-    def test_refuses_a_max_that_is_no_multiple(self, make):
-        with pytest.raises(
-            ValueError, match=r"max must be a multiple of multiple_of \(8\), not 100"
-        ):
-            make(max=100, multiple_of=8)
-
-    def test_numpy_parameters_become_ints(self, make):
-        strategy = make(min=np.int64(8), max=np.int32(64), multiple_of=np.int8(4))
-        assert strategy == make(min=8, max=64, multiple_of=4)
-        assert "np" not in repr(strategy)
+@pytest.mark.parametrize("make", LADDERS, ids=["pow2", "linear", "exponential"])
+def test_parameters_of_ladders(make):
+    for name in ("min", "max", "multiple_of"):
+        for wrong in (0, -3, 2.0, "2", True):
+            error = ValueError if type(wrong) is int else TypeError
+            message = f"^{name} must be a positive int, not {wrong!r}"
+            with pytest.raises(error, match=message):
+                make(**{name: wrong})
+    with pytest.raises(ValueError, match=r"max must be at least min \(8\), not 7"):
+        make(min=8, max=7)
+    with pytest.raises(ValueError, match=r"max must be a multiple of multiple_of \(8\), not 100"):
+        make(max=100, multiple_of=8)
+    strategy = make(min=np.int64(8), max=np.int32(64), multiple_of=np.int8(4))
+    assert strategy == make(min=8, max=64, multiple_of=4)
+    assert "np" not in repr(strategy)
 
 
 @pytest.mark.parametrize("step, error", [(0, ValueError), (1.5, TypeError), (False, TypeError)])
@@ -152,18 +96,10 @@ def test_linear_refuses_a_wrong_step(step, error):
         Linear(step)
 
 
-@pytest.mark.parametrize(
-    "strategy, text",
-    [
-        (Pow2(), "Pow2()"),
-        (Pow2(min=4, multiple_of=2), "Pow2(min=4, multiple_of=2)"),
-        (Linear(8, max=64), "Linear(8, max=64)"),
-        (Exponential(1.5, min=16), "Exponential(1.5, min=16)"),
-        (Exact(), "Exact()"),
-    ],
-)
-def test_repr_shows_what_was_given(strategy, text):
-    assert repr(strategy) == text
+def test_repr_shows_what_was_given():
+    strategies = Pow2(), Pow2(min=4, multiple_of=2), Exponential(1.5, min=16), Exact()
+    shown = "(Pow2(), Pow2(min=4, multiple_of=2), Exponential(1.5, min=16), Exact())"
+    assert repr(strategies) == shown
 
 
 def test_a_name_that_is_none_names_the_choices():
@@ -171,17 +107,32 @@ def test_a_name_that_is_none_names_the_choices():
         bucketjit.strategies.SizeClasses  # noqa: B018
 
 
-class TestCheckedBucket:
-    @pytest.mark.parametrize("answer", [8, np.int64(8), np.uint8(8)])
-    def test_gives_an_int(self, answer):
-        bucket = checked_bucket(Fixed(answer), "batch", 5)
-        assert type(bucket) is int
-        assert bucket == 8
+class Answering:
+    """A strategy with one answer, or one error."""
 
-    def test_keeps_a_name_that_the_strategy_gave(self):
-        class Named:
-            def bucket(self, n):
-                raise errors.BucketOverflowError(n, 10, "tokens")
+    def __init__(self, answer):
+        self.answer = answer
 
-        with pytest.raises(errors.BucketOverflowError, match="dimension 'tokens'"):
-            checked_bucket(Named(), "batch", 11)
+    def bucket(self, n):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [8, np.int64(8), np.uint8(8)])
+def test_checked_buckets_are_ints(answer):
+    bucket = checked_bucket(Answering(answer), "batch", 5)
+    assert type(bucket) is int and bucket == 8
+
+
+@pytest.mark.parametrize("largest", [None, 1.5, True, "8", 0, 9, 1000])
+def test_what_overflows_has_a_smaller_largest_bucket(largest):
+    with pytest.raises(errors.StrategyContractError, match="that is an int below the size"):
+        checked_bucket(Answering(errors.BucketOverflowError(9, largest)), "b", 9)
+
+
+def test_overflow_of_a_strategy_of_ones_own():
+    with pytest.raises(errors.BucketOverflowError, match="largest bucket 8"):
+        checked_bucket(Answering(errors.BucketOverflowError(9, np.int64(8))), "b", 9)
+    with pytest.raises(errors.BucketOverflowError, match="dimension 'tokens'"):
+        checked_bucket(Answering(errors.BucketOverflowError(11, 10, "tokens")), "batch", 11)

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bucketjit import BucketedExec
-from bucketjit.errors import BucketOverflowError
-from bucketjit.strategies import Boundaries, Pow2, assess, assess_joint, fit
+from bucketjit.errors import BucketOverflowError, StrategyContractError
+from bucketjit.strategies import Boundaries, Exact, Pow2, assess, assess_joint, fit
 from tests.strategies.search.brute import boundary_choices, plan_cost
-from tests.strategies.sentences import sentence_lengths
 
 histograms = st.dictionaries(st.integers(1, 60), st.integers(1, 9), min_size=1, max_size=7)
 SIZES = {"b": [32, 32, 31, 4, 4, 3], "s": [10, 12, 11, 100, 90, 95]}
@@ -38,18 +37,9 @@ def test_no_other_plan_is_cheaper(seen, k, cost, multiple_of):
     )
 
 
-LENGTHS = {
-    **{
-        f"lognormal {mean}": np.random.default_rng(0).lognormal(mean, spread, 5000).astype(int)
-        for mean, spread in ((4, 0.7), (5, 1.0), (6, 1.2))
-    },
-    "sentences": None,
-}
-
-
-@pytest.mark.parametrize("name", LENGTHS)
-def test_at_most_half_the_padding_of_pow2(name):
-    lengths = sentence_lengths(1000) if LENGTHS[name] is None else LENGTHS[name]
+@pytest.mark.parametrize(("mean", "spread"), [(4, 0.7), (5, 1.0), (6, 1.2)])
+def test_at_most_half_the_padding_of_pow2(mean, spread):
+    lengths = np.random.default_rng(0).lognormal(mean, spread, 5000).astype(int)
     pow2 = assess(Pow2(), lengths)
     fitted = assess(fit(lengths, pow2.executables), lengths)
     assert fitted.executables <= pow2.executables
@@ -151,3 +141,52 @@ def test_a_bucketed_function_compiles_what_was_foretold():
     for b, s in zip(*SIZES.values(), strict=True):
         np.testing.assert_array_equal(executor(np.ones((b, s), np.float32)), np.full(b, s))
     assert executor.cache_size() == assess_joint(plan, SIZES).executables <= 3
+
+
+# --- what strategies cost ---
+
+
+def test_counts_calls_not_sizes():
+    assert assess(Pow2(), [5, 5, 5, 9, 0]) == assess(Pow2(), {5: 3, 9: 1}) == (2, 24.0, 40.0)
+    assert assess(Pow2(), [5, 5, 5, 9]).waste == 16 / 40
+
+    assert assess(Exact(), [3, 5, 5]) == (2, 13.0, 13.0)
+
+
+def test_in_the_unit_of_the_cost():
+    assert assess(Pow2(), [3, 3], cost=lambda n: n * n) == (1, 18.0, 32.0)
+    assert assess(Exact(), [3], cost=lambda n: 0).waste == 0
+
+
+def test_a_broken_strategy_is_not_believed():
+    class Smaller:
+        def bucket(self, n):
+            return n - 1
+
+    with pytest.raises(StrategyContractError):
+        assess(Smaller(), [3])
+    with pytest.raises(BucketOverflowError):
+        assess(Boundaries([8]), [9])
+
+
+def test_several_variables():
+    sizes = {"b": [3, 3, 4], "s": [10, 10, 70]}
+    strategies = {"s": Pow2(), "b": Pow2()}
+    assert assess_joint(strategies, sizes) == (2, 340.0, 2 * 64 + 512)
+    assert assess_joint(strategies, sizes, cost=lambda b, s: s) == (2, 90.0, 160.0)
+
+
+@pytest.mark.parametrize("strategies", [{"b": Pow2()}, {"b": Pow2(), "t": Pow2()}])
+def test_variables_must_be_the_same(strategies):
+    with pytest.raises(ValueError, match=r"sizes must be of the variables \['b'.*not \['b', 's'\]"):
+        assess_joint(strategies, {"b": [3], "s": [10]})
+
+
+def test_what_is_no_strategy_is_refused():
+    for wrong in (Pow2, "pow2", None):
+        with pytest.raises(StrategyContractError, match="method bucket"):
+            assess(wrong, [3])
+        with pytest.raises(StrategyContractError, match="the strategy of 'b'"):
+            assess_joint({"b": wrong}, {"b": [3]})
+    with pytest.raises(StrategyContractError, match="a dict of a variable to its strategy"):
+        assess_joint(Pow2(), {"b": [3]})

@@ -5,6 +5,7 @@ import pickle
 import re
 import reprlib
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +20,10 @@ from bucketjit.strategies import (
     Linear,
     Pow2,
     Strategy,
+    buckets_of,
     checked_bucket,
 )
-from bucketjit.strategies.rounding import Extended
+from bucketjit.strategies.rounding import MOST_LISTED, Extended
 from tests.strategies.contract import (
     LARGEST,
     check_contract,
@@ -107,11 +109,10 @@ def test_base_two_is_pow2(n):
 
 
 def test_what_was_climbed_is_no_part_of_the_value():
-    up, down = Exponential(1.1), Exponential(1.1)
-    asked = list(range(1, 2000, 7))
-    assert [up.bucket(n) for n in asked] == [down.bucket(n) for n in reversed(asked)][::-1]
-    assert up == Exponential(1.1) and hash(up) == hash(Exponential(1.1))
-    assert repr(up) == "Exponential(1.1)" and pickle.loads(pickle.dumps(up)) == up
+    strategy = Exponential(1.1)
+    assert strategy.bucket(2000) == 2049 and strategy.bucket(7) == 7
+    assert strategy == Exponential(1.1) and hash(strategy) == hash(Exponential(1.1))
+    assert repr(strategy) == "Exponential(1.1)" and pickle.loads(pickle.dumps(strategy)) == strategy
 
 
 def test_the_smallest_base():
@@ -244,3 +245,45 @@ def test_an_extended_strategy_is_one_like_the_others():
     for wrong, error in ((-1, ValueError), (1.5, TypeError)):
         with pytest.raises(error):
             strategy.bucket(wrong)
+
+
+# --- all buckets of a strategy ---
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Linear(16, max=100, multiple_of=4), Exponential(1.3, max=90), Boundaries([30, 60, 90])],
+    ids=repr,
+)
+def test_they_are_those_of_all_sizes(strategy: Any) -> None:
+    buckets = buckets_of(strategy)
+    assert buckets is not None
+    assert buckets == tuple(sorted({strategy.bucket(n) for n in range(1, buckets[-1] + 1)}))
+    with pytest.raises(ValueError, match="beyond"):
+        strategy.bucket(buckets[-1] + 1)
+
+
+@given(st.integers(1, 9), st.integers(1, 300), st.integers(1, 12))
+def test_of_any_ladder(smallest: int, largest: int, multiple: int) -> None:
+    largest = max(smallest, largest) * multiple
+    strategy = Pow2(min=smallest, max=largest, multiple_of=multiple)
+    of_all_sizes = {strategy.bucket(n) for n in range(1, largest + 1)}
+    assert buckets_of(strategy) == tuple(sorted(of_all_sizes))
+
+
+class Own:
+    boundaries = (10, 20)  # whatever that means there
+
+    def bucket(self, n: int) -> int:
+        return -(-n // 10) * 10
+
+
+@pytest.mark.parametrize(
+    "strategy", [Pow2(), Linear(16), Exact(), Linear(1, max=MOST_LISTED + 1), Own()], ids=repr
+)
+def test_no_list(strategy: Any) -> None:
+    assert buckets_of(strategy) is None
+
+
+def test_as_many_as_there_may_be() -> None:
+    assert buckets_of(Linear(1, max=MOST_LISTED)) == tuple(range(1, MOST_LISTED + 1))

@@ -24,9 +24,7 @@ class MLP(nn.Module):
 def mlp_training():
     model = MLP()
     state = train_state.TrainState.create(
-        apply_fn=model.apply,
-        params=initialised(model.init, jnp.zeros((1, 8))),
-        tx=optax.adam(1e-3),
+        apply_fn=model.apply, params=initialised(model.init, jnp.zeros((1, 8))), tx=optax.adam(1e-3)
     )
 
     def step(state, x, y):
@@ -111,12 +109,9 @@ def segmentation():
     return jax.value_and_grad(loss, has_aux=True), params
 
 
-def recurrent(model):
-    def build():
-        params = initialised(model.init, jnp.zeros((1, 4, 6)))
-        return model.apply, params
-
-    return build
+def applied(model, *shape, dtype=float):
+    """A forward pass."""
+    return lambda: (model.apply, initialised(model.init, jnp.zeros(shape, dtype)))
 
 
 def lstm_training():
@@ -135,11 +130,6 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(self, x, mask=None):
         return nn.MultiHeadDotProductAttention(num_heads=2, qkv_features=8)(x, x, mask=mask)
-
-
-def attention():
-    params = initialised(Attention().init, jnp.zeros((1, 4, 8)))
-    return Attention().apply, params
 
 
 def masked_attention():
@@ -281,11 +271,6 @@ class ViT(nn.Module):
         return nn.Dense(5)(x[:, 0])
 
 
-def vit():
-    params = initialised(ViT().init, jnp.zeros((1, 8, 8, 3)))
-    return ViT().apply, params
-
-
 class TCN(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -295,22 +280,12 @@ class TCN(nn.Module):
         return x[:, -1], x.max(axis=1)
 
 
-def tcn():
-    params = initialised(TCN().init, jnp.zeros((1, 4, 6)))
-    return TCN().apply, params
-
-
 class Bag(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         valid = (tokens > 0)[..., None]
         x = nn.Embed(11, 8)(tokens)
         return nn.Dense(3)((x * valid).sum(1) / jnp.maximum(valid.sum(1), 1))
-
-
-def bag():
-    params = initialised(Bag().init, jnp.zeros((1, 4), jnp.int32))
-    return Bag().apply, params
 
 
 IMAGES, LABELS, SEQUENCES = floats("b, h, w, 3"), ints("b", 5), floats("b, s, 6")
@@ -329,14 +304,14 @@ MODELS = [
         segmentation,
         (floats("b, 4*h, 4*w, 3"), flags("b, 4*h, 4*w")),
     ),
-    Model("GRU, bidirectional", recurrent(bidirectional), (SEQUENCES,), way="paired"),
+    Model("GRU, bidirectional", applied(bidirectional, 1, 4, 6), (SEQUENCES,), way="paired"),
     Model(
         "LSTM with seq_lengths, gradient",
         lstm_training,
         (SEQUENCES, ints("b", 99), floats("b, 8")),
         way="paired",
     ),
-    Model("attention", attention, (floats("b, s, 8"),)),
+    Model("attention", applied(Attention(), 1, 4, 8), (floats("b, s, 8"),)),
     Model(
         "attention, causal and padding mask", masked_attention, (floats("b, s, 8"), flags("b, s"))
     ),
@@ -345,8 +320,8 @@ MODELS = [
     Model("layers under nn.scan, gradient", scanned_layers, (floats("b, s, 8"),)),
     Model("decode steps with the cache", decode, (floats("b, 3, 8"),)),
     Model("VAE gradient", vae, (floats("b, 8"),)),
-    Model("ViT", vit, (floats("b, 8, 8, 3"),)),
-    Model("ViT", vit, (IMAGES,), FOURS),
-    Model("dilated causal convolutions, InstanceNorm", tcn, (SEQUENCES,)),
-    Model("bag of embeddings", bag, (ints("b, s", 11),)),
+    Model("ViT", applied(ViT(), 1, 8, 8, 3), (floats("b, 8, 8, 3"),)),
+    Model("ViT", applied(ViT(), 1, 8, 8, 3), (IMAGES,), FOURS),
+    Model("dilated causal convolutions, InstanceNorm", applied(TCN(), 1, 4, 6), (SEQUENCES,)),
+    Model("bag of embeddings", applied(Bag(), 1, 4, dtype=int), (ints("b, s", 11),)),
 ]

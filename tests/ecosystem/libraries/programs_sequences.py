@@ -237,17 +237,8 @@ MODELS = [
     Model("relative shift", of(relative_shift, WEIGHTS), (HIDDEN,)),
     Model("sinusoidal positions of NumPy", of(sinusoidal, WEIGHTS), (HIDDEN,), way="paired"),
     Model(
-        "experts with capacity",
-        of(experts_with_capacity, ROUTER, EXPERTS),
-        (HIDDEN,),
-        way="paired",
+        "experts with capacity", of(experts_with_capacity, ROUTER, EXPERTS), (HIDDEN,), way="paired"
     ),
-    Model(
-        "recurrence in Python",
-        of(python_loop, WEIGHTS[0]),
-        (HIDDEN,),
-        LOOPS,
-        way="paired",
-    ),
+    Model("recurrence in Python", of(python_loop, WEIGHTS[0]), (HIDDEN,), LOOPS, way="paired"),
     Model("masked pooling", of(masked_pooling), (HIDDEN, flags("b, s"))),
 ]

@@ -37,16 +37,12 @@ def test_counts_may_be_any_numbers():
     "sizes, error, message",
     [
         ([], ValueError, "sizes must hold at least one size of 1 or more, not none"),
-        ([0, 0], ValueError, "at least one size of 1 or more"),
-        ({}, ValueError, "at least one size"),
         ({8: 0}, ValueError, "at least one size"),
         ([3, -1], ValueError, "sizes must not be negative, not -1"),
         ([3.0], TypeError, "sizes must be a flat iterable of ints, not of float64"),
         ([3, 2**63], ValueError, "sizes must be below 2\\*\\*63, not 9223372036854775808"),
         (np.array([3, 2**63 + 5], np.uint64), ValueError, "sizes must be below"),
-        ([10**30, 5], ValueError, "sizes must be below"),
         ([[3, 4]], TypeError, r"flat iterable of ints, not of int64 with shape \(1, 2\)"),
-        ([True], TypeError, "not of bool"),
         ([True, 3], TypeError, "not of bool"),
         (np.array([True]), TypeError, "not of bool"),
         ([[1], [2, 3]], TypeError, "sizes must be a flat iterable of ints, not a nested one"),
@@ -75,22 +71,11 @@ def test_joint_counts_combinations():
     "sizes, error, message",
     [
         ({1: [3]}, TypeError, r"the count of size 1 must be a number, not \[3\]"),
-        ({1: 3, "b": [3]}, TypeError, "count of size b must be a number"),
         ({"b": [0]}, ValueError, "at least one size"),
         ({"b": [1, 2], "s": [3]}, ValueError, r"as many sizes as .*\{'b': 2, 's': 1\}"),
         ({"b": [1], "s": [-3]}, ValueError, r"sizes\['s'\] must not be negative"),
         ({"b": [1.5]}, TypeError, r"sizes\['b'\] must be a flat iterable of ints"),
-        (
-            {"b": {3: 1}, "s": [3]},
-            TypeError,
-            r"sizes\['b'\] must be the size of each call",
-        ),
-        (
-            {"b": [3], "s": {3: 1}},
-            TypeError,
-            r"sizes\['s'\] must be the size of each call",
-        ),
-        ({"b": {3: -1}}, ValueError, "count"),
+        ({"b": {3: 1}, "s": [3]}, TypeError, r"sizes\['b'\] must be the size of each call"),
     ],
 )
 def test_wrong_joint_sizes_are_refused(sizes, error, message):
