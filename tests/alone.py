@@ -36,8 +36,8 @@ def run_python(
     )
 
 
-def run_well(*words: str, **options: Any) -> str:
-    """What `run_python` prints, of a process that ended well."""
+def run_well(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A process of `run_python` that ended well."""
     done = run_python(*words, **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    return done

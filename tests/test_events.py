@@ -161,7 +161,7 @@ _WITHOUT_LOGGING = """
 
 
 def test_a_warning_is_told_once_where_logging_is_not_configured() -> None:
-    stdout = run_well("-c", textwrap.dedent(_WITHOUT_LOGGING))
+    done = run_well("-c", textwrap.dedent(_WITHOUT_LOGGING))
     assert done.stderr.count("padding would mix") == 1
     assert "FallbackWarning" in done.stderr and "bucketjit <lambda>: fallback" not in done.stderr
 

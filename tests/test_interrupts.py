@@ -62,5 +62,5 @@ os._exit(0)
 
 
 def test_an_interrupt_leaves_no_lock_held() -> None:
-    waited, interrupts = run_well("-c", _SCRIPT, "4").split("\n")[:2]
+    waited, interrupts = run_well("-c", _SCRIPT, "4").stdout.split("\n")[:2]
     assert waited == "waited" and int(interrupts) > 100

@@ -234,8 +234,8 @@ _IMPORT = """
 
 def test_nothing_runs_at_import() -> None:
     strict = ("-W", "error::DeprecationWarning:bucketjit")
-    stdout = run_well(*strict, "-c", textwrap.dedent(_IMPORT), PYTHONPATH=str(PACKAGE.parent))
-    assert stdout.strip() == f"imported {bucketjit.__version__}"
+    done = run_well(*strict, "-c", textwrap.dedent(_IMPORT), PYTHONPATH=str(PACKAGE.parent))
+    assert done.stdout.strip() == f"imported {bucketjit.__version__}"
     assert done.stderr == ""
 
 
@@ -271,8 +271,8 @@ _UNUSED_BY_JIT = (
 
 
 def test_what_is_not_used_is_not_imported() -> None:
-    stdout = run_well("-c", textwrap.dedent(_FIRST_CALL), PYTHONPATH=str(PACKAGE.parent))
-    at_import, at_jit, at_call = json.loads(stdout)
+    done = run_well("-c", textwrap.dedent(_FIRST_CALL), PYTHONPATH=str(PACKAGE.parent))
+    at_import, at_jit, at_call = json.loads(done.stdout)
     assert at_import == ["bucketjit", "bucketjit._version"]
     for loaded, unused, most in (
         (at_jit, (*_UNUSED, *_UNUSED_BY_JIT), 105),

@@ -15,5 +15,5 @@ def test_sharded_calls(kind: str, step: int) -> None:
     """One process runs all cases, or every second one."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=4"
     arguments = ("-m", "tests.on_a_mesh", kind, str(step))
-    stdout = run_well(*arguments, timeout=600, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
-    assert json.loads(stdout.splitlines()[-1]) == dict.fromkeys([*CASES][::step], "ok")
+    done = run_well(*arguments, timeout=600, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
+    assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys([*CASES][::step], "ok")
