@@ -39,11 +39,15 @@ from bucketjit.errors import MaskingError, SpecError
 
 def how(rule: Callable[..., Any]) -> str:
     """What a rule does, in words: the first paragraph of its docstring, or of its maker's."""
-    maker: object = rule
-    if isinstance(rule, FunctionType):  # the function at the top level of its module
-        maker = rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
-    text = rule.__doc__ or maker.__doc__ or ""
+    text = rule.__doc__ or maker_of(rule).__doc__ or ""
     return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def maker_of(rule: object) -> Any:
+    """The function at the top level of a module that made a rule; the rule itself if it is one."""
+    if not isinstance(rule, FunctionType):
+        return rule
+    return rule.__globals__.get(rule.__qualname__.split(".")[0], rule)
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ class Own:
 
 
 @pytest.mark.parametrize(
-    "strategy", [Pow2(), Linear(16), Exact(), Linear(1, max=MOST_LISTED + 1), Own()], ids=repr
+    "strategy", [Pow2(), Linear(16), Exact(), Linear(1, max=MOST_LISTED + 1), Own()], ids=type
 )
 def test_no_list(strategy: Any) -> None:
     assert buckets_of(strategy) is None
