@@ -368,7 +368,9 @@ class InFile:
             if is_of_machine(error):
                 raise
             return None
-        return loaded(kernel, xla, kept, kernel.results(), placement, (), lambda error: None, began)
+        return loaded(
+            kernel, xla, kept, kernel.results(), placement, None, lambda error: None, began
+        )
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""

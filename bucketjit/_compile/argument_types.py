@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 from jax.extend.backend import get_default_device
@@ -25,8 +25,10 @@ from bucketjit._jax.config import jit_disabled, trace_context
 from bucketjit._jax.serialization import NotPlain, Placement
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.leaf_types import can_be
-from bucketjit._tracing.shards import NO_SHARDINGS, Shardings
 from bucketjit.errors import SpecError, StrategyContractError
+
+if TYPE_CHECKING:
+    from bucketjit._tracing.shards import Shardings
 
 
 def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
@@ -112,10 +114,10 @@ def without_values(call: Call) -> Call:
     return dataclasses.replace(call, leaves=abstract(call, {}))
 
 
-def placement_of(leaves: Sequence[Any], said: Shardings = NO_SHARDINGS) -> Placement:
+def placement_of(leaves: Sequence[Any], said: Shardings | None = None) -> Placement:
     """Where ``jit`` would run a call; raises `NotPlain` if that is neither a device nor a mesh."""
     shardings = [getattr(x, "sharding", None) for x in leaves]
-    shardings += [*said.leaves, *jax.tree.leaves(said.results)]
+    shardings += [] if said is None else [*said.leaves, *jax.tree.leaves(said.results)]
     placed: set[Any] = {s for s in shardings if s is not None}
     if not placed:
         return Placement.on(get_default_device())

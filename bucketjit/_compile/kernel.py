@@ -350,7 +350,7 @@ def loaded(
     kept: Sequence[int],
     results: tuple[list[Any], Any],
     placement: Placement,
-    specs: Sequence[Sequence[Any]],
+    specs: Sequence[Sequence[Any]] | None,
     failed: Callable[[Exception], None],
     began: float,
 ) -> Executable:

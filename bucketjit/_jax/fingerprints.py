@@ -89,7 +89,8 @@ def text_of(value: Any) -> str | None:
         if not _is_of_jax(value.__module__) or "<" in value.__qualname__:
             return None
     elif isinstance(value, jax.sharding.Mesh):  # its own text does not name its devices
-        devices = [(d.id, d.process_index, d.device_kind) for d in value.devices.flat]
+        every = () if value.empty else value.devices.flat
+        devices = [(d.id, d.process_index, d.device_kind) for d in every]
         text = f"mesh {[*value.shape.items()]} {value.axis_types} {devices}"
     elif isinstance(value, jax.sharding.NamedSharding):
         mesh = value.mesh

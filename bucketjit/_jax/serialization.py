@@ -109,7 +109,7 @@ class NotPlain(Exception):
 
 def serialized(
     compiled: Any, placement: Placement
-) -> tuple[bytes, tuple[int, ...], list[list[Any]]]:
+) -> tuple[bytes, tuple[int, ...], list[list[Any]] | None]:
     """The bytes of a compiled executable, and the positions of the arguments that it takes.
 
     The third item are the partition specs of these arguments and of the results, in lists as JSON
@@ -146,7 +146,7 @@ def _spec(entries: Sequence[Any]) -> PartitionSpec:
     return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
 
 
-def _specs(around: Any, placement: Placement) -> list[list[Any]]:
+def _specs(around: Any, placement: Placement) -> list[list[Any]] | None:
     """The specs of an executable's arguments and results; raises if they are placed elsewhere."""
     sides = [[*around.input_shardings], [*around.output_shardings]]
     if tuple(around.device_list) != placement.devices:
@@ -154,7 +154,7 @@ def _specs(around: Any, placement: Placement) -> list[list[Any]]:
     if placement.mesh is None:
         if any(type(s) is not jax.sharding.SingleDeviceSharding for s in itertools.chain(*sides)):
             raise NotPlain("its arguments or results are placed elsewhere")
-        return []
+        return None
     return [[_entries(sharding, placement.mesh) for sharding in side] for side in sides]
 
 
@@ -221,7 +221,7 @@ def loaded_function(
     out_avals: Sequence[Any],
     out_tree: PyTreeDef,
     placement: Placement,
-    specs: Sequence[Sequence[Any]],
+    specs: Sequence[Sequence[Any]] | None,
     check: _Check,
     fresh: Callable[..., Any],
     failed: Callable[[Exception], None],

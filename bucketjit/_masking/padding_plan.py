@@ -244,7 +244,12 @@ class _Count(Analysis[_Guess]):
             for fact, atom in zip(facts, eqn.invars, strict=True)
             for axis in open_axes(shape_of(atom))
         )
-        outs = [_Guess(fact, Operand(key, softmax))] * len(eqn.outvars)
+        operand = Operand(key, softmax)
+        if name_of(eqn) == "transpose":
+            order = ins[0].operand.order or range(len(eqn.params["permutation"]))
+            axes = tuple(order[i] for i in eqn.params["permutation"])
+            operand = Operand(ins[0].operand.key, softmax, order=axes)
+        outs = [_Guess(fact, operand)] * len(eqn.outvars)
         return self._filled(eqn, facts, outs, is_known)
 
     def join(self, one: _Guess, other: _Guess) -> _Guess:

@@ -41,24 +41,27 @@ class Softmax(NamedTuple):
     dtype: Any = None
     places: tuple[int | None, ...] = ()
 
-    def is_beside(self, key: Hashable, rank: int) -> bool:
+    def is_beside(self, operand: Operand, rank: int) -> bool:
         """Whether each element meets those it was reduced from, in an operation with a value."""
-        meets = (p == i or (p is None and i in self.axes) for i, p in enumerate(self.places))
-        return self.of == key and len(self.places) == rank and all(meets)
+        pairs = zip(self.places, operand.order or range(rank), strict=False)
+        meets = (place == axis or (place is None and axis in self.axes) for place, axis in pairs)
+        return self.of == operand.key and len(self.places) == rank and all(meets)
 
 
 class Operand(NamedTuple):
     """An operand of an equation.
 
     Attributes:
-        key: Tells it apart from other values; None if that is not known.
+        key: Tells it apart from other values, but for transposed ones; None if it is not known.
         softmax: What it is of a softmax.
         number: The number that it is; None for an array.
+        order: The axes of the value with this key, in the order of its own; empty for that value.
     """
 
     key: Hashable = None
     softmax: Softmax | None = None
     number: Any = None
+    order: tuple[int, ...] = ()
 
 
 def has_scores(eqn: JaxprEqn) -> bool:
@@ -84,14 +87,22 @@ def softmax_of_result(eqn: JaxprEqn, ins: Sequence[Operand], key: Hashable) -> S
     name, rank, dtype = name_of(eqn), len(shape_of(eqn.outvars[0])), dtype_of(eqn.outvars[0])
     if name == "reduce_max":
         is_known = ins[0].key is not None and has_scores(eqn)
-        return _reduced(eqn, Softmax("maximum", frozenset(), ins[0].key)) if is_known else None
+        if not is_known:
+            return None
+        order = ins[0].order or tuple(range(len(shape_of(eqn.invars[0]))))
+        reduced = frozenset(order[axis] for axis in eqn.params["axes"])
+        places = tuple(axis for axis in order if axis not in reduced)
+        return Softmax("maximum", reduced, ins[0].key, places=places)
     if name in ("max", "select_n"):
         return _chosen(name, ins if name == "max" else ins[1:])
     if name == "sub":
         maximum = ins[1].softmax
         if maximum is None or maximum.what != "maximum":
             return None
-        return Softmax("shifted", maximum.axes) if maximum.is_beside(ins[0].key, rank) else None
+        if not maximum.is_beside(ins[0], rank):
+            return None
+        order = ins[0].order or tuple(range(rank))
+        return Softmax("shifted", frozenset(i for i in range(rank) if order[i] in maximum.axes))
     softmax = ins[0].softmax
     if softmax is None:
         return None
@@ -105,7 +116,7 @@ def softmax_of_result(eqn: JaxprEqn, ins: Sequence[Operand], key: Hashable) -> S
             total = ins[1].softmax
             if total is None or (total.what, total.axes) != ("sum", softmax.axes):
                 return None
-            is_beside = total.is_beside(softmax.of, rank)
+            is_beside = total.is_beside(Operand(softmax.of), rank)
             return softmax._replace(of=key, dtype=dtype) if is_beside else None
         case "convert_element_type", "zeros":  # halves are summed as floats
             widest = jnp.promote_types(dtype_of(eqn.invars[0]), dtype)
@@ -115,6 +126,9 @@ def softmax_of_result(eqn: JaxprEqn, ins: Sequence[Operand], key: Hashable) -> S
             return softmax if dtype == softmax.dtype else None
         case "broadcast_in_dim", "maximum" | "sum":
             return _broadcast(eqn, softmax)
+        case "transpose", "maximum" | "sum":
+            order = eqn.params["permutation"]
+            return softmax._replace(places=tuple(softmax.places[i] for i in order))
         case "copy" | "stop_gradient", "maximum" | "sum":
             return softmax
     return None

@@ -192,9 +192,11 @@ class Signer:
     ) -> Shardings:
         from bucketjit._tracing.shards import shardings_of
 
-        if (tree, context) not in self._placed:
-            self._placed[tree, context] = shardings_of(self._config, positional, keywords)
-        return self._placed[tree, context]
+        shardings = self._placed.get((tree, context))  # another thread may clear the table
+        if shardings is None:
+            shardings = shardings_of(self._config, positional, keywords)
+            self._placed[tree, context] = shardings
+        return shardings
 
     def _new(
         self,

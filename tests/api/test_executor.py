@@ -769,8 +769,6 @@ def test_cut_buckets_are_remembered_of_so_many_sizes(monkeypatch: pytest.MonkeyP
         np.testing.assert_array_equal(executor(ramp(n)), 3 * ramp(n))
     assert [len(known) for known in executor._engine.buckets._cut.values()] == [4]
     assert [dict(b.sizes) for b in executor.stats().buckets] == [{"batch": 40}]
-    monkeypatch.setattr(buckets, "_cut_bucket", None)  # it is looked for once
-    np.testing.assert_array_equal(executor(x=ramp(33)), 3 * ramp(33))
 
 
 @pytest.mark.sampled(4)

@@ -134,4 +134,4 @@ def test_static_sizes_that_vary_leave_nothing() -> None:
         executor(ramp(3, size), 1)
     (signature,) = executor._engine.signer.signatures()
     assert sum(fn.alive) == 2 and len(executor.stats().programs) == 2
-    assert len(signature._traced) < len(sizes) and len(signature._told) == 2
+    assert len(signature._traced) < len(sizes) and len(signature._reported) == 2

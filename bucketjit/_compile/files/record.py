@@ -36,7 +36,7 @@ class Record(NamedTuple):
         environment: Versions, device and flags it was compiled with.
         kept: Positions of the flat arguments that it takes; the others are not used.
         seconds: Seconds that compiling it took.
-        specs: Partition specs of the arguments that it takes, and of the results, on a mesh.
+        specs: On a mesh, partition specs of the arguments that it takes, and of the results.
     """
 
     call: str
@@ -47,7 +47,7 @@ class Record(NamedTuple):
     environment: Mapping[str, str]
     kept: Sequence[int] = ()
     seconds: float = 0.0
-    specs: Sequence[Sequence[Any]] = ()
+    specs: Sequence[Sequence[Any]] | None = None
 
     @property
     def file_name(self) -> str:

@@ -197,7 +197,7 @@ def _unravel(position: Array, sizes: Sequence[Any], padded: Sequence[int]) -> An
     An array with a logical size of 0 has no real element to find. The size counts as 1, to keep the
     division defined.
     """
-    source: Any = 0
+    source = jnp.zeros_like(position)
     stride = 1
     for size, padded_size in zip(reversed(sizes), reversed(padded), strict=True):
         size = jnp.maximum(size, 1)
