@@ -311,9 +311,9 @@ class SavedBodies:
         of_xla = options(program.workarounds.options())
         return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
 
-    def place(self, files: object, sizes: Mapping[str, int], make: Callable[[], Kernel]) -> InFile:
+    def place(self, files: object) -> InFile:
         """See `bucketjit._compile.bodies.Bodies`."""
-        return InFile(sizes, make)
+        return InFile()
 
 
 def _called(program: LoadedProgram, member: str, *args: Any) -> list[Any]:
@@ -347,17 +347,14 @@ def environment_digest(device: jax.Device) -> str:
 class InFile:
     """The place of a bucket's executable in the file."""
 
-    def __init__(self, sizes: Mapping[str, int], make: Callable[[], Kernel]) -> None:
-        self._sizes, self._make = sizes, make
-
-    def load(self) -> Executable | None:
+    def load(self, make: Callable[[], Kernel]) -> Executable | None:
         """The executable; None if the file has none for this machine and these versions."""
-        began, kernel = time.perf_counter(), self._make()
+        began, kernel = time.perf_counter(), make()
         program = kernel.call.program
         if kernel.is_exact:
             return None
         assert isinstance(program, LoadedProgram)
-        bucket = program.bucket(self._sizes)
+        bucket = program.bucket(kernel.bucket)
         if not bucket.executables or not program.source.executables:
             return None
         try:

@@ -36,7 +36,7 @@ def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
     assert call.program is not None
     lower = {v: call.program.lower.get(v, 1) for v in bucket}
     rooms = call.program.rooms(bucket)
-    found = []
+    pads = []
     rows = zip(call.tokens, call.shapes, call.signature.types, strict=True)
     for i, (row, shape, kind) in enumerate(rows):
         if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
@@ -51,8 +51,8 @@ def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
                     f"the bucket {shown(bucket)} pads an argument of shape {tuple(shape)} to "
                     f"{padded}, which no array of {kind.dtype} can have; choose smaller buckets"
                 )
-            found.append((i, padded))
-    return tuple(found)
+            pads.append((i, padded))
+    return tuple(pads)
 
 
 def at_sizes(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> Call:
@@ -222,9 +222,9 @@ class Transform:
         self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The types of the arguments: positional and by keyword."""
-        found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = call.tree.unflatten(abstract(call, pads))
-        return found
+        types: tuple[tuple[Any, ...], dict[str, Any]]
+        types = call.tree.unflatten(abstract(call, pads))
+        return types
 
     def sizes(self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None) -> Any:
         """The first argument, or its type; ``constants`` are the padded shapes of these."""
@@ -234,11 +234,11 @@ class Transform:
         """The arguments that are donated, with the padded copies among their leaves."""
         return call.donate
 
-    def results(self, program: Interface, at: BucketSizes) -> list[jax.ShapeDtypeStruct]:
+    def results(self, program: Interface, padded_sizes: BucketSizes) -> list[jax.ShapeDtypeStruct]:
         """The types of the results, without the counts."""
         front = () if self.count is None else (self.count,)
         return [
-            jax.ShapeDtypeStruct((*front, *at.padded_shape(shape)), d, weak_type=weak)
+            jax.ShapeDtypeStruct((*front, *padded_sizes.padded_shape(shape)), d, weak_type=weak)
             for shape, (d, weak) in zip(program.out_shapes, program.out_types, strict=True)
         ]
 
@@ -251,12 +251,12 @@ class Transform:
     ) -> Callable[..., Any]:
         """The transformed body, as a function of the first argument and the arrays."""
 
-        def one(sizes: Any, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
+        def one_call(sizes: Any, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
             vector, constants = sizes if isinstance(sizes, tuple) else (sizes, ())
             # In checked calls the index of the poison follows the sizes; see `sizes_argument`.
             return body(vector, constants, arrays, vector[-1] if is_poisoned else None)
 
-        return one
+        return one_call
 
 
 ONE = Transform()

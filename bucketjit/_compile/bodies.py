@@ -50,9 +50,7 @@ class Bodies(Protocol):
     def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
         """The kernel of an exact shape, with the options that hold now."""
 
-    def place(
-        self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
-    ) -> Any:
+    def place(self, files: ExecutableFiles) -> Any:
         """The place of an executable among files; None if there is none."""
 
 
@@ -66,11 +64,11 @@ class TracedBodies:
 
     def workarounds(self, program: Interface) -> Workarounds:
         """See `Bodies.workarounds`."""
-        known = self._workarounds.get(program)
-        if known is None:
+        program_workarounds = self._workarounds.get(program)
+        if program_workarounds is None:
             assert isinstance(program, Program)
-            known = self._workarounds[program] = workarounds(program.jaxpr)
-        return known
+            program_workarounds = self._workarounds[program] = workarounds(program.jaxpr)
+        return program_workarounds
 
     def in_bucket(
         self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
@@ -96,16 +94,14 @@ class TracedBodies:
         # Masked results are compared with these, so these must be right then.
         return exact_body(call, sizes, is_checked, options(exact_options(is_checked)))
 
-    def place(
-        self, files: ExecutableFiles, sizes: Mapping[str, int], make: Callable[[], Kernel]
-    ) -> Stored | None:
+    def place(self, files: ExecutableFiles) -> Stored | None:
         """See `Bodies.place`."""
         store = files.store() if self._check is Check.OFF else None
         if store is None:
             return None
         from bucketjit._compile.files.stored import Stored
 
-        return Stored(files, store, sizes, make)
+        return Stored(files, store)
 
 
 def masked(
@@ -124,7 +120,7 @@ def masked(
         vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
     ) -> list[Any]:
         values = {v: vector[i] for i, v in enumerate(variables)}
-        at = program.sizes_in(bucket, values, constants, uneven)
+        padded_sizes = program.sizes_in(bucket, values, constants, uneven)
         is_poisoned, hook = poison is not None, None
         if is_poisoned:
             from bucketjit._masking.checks import poison_equations
@@ -132,13 +128,15 @@ def masked(
             hook = poison_equations(poison)
         hook = hooks(hook, after)
         # The padding of arguments holds zeros, or the poison.
-        padding, known = None if is_poisoned else 0, Padding(around)
+        padding, facts = None if is_poisoned else 0, Padding(around)
         try:
-            outs = interpret(program.jaxpr, consts, arrays, at, rules, hook, padding, known)
+            outs = interpret(
+                program.jaxpr, consts, arrays, padded_sizes, rules, hook, padding, facts
+            )
             count = len(program.out_shapes)
             typed = zip(outs[:count], program.out_shapes, program.out_types, strict=True)
             ended = [
-                with_type(x if known.holds(x, shape, 0) else _ended(x, shape, at), *kind)
+                with_type(x if facts.holds(x, shape, 0) else _ended(x, shape, padded_sizes), *kind)
                 for x, shape, kind in typed
             ]
             return [*ended, *outs[count:]]
@@ -209,8 +207,8 @@ def result_types(call: Call) -> Any:
 
     Raises whatever the function raises for these arguments.
     """
-    made = exact_body(call)
-    return made.function.eval_shape(*made.args, **made.kwargs)
+    exact = exact_body(call)
+    return exact.function.eval_shape(*exact.args, **exact.kwargs)
 
 
 def one_by_one(call: Call) -> Any:

@@ -132,8 +132,8 @@ class Allowance:
         if self._forbidden:
             return "compiles are forbidden (forbid_compiles)"
         limits = (self._budget.compiles, "compiles"), (self._budget.seconds, "seconds")
-        told = " and ".join(f"{limit} {unit}" for limit, unit in limits if limit is not None)
-        return f"the compile budget of {told} is spent"
+        words = " and ".join(f"{limit} {unit}" for limit, unit in limits if limit is not None)
+        return f"the compile budget of {words} is spent"
 
 
 class CompileGuard:
@@ -183,8 +183,8 @@ def _nearest(request: CompileRequest, stored: Iterable[Executable]) -> str:
         )
     small = [v for v, n in request.logical.items() if nearest.sizes.get(v, n) < n]
     which = f" (too small in {', '.join(small)})" if small else ""
-    told = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
-    return f"The nearest compiled {told}. {advice}"
+    phrase = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
+    return f"The nearest compiled {phrase}. {advice}"
 
 
 def _kind(exact: bool) -> str:

@@ -191,10 +191,10 @@ class ExecutableCache(Generic[K, V]):
         another thread that waits then compiles instead.
         """
         self._on_change()
-        own = flight = _Flight[V]()
+        attempt = flight = _Flight[V]()
         evicted: list[tuple[K, V, str]] = []
         try:
-            with own.landed:
+            with attempt.landed:
                 try:
                     while True:
                         with self._lock:
@@ -203,12 +203,12 @@ class ExecutableCache(Generic[K, V]):
                                 entry = slot.use() if is_use else slot.entry
                                 assert entry is not None  # it leaves the slot and the table at once
                                 return entry
-                            flight = self._flights.setdefault(key, own)
-                        if flight is own:
+                            flight = self._flights.setdefault(key, attempt)
+                        if flight is attempt:
                             entry = compile()
-                            self._store(key, own, entry, evicted)
+                            self._store(key, attempt, entry, evicted)
                             return entry
-                        if flight.owner == own.owner:
+                        if flight.owner == attempt.owner:
                             raise RuntimeError(
                                 f"compiling {reprlib.repr(key)} needs its own result: the compile "
                                 "asked the cache for the very key that is being compiled"
@@ -224,14 +224,14 @@ class ExecutableCache(Generic[K, V]):
                             return entry
                 except BaseException as error:
                     with self._lock:
-                        if self._flights.get(key) is own:
+                        if self._flights.get(key) is attempt:
                             del self._flights[key]
                     if isinstance(error, Exception):
-                        own.error = error
+                        attempt.error = error
                     raise
         finally:
             # Else there is a cycle: a flight holds an error, whose traceback holds this frame.
-            del own, flight
+            del attempt, flight
             self._tell(evicted)
 
     def _store(self, key: K, flight: _Flight[V], entry: V, evicted: list[tuple[K, V, str]]) -> None:
@@ -337,8 +337,8 @@ class ExecutableCache(Generic[K, V]):
         """The number of entries stored."""
         return len(self._slots)
 
-    def info(self, told: Callable[[Slot[V]], tuple[int, float]] = Slot.told) -> CacheInfo:
+    def info(self, count: Callable[[Slot[V]], tuple[int, float]] = Slot.told) -> CacheInfo:
         """Hits, misses, maxsize and currsize, all read at one moment."""
         with self._lock:
-            hits = self._hits + sum(told(s)[0] for s in (*self._gone, *self._slots.values()))
+            hits = self._hits + sum(count(s)[0] for s in (*self._gone, *self._slots.values()))
             return CacheInfo(hits, self.misses, self._maxsize, len(self._slots))

@@ -49,41 +49,41 @@ def counts_of(
     def checked(rows: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
         """For each count, the number of rows that were selected, and of those there are."""
         computed = {v: n + 1 for v, n in zip(program.counts, rows, strict=True)}
-        at = {**sizes, **computed}
+        every_size = {**sizes, **computed}
         for guard in program.presumed:
-            if not guard.holds(at):
-                made = program.computed[min(guard.variables & program.computed.keys())]
-                where = f" [{made.line}]" if made.line else ""
+            if not guard.holds(every_size):
+                origin = program.computed[min(guard.variables & program.computed.keys())]
+                where = f" [{origin.line}]" if origin.line else ""
                 raise NothingSelected(
                     f"a decision needs an array that is not empty ({guard}), and it is{where}",
                     "say what an empty array gives, as in x[mask].max(initial=0)",
                 )
-        bounds = _bounds(program, at)
+        bounds = _bounds(program, every_size)
         if program.computed_reshapes:
-            program.check_reshapes(at)
+            program.check_reshapes(every_size)
         return {v: (computed[v] - 1, of) for v, of in bounds.items()}
 
     def wait(returned: Any) -> tuple[int, ...]:
         rows = tuple(np.asarray(returned).tolist())
-        told = checked(rows)
+        selected = checked(rows)
         if observer is not None:
-            observer.selected(program, told)
+            observer.selected(program, selected)
         return tuple([n + 1 for n in rows])
 
     return wait
 
 
-def _bounds(program: Interface, at: Mapping[str, int]) -> dict[str, int]:
+def _bounds(program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:
     """The number of rows that each count is chosen from, where it is known."""
     bounds = {}
     for variable in program.counts:
-        made = program.computed[variable]
-        if not at.keys() >= set(variables_of(made.bound)):
+        origin = program.computed[variable]
+        if not sizes.keys() >= set(variables_of(origin.bound)):
             continue
-        rows = bounds[variable] = evaluate_text(made.bound, at)
-        n = at[variable] - 1
-        if made.is_checked and not 0 <= n <= rows:
-            where = f" [{made.line}]" if made.line else ""
+        rows = bounds[variable] = evaluate_text(origin.bound, sizes)
+        n = sizes[variable] - 1
+        if origin.is_checked and not 0 <= n <= rows:
+            where = f" [{origin.line}]" if origin.line else ""
             raise ArgumentError(
                 f"a size that the function computes is {n}{where}; it must be from 0 to {rows}"
             )
@@ -96,12 +96,12 @@ def finisher_of_counts(
     later: Callable[[Callable[[], Sequence[int]]], Change | None] | None = None,
 ) -> Change:
     """Make the function that cuts the results of an executable which returns counts."""
-    known = functools.lru_cache(_KEPT)(finisher_at)
+    cached = functools.lru_cache(_KEPT)(finisher_at)
 
     def finish(pair: Any) -> Any:
         results, returned = pair
         if later is None:
-            change = known(wait(returned))
+            change = cached(wait(returned))
         else:  # results that have computed sizes share the answer of one run
             change = later(functools.cache(lambda: wait(returned)))
         return results if change is None else change(results)

@@ -157,10 +157,10 @@ class Executable:
     def flops(self) -> float:
         """Floating point operations of a call by XLA's cost analysis; NaN if that has no number."""
         try:
-            told = self.compiled.cost_analysis() or {}
+            costs = self.compiled.cost_analysis() or {}
         except (NotImplementedError, jax.errors.JaxRuntimeError):
             return math.nan  # the number is optional: its lack must not fail a call
-        return float(told.get("flops", math.nan))
+        return float(costs.get("flops", math.nan))
 
     def run(
         self, sizes: object, args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})

@@ -60,12 +60,14 @@ def _runs_on_zeros(jaxpr: Jaxpr) -> bool:
 
 def _steps(jaxpr: Jaxpr, most: int) -> int:
     """How often the innermost ``scan`` runs; a scan over an open axis counts as ``most`` steps."""
-    found = 1
+    most_steps = 1
     for eqn in jaxpr.eqns:
         length = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
         inner = [_steps(body, most) for body in bodies(eqn)]
-        found = max(found, (length if isinstance(length, int) else most) * max(inner, default=1))
-    return found
+        most_steps = max(
+            most_steps, (length if isinstance(length, int) else most) * max(inner, default=1)
+        )
+    return most_steps
 
 
 def _filled(aval: Any, value: int) -> np.ndarray:

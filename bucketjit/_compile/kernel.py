@@ -211,10 +211,10 @@ def kernel(
     assert program is not None
     is_poisoned = check is Check.POISON
     pads = transform.pads(call, pads)
-    opened, given = dict(pads), transform.given(call)
-    expected = Expected({k for k, i in enumerate(given) if i in opened})
-    are_arrays = [kinds[i].dtype is not None for i in given]
-    leaves_of = [i for i, is_array in zip(given, are_arrays, strict=True) if is_array]
+    opened, positions = dict(pads), transform.given(call)
+    expected = Expected({k for k, i in enumerate(positions) if i in opened})
+    are_arrays = [kinds[i].dtype is not None for i in positions]
+    leaves_of = [i for i, is_array in zip(positions, are_arrays, strict=True) if is_array]
 
     def run(shared: Sequence[Any], sizes: Any, args: tuple[Any, ...], named: Any) -> Any:
         leaves = expected.check(args, named)
@@ -222,14 +222,14 @@ def kernel(
         transformed = transform.run(body(shared), program, leaves_of, opened)
         return with_counts(program, transformed(sizes, arrays, is_poisoned))
 
-    at = program.sizes_in(bucket)
-    shapes = tuple(map(at.padded_shape, program.size_constant_shapes))
+    padded_sizes = program.sizes_in(bucket)
+    shapes = tuple(map(padded_sizes.padded_shape, program.size_constant_shapes))
     # A call whose results are dropped runs eagerly, so its run must not lose an argument.
     keeps_all = check is not Check.OFF or program.presumed
     donated = frozenset(() if keeps_all else transform.donated(call, opened))
     args, kwargs = transform.types(call, opened)
     name = getattr(call.signature.fn, "__name__", "masked").replace(" ", "_")
-    outs = transform.results(program, at)
+    outs = transform.results(program, padded_sizes)
     padded = [opened.get(i, shape) for i, shape in enumerate(call.shapes)]
     placed = call.signature.shardings.options(call.tree, padded, program, outs)
     return Kernel(
@@ -246,7 +246,7 @@ def kernel(
         bucket=transform.bucket(bucket),
         call=call,
         sizes=transform.sizes(call, shapes, 0 if is_poisoned else None),
-        at=at,
+        at=padded_sizes,
         pads=pads,
         size_constant_shapes=shapes,
         transform=transform,
@@ -307,8 +307,10 @@ def jitted(
     function.__name__ = name
     describe(function)
     donate = tuple(front + i for i in sorted(donated))
-    made = jax.jit(function, donate_argnums=donate, compiler_options=dict(options), **shardings)
-    return made if constants is None else WithConstants(made, constants)
+    jitted_function = jax.jit(
+        function, donate_argnums=donate, compiler_options=dict(options), **shardings
+    )
+    return jitted_function if constants is None else WithConstants(jitted_function, constants)
 
 
 class WithConstants:
@@ -364,10 +366,10 @@ def loaded(
     shared = function.constants if isinstance(function, WithConstants) else None
     front = (shared is not None) + (not kernel.is_exact)
 
-    def check(given: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        expected.check(given[front:], dict(named))
+    def check(operands: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        expected.check(operands[front:], dict(named))
 
-    made, compiled = loaded_function(
+    called, compiled = loaded_function(
         xla,
         kept,
         f"jit({function.__name__})",
@@ -380,5 +382,5 @@ def loaded(
         function if shared is None else function.function,
         failed,
     )
-    whole = made if shared is None else WithConstants(made, shared)
+    whole = called if shared is None else WithConstants(called, shared)
     return kernel.executable(whole, compiled, info, began, loaded=True)

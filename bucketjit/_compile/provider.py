@@ -135,10 +135,10 @@ class Workers:
 @functools.cache
 def _all_workers() -> weakref.WeakSet[Workers]:
     """The workers of this process: a running thread keeps its own alive."""
-    found: weakref.WeakSet[Workers] = weakref.WeakSet()
+    pools: weakref.WeakSet[Workers] = weakref.WeakSet()
 
     def after_in_child() -> None:
-        for workers in list(found):
+        for workers in list(pools):
             workers.begin_in_fork()
 
     def end() -> None:
@@ -148,7 +148,7 @@ def _all_workers() -> weakref.WeakSet[Workers]:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         except ValueError:  # only the main thread gets signals, and may set this
             before = None
-        for workers in list(found):
+        for workers in list(pools):
             workers.end()
         if before is not None:
             signal.signal(signal.SIGINT, before)
@@ -156,7 +156,7 @@ def _all_workers() -> weakref.WeakSet[Workers]:
     atexit.register(end)
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=after_in_child)
-    return found
+    return pools
 
 
 class Provided(NamedTuple):
@@ -242,11 +242,11 @@ class ExecutableProvider:
 
     def get_apart(self, request: CompileRequest) -> Executable:
         """The executable of a request, which is neither looked for nor stored in the cache."""
-        told: list[Event] = []
+        events: list[Event] = []
         try:
-            return self._load_or_build(request, told).entry
+            return self._load_or_build(request, events).entry
         finally:
-            for event in told:
+            for event in events:
                 self._tell(event)
 
     @property
@@ -276,12 +276,12 @@ class ExecutableProvider:
         source: Source = "cache"
         began = False
         # Told after storing: a listener may call the bucketed function, which needs the executable.
-        told: list[Event] = []
+        events: list[Event] = []
 
         def build() -> Executable:
             nonlocal source, began
             began = True
-            entry, source, _ = self._load_or_build(request, told, is_asked_for)
+            entry, source, _ = self._load_or_build(request, events, is_asked_for)
             if first_run and isinstance(request.program, Program):
                 run_first(entry, request.program)
             self._failed.discard(request.mark)
@@ -294,23 +294,23 @@ class ExecutableProvider:
                 if began or not is_asked_for:
                     raise
             finally:
-                for event in told:
+                for event in events:
                     self._tell(event)
             # Another thread tried, which may not compile. This thread may: try again.
 
     def _load_or_build(
-        self, request: CompileRequest, told: list[Event], is_asked_for: bool = True
+        self, request: CompileRequest, events: list[Event], is_asked_for: bool = True
     ) -> Provided:
         """The executable from a file, which needs no budget, or compiled here."""
-        loaded = None if request.kept is None else request.kept.load()
+        loaded = None if request.kept is None else request.kept.load(request.kernel)
         if loaded is not None:
             self._compiled(loaded)
-            told.append(self._event("load", request, loaded))
+            events.append(self._event("load", request, loaded))
             return Provided(loaded, "file")
         built = self.allowance.build(request, is_asked_for, (e for _, e in self._cache.items()))
         try:
             self._compiled(built)
-            told.append(self._event("compile", request, built))
+            events.append(self._event("compile", request, built))
             if request.kept is not None:
                 request.kept.save(built)
         finally:

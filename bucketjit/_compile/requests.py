@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import jax
 
@@ -104,9 +104,9 @@ class Requests:
         except NotPlain:
             return []
         return [
-            found
-            for found in store.records()
-            if not found.exact and (found.program, found.environment) == wanted
+            record
+            for record in store.records()
+            if not record.exact and (record.program, record.environment) == wanted
         ]
 
     def needed(self, program: Interface) -> Workarounds:
@@ -121,43 +121,31 @@ class Requests:
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for the executable of a bucket."""
-        program = call.program
-        assert program is not None
-        wanted = dict(zip(call.variables, call.ordered, strict=True))
-        return self._request(
-            self.masked_key(program, bucket),
-            call,
-            bucket,
-            self._transform,
-            lambda: self._smallest(program, wanted),
-            lowered,
-            options,
-        )
+        assert call.program is not None
+        key = self.masked_key(call.program, bucket)
+        return self._request(key, call, bucket, self._transform, lowered, options)
 
     def rows(self, call: Call, bucket: Mapping[str, int], rows: Rows) -> CompileRequest:
         """The request for the executable of a batch; see `bucketjit._compile.rows`."""
         from bucketjit._compile.rows import rows_key
 
         self._transform.refuse("map")
-        program = call.program
-        assert program is not None
-        key = rows_key(program, bucket, rows)
-        return self._request(
-            key, call, bucket, rows, lambda: self._smallest(program, rows.bucket(bucket), rows)
-        )
+        assert call.program is not None
+        key = rows_key(call.program, bucket, rows)
+        return self._request(key, call, bucket, rows)
 
     def exact(
         self, call: Call, lowered: Kernel | None = None, options: Mapping[str, Any] = NO_OPTIONS
     ) -> CompileRequest:
         """The request for the executable of the exact shape of a call."""
-        given = None, self._transform, lambda: None, lowered, options
-        return self._request(self.exact_key(call), call, *given)
+        key = self.exact_key(call)
+        return self._request(key, call, None, self._transform, lowered, options)
 
     def kernel(self, call: Call, bucket: Mapping[str, int] | None = None) -> Kernel:
         """The kernel of a bucket, or without one that of the exact shape. Nothing is lowered."""
-        return self._kernel(without_values(call), bucket, self._transform, NO_OPTIONS)
+        return self.kernel_with(without_values(call), bucket, self._transform, NO_OPTIONS)
 
-    def _kernel(
+    def kernel_with(
         self,
         call: Call,
         bucket: Mapping[str, int] | None,
@@ -178,55 +166,60 @@ class Requests:
         call: Call,
         bucket: Mapping[str, int] | None,
         transform: Transform,
-        stand_in: Callable[[], Hashable | None],
         lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
         """The request for a kernel: ``lowered`` if there is one, as long as its options hold."""
-        known, latest = without_values(call), lowered
+        keeps = not options and not transform.summed
+        return CompileRequest(
+            key=key,
+            sizes=(call.sizes or _unnamed_sizes(call))
+            if bucket is None
+            else transform.bucket(bucket),
+            logical=call.sizes,
+            program=None if bucket is None else call.program,
+            requests=self,
+            call=without_values(call),
+            bucket=bucket,
+            transform=transform,
+            options=options,
+            latest=lowered,
+            kept=self._bodies.place(self.files) if keeps else None,
+        )
 
-        def make() -> Kernel:
-            nonlocal latest
-            made = self._kernel(known, bucket, transform, options)
-            if latest is None or latest.options != made.options:
-                latest = made
-            return latest
-
-        def once() -> Executable:
-            return self._built(lambda: make().build(), options)
-
-        def build() -> Executable:
-            built = once()
-            needed = None if program is None else self.needed(program)
-            if needed is None or needed.avoids_reductions or not self._must_rebuild(built, options):
-                return built
-            needed.avoids_reductions = True  # later buckets of the program are compiled so at once
-            again = once()
-            again.compile_seconds += built.compile_seconds
-            return again
-
-        program, sizes = None, call.sizes or _unnamed_sizes(call)
-        if bucket is not None:
-            program, sizes = call.program, transform.bucket(bucket)
-        kept = None
-        if not options and not transform.summed:
-            kept = self._bodies.place(self.files, sizes, make)
-        return CompileRequest(key, sizes, call.sizes, build, stand_in, kept, program)
-
-    def _smallest(
-        self, program: Interface, wanted: Mapping[str, int], rows: Rows | None = None
-    ) -> Any:
-        """The key of the smallest compiled bucket or batch of a program that holds some sizes."""
+    def smallest(self, request: CompileRequest) -> Hashable | None:
+        """See `CompileRequest.stand_in`."""
+        from bucketjit._compile.rows import Rows
         from bucketjit._ir.expressions import holds
 
-        found = {
+        if request.program is None:
+            return None
+        transform, call = request.transform, request.call
+        rows = transform if isinstance(transform, Rows) else None
+        sizes = request.sizes
+        if rows is None:
+            sizes = dict(zip(call.variables, call.ordered, strict=True))
+        larger = {
             key: entry.sizes
             for key, entry in self._cache.items()
-            if key[0] is program
+            if key[0] is request.program
             and (entry.rows is None if rows is None else _is_like(key[1][0], rows))
-            and holds(entry.sizes, wanted)
+            and holds(entry.sizes, sizes)
         }
-        return min(found, key=lambda key: math.prod(found[key].values()), default=None)
+        return min(larger, key=lambda key: math.prod(larger[key].values()), default=None)
+
+    def build(self, request: CompileRequest) -> Executable:
+        """Compile a request, again without wrong reductions if XLA has made one."""
+        executable = self._built(request)
+        needed = None if request.program is None else self.needed(request.program)
+        if needed is None or needed.avoids_reductions:
+            return executable
+        if not self._must_rebuild(executable, request.options):
+            return executable
+        needed.avoids_reductions = True  # later buckets of the program are compiled so at once
+        rebuilt = self._built(request)
+        rebuilt.compile_seconds += executable.compile_seconds
+        return rebuilt
 
     def _must_rebuild(self, built: Executable, options: Mapping[str, Any]) -> bool:
         """Whether XLA computes the executable wrongly, and a compile with other options can help.
@@ -241,21 +234,23 @@ class Requests:
 
     def _options(self, more: Mapping[str, Any], ours: Mapping[str, Any]) -> Mapping[str, Any]:
         """Options of XLA; those of the user override bucketjit's, and ``more`` overrides both."""
-        own = {**ours, **self._transform.options(self.files.store() is not None)}
-        return {**(own if self._takes_options else {}), **self._config.compiler_options, **more}
+        defaults = {**ours, **self._transform.options(self.files.store() is not None)}
+        return {
+            **(defaults if self._takes_options else {}),
+            **self._config.compiler_options,
+            **more,
+        }
 
-    def _built(
-        self, build: Callable[[], Executable], options: Mapping[str, Any] = NO_OPTIONS
-    ) -> Executable:
+    def _built(self, request: CompileRequest) -> Executable:
         """Compile; if XLA refuses one of bucketjit's options, compile without them from then on."""
         had_options = self._takes_options
         try:
-            return build()
+            return request.kernel().build()
         except jax.errors.JaxRuntimeError as error:
             from bucketjit._compile.workarounds import OPTIONS
 
             refused = refused_option(error)
-            if refused in {**self._config.compiler_options, **options}:
+            if refused in {**self._config.compiler_options, **request.options}:
                 why = first_line(error)
                 raise SpecError(
                     f"compiler_options: XLA does not take {refused!r}: {why}"
@@ -264,12 +259,12 @@ class Requests:
             if not had_options or refused not in {*OPTIONS, *self._transform.options(True)}:
                 raise
         self._takes_options = False
-        return build()
+        return request.kernel().build()
 
 
-def _is_like(other: object, rows: Rows) -> bool:
+def _is_like(stored: object, rows: Rows) -> bool:
     """Whether what a key says of its rows differs in their number only."""
-    return type(other) is type(rows) and other == dataclasses.replace(rows, count=other.count)
+    return type(stored) is type(rows) and stored == replace(rows, count=stored.count)
 
 
 def _unnamed_sizes(call: Call) -> Mapping[str, int]:
@@ -300,26 +295,47 @@ def _rules_with(added: Mapping[Any, Rule]) -> Mapping[Any, Rule]:
 Source = Literal["cache", "file", "compile"]
 
 
-class CompileRequest(NamedTuple):
-    """A request for an executable.
+@dataclass(eq=False)
+class CompileRequest:
+    """A request for an executable: a kernel with a key.
 
     Attributes:
         key: Its key in the cache.
         sizes: Size of each variable: of its bucket, or of the exact shape.
         logical: Logical sizes of the call that needs it.
-        build: Builds it.
-        stand_in: Returns the key of a stored executable that would do, or None.
-        kept: Its place among files, with `load` and `save`; None if it is not kept.
         program: The program it is compiled from; None at an exact shape.
+        call: The call, without its arrays.
+        options: Options of XLA that override those of the function.
+        latest: The last kernel made, which may be lowered already.
+        kept: Its place among files, with `load` and `save`; None if it is not kept.
     """
 
     key: tuple[Any, ...]
     sizes: Mapping[str, int]
     logical: Mapping[str, int]
-    build: Callable[[], Executable]
-    stand_in: Callable[[], Hashable | None]
-    kept: Any = None
-    program: Interface | None = None
+    program: Interface | None
+    requests: Requests
+    call: Call
+    bucket: Mapping[str, int] | None
+    transform: Transform
+    options: Mapping[str, Any]
+    latest: Kernel | None
+    kept: Any
+
+    def kernel(self) -> Kernel:
+        """Its kernel, made anew when the options of XLA have changed."""
+        kernel = self.requests.kernel_with(self.call, self.bucket, self.transform, self.options)
+        if self.latest is None or self.latest.options != kernel.options:
+            self.latest = kernel
+        return self.latest
+
+    def build(self) -> Executable:
+        """Compile it."""
+        return self.requests.build(self)
+
+    def stand_in(self) -> Hashable | None:
+        """The key of the smallest stored bucket or batch of its program that would do, or None."""
+        return self.requests.smallest(self)
 
     @property
     def mark(self) -> Hashable:

@@ -117,9 +117,9 @@ class Rows(Transform):
             dtype = call.signature.types[i].dtype
             if dtype is not None:
                 leaves[i] = jax.ShapeDtypeStruct(pads[i], dtype, sharding=self.placement)
-        found: tuple[tuple[Any, ...], dict[str, Any]]
-        found = call.tree.unflatten(abstract(call.with_leaves(leaves), pads))
-        return found
+        types: tuple[tuple[Any, ...], dict[str, Any]]
+        types = call.tree.unflatten(abstract(call.with_leaves(leaves), pads))
+        return types
 
     def sizes(
         self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None
@@ -141,12 +141,12 @@ class Rows(Transform):
         def batch(sizes: BatchSizes, arrays: Sequence[Any], is_poisoned: bool) -> list[Any]:
             poison = sizes.poison if is_poisoned else None
 
-            def one(vector: Any, constants: Any, *own: Any) -> list[Any]:
-                return body(vector, constants, own, poison)
+            def row(vector: Any, constants: Any, *leaves_of_row: Any) -> list[Any]:
+                return body(vector, constants, leaves_of_row, poison)
 
             if self.in_turn or (self.summed and _are_large(program, arrays, axes, self.count)):
-                return _in_turn(one, axes, sizes, arrays, program, self)
-            outs: list[Any] = jax.vmap(one, in_axes=(0, 0, *axes))(
+                return _in_turn(row, axes, sizes, arrays, program, self)
+            outs: list[Any] = jax.vmap(row, in_axes=(0, 0, *axes))(
                 sizes.sizes, sizes.constants, *arrays
             )
             if self.summed:
@@ -163,7 +163,7 @@ def rows_key(program: Interface, bucket: Mapping[str, int], rows: Rows) -> tuple
 
 
 def _in_turn(
-    one: Callable[..., list[Any]],
+    compute: Callable[..., list[Any]],
     axes: Sequence[int | None],
     sizes: BatchSizes,
     arrays: Sequence[Any],
@@ -173,11 +173,11 @@ def _in_turn(
     """The results of the rows that are examples, and zeros for the others; or the sum of all."""
 
     def row(i: Any) -> list[Any]:
-        def own(x: Any) -> Any:
+        def of_row(x: Any) -> Any:
             return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
 
-        given = [x if axis is None else own(x) for x, axis in zip(arrays, axes, strict=True)]
-        return one(own(sizes.sizes), tuple(map(own, sizes.constants)), *given)
+        operands = [x if axis is None else of_row(x) for x, axis in zip(arrays, axes, strict=True)]
+        return compute(of_row(sizes.sizes), tuple(map(of_row, sizes.constants)), *operands)
 
     def step(i: Any, outs: list[Any]) -> list[Any]:
         if rows.summed:

@@ -69,7 +69,7 @@ class Lowered(Stage):
             with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
                 entry = provider.get_apart(request) if is_apart else provider.get_own(request)
                 if type(entry.compiled) is ForElsewhere:
-                    entry = provider.get_apart(request._replace(kept=None))
+                    entry = provider.get_apart(dataclasses.replace(request, kept=None))
         except MaskingError as error:
             engine.refuse(request, error)
             raise

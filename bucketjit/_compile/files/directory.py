@@ -30,22 +30,22 @@ class Distrusted(Exception):
 
 def check_directory(directory: Path) -> None:
     """Refuse a directory that another user could write into."""
-    told = directory.stat()
-    if not stat.S_ISDIR(told.st_mode):
+    status = directory.stat()
+    if not stat.S_ISDIR(status.st_mode):
         raise Distrusted(f"{directory} is not a directory")
-    _check_owner(told, directory)
+    _check_owner(status, directory)
 
 
-def _check_owner(told: os.stat_result, path: Path) -> None:
+def _check_owner(status: os.stat_result, path: Path) -> None:
     """Refuse a file or directory that another user, except root, owns or may write to."""
     if not hasattr(os, "geteuid"):  # Windows has access lists in place of owners and modes
         return
-    if told.st_uid not in (os.geteuid(), 0):
+    if status.st_uid not in (os.geteuid(), 0):
         raise Distrusted(
-            f"{path} belongs to another user (uid {told.st_uid}), whose machine code it would run; "
-            "use a directory of your own"
+            f"{path} belongs to another user (uid {status.st_uid}), whose machine code it would "
+            "run; use a directory of your own"
         )
-    if told.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise Distrusted(
             f"{path} can be written by other users, whose machine code it would run; "
             f"chmod go-w {path}, or use a directory of your own"
@@ -54,33 +54,33 @@ def _check_owner(told: os.stat_result, path: Path) -> None:
 
 def _checked(path: Path) -> os.stat_result:
     """Refuse a file that another user can have written."""
-    told = path.lstat()
-    if not stat.S_ISREG(told.st_mode):
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         raise Distrusted(f"{path} is not a file (links are not followed)")
-    _check_owner(told, path)
-    return told
+    _check_owner(status, path)
+    return status
 
 
 def records(directory: Path) -> list[Record]:
     """What the files of a directory say of themselves; only `load` checks the rest of them."""
-    found = []
+    heads = []
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(Exception):
             _checked(path)
             with path.open("rb") as file:
-                found.append(record.head(file))
-    return found
+                heads.append(record.head(file))
+    return heads
 
 
 def load(path: Path) -> tuple[Record, bytes]:
     """The record and the executable in a file that no other user can have written."""
-    told = _checked(path)
-    if told.st_size > record.LARGEST + (1 << 24):
+    status = _checked(path)
+    if status.st_size > record.LARGEST + (1 << 24):
         raise Damaged("it is longer than any executable")
-    found = record.unpack(path.read_bytes())
-    if path.name != found[0].file_name:
+    contents = record.unpack(path.read_bytes())
+    if path.name != contents[0].file_name:
         raise Damaged("its name is not that of its contents")
-    return found
+    return contents
 
 
 def write(path: Path, data: bytes) -> None:
@@ -146,15 +146,15 @@ class Entry(NamedTuple):
 
 def entries(directory: Path, is_read: bool = True) -> list[Entry]:
     """The files of a directory, the last used first."""
-    found = []
+    listed = []
     for path in directory.iterdir():  # it fails where there is no directory
         if path.suffix != SUFFIX:
             continue
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            told = path.lstat()
+            status = path.lstat()
             what = _found(path) if is_read else Damaged()
-            found.append(Entry(path, what, told.st_size, told.st_mtime))
-    return sorted(found, key=lambda e: (-e.used, e.path.name))
+            listed.append(Entry(path, what, status.st_size, status.st_mtime))
+    return sorted(listed, key=lambda e: (-e.used, e.path.name))
 
 
 def _found(path: Path) -> Record | Exception:

@@ -69,9 +69,9 @@ def _compiler(device: jax.Device) -> str:
     """The compiler of a device, as processes with and without the device tell it."""
     if device.platform == "gpu":
         every = (f"jax-{name}-pjrt" for name in ("cuda12", "cuda13", "rocm7"))
-        found = [f"{name} {version}" for name in every if (version := _version(name))]
-        if found:
-            return f"{' '.join(found)} {getattr(device, 'compute_capability', '')}"
+        versions = [f"{name} {version}" for name in every if (version := _version(name))]
+        if versions:
+            return f"{' '.join(versions)} {getattr(device, 'compute_capability', '')}"
     return str(device.client.platform_version)
 
 
@@ -85,12 +85,12 @@ def _version(distribution: str) -> str:
 @functools.cache
 def _sources() -> str:
     """A digest of the package's own code: a changed masking rule makes other executables."""
-    package, found = Path(__file__).parents[2], hashlib.sha256()
+    package, hasher = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         data = path.read_bytes()
-        found.update(f"{path.relative_to(package).as_posix()}:{len(data)}:".encode())
-        found.update(data)
-    return found.hexdigest()[:16]
+        hasher.update(f"{path.relative_to(package).as_posix()}:{len(data)}:".encode())
+        hasher.update(data)
+    return hasher.hexdigest()[:16]
 
 
 @functools.cache
@@ -101,5 +101,5 @@ def _processor() -> str:
     except OSError:
         return f"{platform.processor()} {platform.machine()}"
     wanted = ("model name", "flags", "Features", "CPU part", "CPU implementer", "isa")
-    found = {line for line in lines if line.startswith(wanted)}
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()[:16]
+    features = {line for line in lines if line.startswith(wanted)}
+    return hashlib.sha256("\n".join(sorted(features)).encode()).hexdigest()[:16]

@@ -72,12 +72,12 @@ class _Digester:
 
     def of(self, *values: object) -> bytes:
         """The digest of a sequence of values, each written with its length and kind before it."""
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         for value in values:
             kind, data = self._written(value)
-            found.update(f"{kind}:{memoryview(data).nbytes}:".encode())
-            found.update(data)
-        return found.digest()
+            hasher.update(f"{kind}:{memoryview(data).nbytes}:".encode())
+            hasher.update(data)
+        return hasher.digest()
 
     def _written(self, value: Any) -> tuple[str, Any]:
         """The kind of a value, and its bytes or their digest."""
@@ -111,10 +111,10 @@ class _Digester:
 
     def _once(self, value: Any, make: Callable[[Any], bytes]) -> bytes:
         """What ``make`` returns for an object, made once."""
-        known = self._known.get(id(value))
-        if known is None:
-            known = self._known[id(value)] = value, make(value)
-        return known[1]
+        entry = self._known.get(id(value))
+        if entry is None:
+            entry = self._known[id(value)] = value, make(value)
+        return entry[1]
 
     def _text(self, value: object) -> bytes:
         text = text_of(value)
@@ -123,8 +123,8 @@ class _Digester:
             is_function = name and callable(value)
             what = f"the function {name}" if is_function else f"a {_named(type(value))}"
             raise NoDigest(f"a program with {what} in it has no sound digest")
-        for name, other in self._renamed.items():
-            text = re.sub(rf"\b{re.escape(name)}\b", other, text)
+        for name, replacement in self._renamed.items():
+            text = re.sub(rf"\b{re.escape(name)}\b", replacement, text)
         return text.encode()
 
     def _array(self, value: Any) -> tuple[str, Any]:
@@ -172,14 +172,14 @@ class _Digester:
                 number[var] = len(number)
             return [var.aval for var in variables]
 
-        told: list[Any] = [bind(jaxpr.constvars), bind(jaxpr.invars)]
+        parts: list[Any] = [bind(jaxpr.constvars), bind(jaxpr.invars)]
         for eqn in jaxpr.eqns:
-            told += [self._primitive(eqn.primitive), eqn.ctx, read(eqn.invars)]
+            parts += [self._primitive(eqn.primitive), eqn.ctx, read(eqn.invars)]
             for name in sorted(eqn.params):
                 if name not in _IDLE and (name != "computation" or "jaxpr" not in eqn.params):
-                    told.append((name, self._parameter(eqn, name)))
-            told.append(bind(eqn.outvars))
-        return self.of(*told, read(jaxpr.outvars))
+                    parts.append((name, self._parameter(eqn, name)))
+            parts.append(bind(eqn.outvars))
+        return self.of(*parts, read(jaxpr.outvars))
 
     def _parameter(self, eqn: Any, name: str) -> bytes:
         try:

@@ -73,8 +73,8 @@ def unpack(data: bytes) -> tuple[Record, bytes]:
     """The record and the executable in the contents of a file."""
     if not data.startswith(MAGIC):
         raise Damaged("it is no executable of this version of bucketjit")
-    told, body = data[len(MAGIC) :][:32], data[len(MAGIC) + 32 :]
-    if hashlib.sha256(body).digest() != told:
+    checksum, body = data[len(MAGIC) :][:32], data[len(MAGIC) + 32 :]
+    if hashlib.sha256(body).digest() != checksum:
         raise Damaged("its digest does not match: it is cut short or was changed")
     text, _, packed = body.partition(b"\n")
     record = _record(text)

@@ -89,27 +89,27 @@ class ExecutableFiles:
 
         # Threads that need several buckets of one program wait for the one that makes the digest.
         with self._lock:
-            known = self._programs.get(program)
-            if known is None:
+            result = self._programs.get(program)
+            if result is None:
                 try:
-                    known = self.digest(program.jaxpr, program.consts), ""
+                    result = self.digest(program.jaxpr, program.consts), ""
                 except NoDigest as error:
-                    known = None, str(error)  # not the error itself: its frames hold the program
-                self._programs[program] = known
-        found, why = known
-        if found is None:
+                    result = None, str(error)  # not the error itself: its frames hold the program
+                self._programs[program] = result
+        text, why = result
+        if text is None:
             raise NoDigest(why)
-        return found
+        return text
 
     def digest(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> str:
         """The digest of an open jaxpr and its constants, with the contents that these have now."""
         from bucketjit._compile.files.fingerprint import NoDigest, program_digest
 
-        found, primitives = program_digest(jaxpr, consts)
+        text, primitives = program_digest(jaxpr, consts)
         for primitive in primitives:
             if primitive in self._rules or primitive.name in self._rules:
                 raise NoDigest(f"the rule of {primitive.name} is one of with_rules")
-        return found
+        return text
 
     def find(self, store: Store, wanted: Record) -> tuple[Record, bytes] | None:
         """The record of an executable, and its bytes; None if no file can be used.
@@ -119,7 +119,7 @@ class ExecutableFiles:
         path = store.directory / wanted.file_name
         try:
             files.check_directory(store.directory)
-            found, raw = files.load(path)
+            loaded, raw = files.load(path)
         except FileNotFoundError:
             return None
         except Distrusted as error:
@@ -133,7 +133,7 @@ class ExecutableFiles:
         else:
             with contextlib.suppress(OSError):
                 os.utime(path)  # `bound` removes those that were not used for longest
-            return found, raw
+            return loaded, raw
         return None
 
     def keep(self, store: Store, compiled: Record, raw: bytes) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,20 +42,12 @@ class Stored:
     `save` never raises. `load` raises only what the user's function raises while it is traced.
     """
 
-    def __init__(
-        self,
-        files: ExecutableFiles,
-        store: Store,
-        sizes: Mapping[str, int],
-        make: Callable[[], Kernel],
-    ) -> None:
-        self._files, self._store, self._sizes, self._make = files, store, sizes, make
+    _kernel: Kernel  # once `load` has made it
+
+    def __init__(self, files: ExecutableFiles, store: Store) -> None:
+        self._files, self._store = files, store
         self._wanted: Record | None = None  # its key, once `load` has made it
         self._hits = 0  # of JAX's own cache, before the compile
-
-    @functools.cached_property
-    def _kernel(self) -> Kernel:
-        return self._make()
 
     @functools.cached_property
     def _traced(self) -> Any:
@@ -64,11 +56,11 @@ class Stored:
         with forgetful_jax(), selecting_jax():  # if it fails, JAX must not keep the trace
             return kernel.function.trace(*kernel.args, **kernel.kwargs)
 
-    def load(self) -> Executable | None:
+    def load(self, make: Callable[[], Kernel]) -> Executable | None:
         """The executable from its file; None if there is no file, or none that can be used."""
         began = time.perf_counter()
         self._hits = cache_hits()
-        kernel = self._kernel
+        kernel = self._kernel = make()
         if kernel.is_exact:
             _ = self._traced  # raises what the call would raise
         try:
@@ -77,8 +69,8 @@ class Stored:
             self._refuse("its key cannot be made", error)
             return None
         try:
-            found = self._files.find(self._store, self._wanted)
-            if found is None:
+            contents = self._files.find(self._store, self._wanted)
+            if contents is None:
                 return None
             placement = kernel.placement()
             if kernel.is_exact:
@@ -89,7 +81,7 @@ class Stored:
                 return kernel.executable(
                     kernel.function, ForElsewhere(), results[1], began, loaded=True
                 )
-            record, raw = found
+            record, raw = contents
             xla = deserialized(raw, placement)
             return loaded(
                 kernel, xla, record.kept, results, placement, record.specs, self._failed, began
@@ -124,7 +116,7 @@ class Stored:
     def _refuse(self, what: str, error: Exception) -> None:
         is_known = isinstance(error, NotPlain)
         why = str(error) if is_known else f"{what}: {in_one_line(error)}"
-        self._files.refuse(self._sizes, why)
+        self._files.refuse(self._kernel.bucket, why)
 
     def _failed(self, error: Exception) -> None:
         """Discard the file of an executable that cannot be loaded, or does not run."""
@@ -151,14 +143,14 @@ class Stored:
                 program,
                 [_type_text(x) for x in kernel.leaves],
                 _where(placement, kernel),
-                list(self._sizes.items()),
+                list(self._kernel.bucket.items()),
                 _details(kernel),
                 kernel.options,
                 context_of_keys(),
             ),
             program=program,
             name=self._files.name,
-            sizes=dict(self._sizes),
+            sizes=dict(self._kernel.bucket),
             exact=kernel.is_exact,
             environment=environment(device),
         )
