@@ -26,9 +26,9 @@ from bucketjit._jax.arrays import (
     is_key,
     is_on_several_devices,
     key_impl,
-    outside_of_meshes,
     placed_like,
 )
+from bucketjit._jax.config import outside_of_meshes
 
 _ALIGNMENT = 64  # bytes; XLA's CPU backend copies arguments whose address is no multiple of it
 _LARGE = 2**15  # bytes from which on XLA's copy takes longer than finding an aligned address

@@ -9,7 +9,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -120,15 +120,6 @@ def platforms_of(leaves: Iterable[Any]) -> set[str]:
 def is_of_topology(devices: Iterable[jax.Device]) -> bool:
     """Whether devices are those of a topology (``jax.experimental.topologies``), not of a job."""
     return any(device.client not in jex_backend.backends().values() for device in devices)
-
-
-_NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
-
-
-def outside_of_meshes() -> AbstractContextManager[Any]:
-    """A context without the mesh of ``jax.set_mesh``, for programs on other devices."""
-    is_set = not jax.sharding.get_abstract_mesh().empty
-    return jax.set_mesh(_NO_MESH) if is_set else nullcontext()
 
 
 def names_of(devices: Iterable[jax.Device]) -> str:
@@ -301,10 +292,8 @@ def sharding_for(sharding: Any, shape: tuple[int, ...]) -> Any:
 def placed_like(array: jax.Array, like: jax.Array, weak_type: bool) -> jax.Array:
     """The buffer of ``array`` as a new array, with the sharding and commitment of ``like``.
 
-    An array on several devices has a sharding of its own, and is committed.
-
-    ``jax.dlpack.from_dlpack`` lets the caller choose neither the commitment nor the weak type
-    (``ArrayImpl``, since 0.4).
+    On several devices it has a sharding of its own. ``jax.dlpack.from_dlpack`` lets the caller
+    choose neither the commitment nor the weak type (``ArrayImpl``, since 0.4).
     """
     if is_on_several_devices(array.sharding):
         return with_weak_type(array, weak_type)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import jax
@@ -43,6 +43,15 @@ def trace_context() -> Hashable:
     (``config.trace_context``, since 0.4.36).
     """
     return _config.trace_context()
+
+
+_NO_MESH = jax.sharding.Mesh(np.empty((), dtype=object), ())
+
+
+def outside_of_meshes() -> AbstractContextManager[Any]:
+    """A context without the mesh of ``jax.set_mesh``, for programs on other devices."""
+    is_set = not jax.sharding.get_abstract_mesh().empty
+    return jax.set_mesh(_NO_MESH) if is_set else nullcontext()
 
 
 class ThreadConfig:

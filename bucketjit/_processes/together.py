@@ -22,7 +22,7 @@ from bucketjit._events import shown
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
-from bucketjit._jax.arrays import outside_of_meshes
+from bucketjit._jax.config import outside_of_meshes
 from bucketjit._processes.build_shards import AllShards, local_shards
 from bucketjit._processes.job import Meeting, meeting_of
 from bucketjit._processes.on_shards import WITHOUT_ROWS, OnShards, no_exact_shape
