@@ -23,7 +23,7 @@ from benchmarks.measuring import in_turn, paired_ratio
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from bucketjit import strategies
 from bucketjit._compile.rows import batch_sizes
-from bucketjit._runtime.rows.batches import Group, default_budget, row_counts
+from bucketjit._runtime.rows.plan import Group, default_budget, row_counts
 
 D = 32
 HAND = "by hand"

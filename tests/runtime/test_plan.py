@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bucketjit import BucketedExec
-from bucketjit._runtime.rows import batches
-from bucketjit._runtime.rows.batches import Group, default_budget, row_counts
+from bucketjit._runtime.rows import plan
+from bucketjit._runtime.rows.plan import Group, default_budget, row_counts
 
 
 def pow2(n: int) -> int:
@@ -97,8 +97,8 @@ WEIGHTS = np.linspace(-1, 1, 12, dtype=F32).reshape(3, 4)
 @pytest.fixture
 def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every program is tried, and takes turns."""
-    monkeypatch.setattr(batches, "_LEAST_FLOPS", 0)
-    monkeypatch.setattr(batches, "_WORTH_TURNS", 1e9)
+    monkeypatch.setattr(plan, "_LEAST_FLOPS", 0)
+    monkeypatch.setattr(plan, "_WORTH_TURNS", 1e9)
 
 
 def attention(w: Any, x: Any) -> Any:

@@ -1,12 +1,4 @@
-"""Choose how many rows each batch has, and run one batch.
-
-Examples of one length bucket form a group. A group of ``count`` rows is covered by batches of at
-most two row counts, powers of two, so that a batch stays within the token budget:
-
-    100 rows of 16 tokens, budget 1024        32 + 32 + 32 + 4
-
-One executable belongs to each row count and length bucket. A second row count makes the last batch
-of a group smaller, and costs an executable, so a group gets one only if it gains more by it.
+"""Run one batch.
 
 A batch fills a buffer for each argument, runs the executable, and cuts the results by rows:
 
@@ -17,13 +9,9 @@ result     y: f32[2, 8]                 y[0, :3], y[1, :5] as views of one host 
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,8 +27,7 @@ from bucketjit._jax.arrays import host_placer, is_key, is_on_several_devices, ke
 from bucketjit._masking.checks import POISONS, compare, failed, poison_value
 from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._runtime.counters import CountedBatch
-from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.rows.kinds import Batched, Kinds, Row, is_open, placement_of
+from bucketjit._runtime.rows.kinds import Kinds, Row, is_open, placement_of
 from bucketjit._tracing.call import Call
 
 
@@ -220,160 +207,3 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
             if shape is not None
         ]
     return [placed(cut(host[r], shape)) for r, shape in enumerate(shapes) if shape is not None]
-
-
-# --- row counts ---
-
-_LEAST_FLOPS = 1e7  # of a row: a few milliseconds
-_ROWS_IN_TURN, _TOKENS_IN_TURN = 16, 4096  # the most of an executable whose rows take turns
-_LEAST_RUNS, _MOST_RUNS = 3, 16  # of a batch in each way
-_MOST_SECONDS = 0.5  # after which no more runs begin
-_WORTH_TURNS = 1.25  # how much longer a row may take, as fewer executables are compiled
-
-
-def may_take_turns(engine: Engine, entry: Executable, way: Batched, kinds: Kinds) -> bool:
-    """Whether it is worth finding out: for rows that take long, on one CPU.
-
-    A batch of one row says nothing.
-    """
-    return (
-        way.program not in engine.takes_turns
-        and (entry.rows or 1) > 1
-        and entry.flops >= _LEAST_FLOPS * (entry.rows or 1)
-        and entry.on_host
-        and kinds.sharding is None
-        and not any(jax.dtypes.issubdtype(d, jax.dtypes.extended) for d, _ in way.program.out_types)
-    )
-
-
-def rows_in_turn(way: Batched) -> int:
-    """How many rows an executable takes at most whose rows take turns."""
-    most = max(1, _TOKENS_IN_TURN // way.tokens)
-    return min(_ROWS_IN_TURN, 1 << (most.bit_length() - 1))
-
-
-def is_faster_in_turn(at_once: Callable[[], Any], in_turn: Callable[[], Any], share: float) -> bool:
-    """Compare a batch with the share of its rows that a run in turn takes.
-
-    The ways take turns themselves, and the least of many runs counts. Elapsed time tells how many
-    cores a way keeps busy, and on a busy machine also what others do; CPU time does not. So the
-    mean of both ratios decides.
-    """
-    times: dict[Callable[[], Any], list[tuple[float, float]]] = {at_once: [], in_turn: []}
-    until = time.perf_counter() + _MOST_SECONDS
-    for i in range(_MOST_RUNS):  # the first run sets the executable up
-        if i >= _LEAST_RUNS and time.perf_counter() > until:
-            break
-        for run, seconds in times.items():
-            elapsed, cpu = time.perf_counter(), time.process_time()
-            jax.block_until_ready(run())
-            seconds.append((time.perf_counter() - elapsed, time.process_time() - cpu))
-    (elapsed, cpu), (own_elapsed, own_cpu) = (
-        map(min, zip(*seconds, strict=True)) for seconds in times.values()
-    )
-    ratio = own_elapsed * own_cpu / max(elapsed * cpu, 1e-12)
-    return ratio < (_WORTH_TURNS * share) ** 2
-
-
-_LEAST_BUDGET, _MOST_BUDGET = 2048, 8192  # tokens of a batch that the budget is chosen from
-_BATCHES = 16  # the budget is such that a call has about so many batches
-
-# The price of running one more batch, in tokens: measured where a token costs little.
-_PER_RUN = 40
-
-# What a row count without an executable costs, in tokens: at least so many, or a fortieth of what
-# the cheapest batches of its group do; but at most a quarter of that.
-_PER_EXECUTABLE = 512
-
-
-@dataclass(frozen=True)
-class Group:
-    """The rows of one length bucket.
-
-    Attributes:
-        count: How many rows there are.
-        tokens: Padded tokens of one row.
-        known: The row counts that have an executable.
-        most: The most rows of a batch, whatever the budget; None for no limit.
-        fixed: Whether only the known row counts may be taken, whatever the budget: the user has
-            chosen them, or nothing may be compiled.
-    """
-
-    count: int
-    tokens: int
-    known: frozenset[int] = frozenset()
-    most: int | None = None
-    fixed: bool = False
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The batches of the examples that have one program and one bucket.
-
-    Attributes:
-        way: The program and the bucket.
-        members: The examples, by their place in the window.
-        rows: How many rows the executable of each batch takes.
-        in_turn: Whether rows are computed one after the other.
-    """
-
-    way: Batched
-    members: Sequence[int]
-    rows: Sequence[int]
-    in_turn: bool = False
-
-    def batches(self) -> Iterator[tuple[int, Sequence[int]]]:
-        """The row count and the examples of each batch."""
-        for rows, end in zip(self.rows, itertools.accumulate(self.rows), strict=True):
-            yield rows, self.members[end - rows : end]
-
-
-def default_budget(groups: Sequence[Group]) -> int:
-    """The token budget of a call whose user has not set one."""
-    tokens = sum(group.count * group.tokens for group in groups)
-    return min(_MOST_BUDGET, max(_LEAST_BUDGET, _power_of_two_below(tokens // _BATCHES)))
-
-
-def row_counts(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
-    """The row count of each batch, for each group."""
-    return [_cheapest(group, budget) for group in groups]
-
-
-@functools.lru_cache(maxsize=1024)
-def _cheapest(group: Group, budget: int) -> tuple[int, ...]:
-    """The cheapest batches of a group; cached, as calls in a loop often have the same groups.
-
-    What a call has chosen costs it less than anything else would the next time, as it has all its
-    executables. So a call like an earlier one compiles nothing.
-    """
-    costs = {
-        rows: sum(rows) * group.tokens + _PER_RUN * len(rows) for rows in _covers(group, budget)
-    }
-    cheapest = min(costs.values())
-    price = min(max(_PER_EXECUTABLE, cheapest // 40), cheapest // 4)
-    return min(costs, key=lambda rows: costs[rows] + price * len(set(rows) - group.known))
-
-
-def _covers(group: Group, budget: int) -> Iterator[tuple[int, ...]]:
-    """The row counts of full batches, and of smaller ones for the rest, that hold a group."""
-    counts = _row_counts(group, budget)
-    if group.fixed and group.known:
-        counts = sorted(group.known, reverse=True)
-    for i, large in enumerate(counts):
-        full, rest = divmod(group.count, large)
-        for small in counts[i:]:
-            yield (large,) * full + (small,) * -(-rest // small)
-
-
-def _row_counts(group: Group, budget: int) -> list[int]:
-    """The row counts of a group within the budget, largest first: powers of two."""
-    allowed = max(1, budget // max(1, group.tokens))
-    if group.most is not None:
-        allowed = min(allowed, group.most)
-    most = min(_power_of_two_below(allowed), 1 << (group.count - 1).bit_length())
-    return [most >> i for i in range(most.bit_length())]
-
-
-def _power_of_two_below(n: int) -> int:
-    """The largest power of two that is at most ``n``, at least 1."""
-    return 1 << (max(1, n).bit_length() - 1)

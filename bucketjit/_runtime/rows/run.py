@@ -21,9 +21,10 @@ from bucketjit._ir.interface import Interface
 from bucketjit._runtime.decisions import OF_FILE
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.learning import Learning
-from bucketjit._runtime.rows import batches
+from bucketjit._runtime.rows import batches, plan
 from bucketjit._runtime.rows.examples import Examples
 from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kind, Kinds, Row
+from bucketjit._runtime.rows.plan import Planned
 from bucketjit._runtime.runs import open_axes
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError
 
@@ -148,7 +149,7 @@ class MapCall:
 
     def _batches(
         self, window: Sequence[Row], summed: bool
-    ) -> Iterator[tuple[batches.Planned, int, Sequence[int]]]:
+    ) -> Iterator[tuple[Planned, int, Sequence[int]]]:
         """The batches of a window. Where better buckets were learnt, the rest is planned anew."""
         done: set[int] = set()
         has_news = True
@@ -185,7 +186,7 @@ class MapCall:
 
     def plan(
         self, window: Sequence[Row], summed: bool = False, left: Sequence[int] | None = None
-    ) -> list[batches.Planned]:
+    ) -> list[Planned]:
         """Group the examples of a window that run in batches."""
         every = range(len(window)) if left is None else left
         batched = [i for i in every if isinstance(window[i].kind.way, Batched)]
@@ -195,26 +196,26 @@ class MapCall:
             way = way_of[window[i].kind]
             key = way.program, tuple(way.bucket.values())
             members.setdefault(key, (way, []))[1].append(i)
-        planned: list[batches.Planned] = []
-        rest: list[tuple[Batched, list[int], batches.Group]] = []
+        planned: list[Planned] = []
+        rest: list[tuple[Batched, list[int], plan.Group]] = []
         compiled, asked = self._known_counts(summed)
         for key, (way, places) in members.items():
             # Rows of like lengths go together: a loop of a batch runs as long as the longest row.
             places.sort(key=lambda i: window[i].kind.real)
             size = len(places)
             if not summed and self.engine.takes_turns.get(way.program):
-                rows = batches.rows_in_turn(way)
-                planned.append(batches.Planned(way, places, [rows] * -(-size // rows), True))
+                rows = plan.rows_in_turn(way)
+                planned.append(Planned(way, places, [rows] * -(-size // rows), True))
                 continue
             # A loop over the rows of a batch copies them.
             most = max(way.shared_bytes, _LEAST_SUMMED) // max(1, way.nbytes) or 1
             counts = frozenset(compiled[key])
-            group = batches.Group(size, way.tokens, counts, most if summed else None, key in asked)
+            group = plan.Group(size, way.tokens, counts, most if summed else None, key in asked)
             rest.append((way, places, group))
         groups = [group for _, _, group in rest]
-        rows_of = batches.row_counts(groups, self._budget or batches.default_budget(groups))
+        rows_of = plan.row_counts(groups, self._budget or plan.default_budget(groups))
         for (way, places, _), batch_rows in zip(rest, rows_of, strict=True):
-            planned.append(batches.Planned(way, places, batch_rows))
+            planned.append(Planned(way, places, batch_rows))
         return planned
 
     def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
@@ -261,9 +262,7 @@ class MapCall:
 
     # --- running ---
 
-    def _start(
-        self, planned: batches.Planned, size: int, rows: Sequence[Row], summed: bool
-    ) -> Wait:
+    def _start(self, planned: Planned, size: int, rows: Sequence[Row], summed: bool) -> Wait:
         engine, kinds, way = self.engine, self.kinds, planned.way
         engine.counters.history.settle(but="counts")
         built = self._executable(way, kinds.rows(size, summed, planned.in_turn), rows[0])
@@ -278,7 +277,7 @@ class MapCall:
                 results = batches.checked_results(entry, rows, kinds, self._out)
                 wait = functools.partial(list, results)
             else:
-                if is_compiled and not summed and batches.may_take_turns(engine, entry, way, kinds):
+                if is_compiled and not summed and plan.may_take_turns(engine, entry, way, kinds):
                     self._compare_ways(way, entry, rows)
                 run = batches.checked_sums if is_checked else batches.launch
                 run = functools.partial(run, entry, rows, kinds)
@@ -301,7 +300,7 @@ class MapCall:
     def _compare_ways(self, way: Batched, entry: Executable, rows: Sequence[Row]) -> None:
         """Run a batch in both ways, and note whether the rows of the program take turns."""
         built = self._executable(
-            way, self.kinds.rows(batches.rows_in_turn(way), in_turn=True), rows[0]
+            way, self.kinds.rows(plan.rows_in_turn(way), in_turn=True), rows[0]
         )
         is_faster = False
         if not isinstance(built, Alone):
@@ -309,8 +308,8 @@ class MapCall:
                 functools.partial(batches.launch, each, rows[: each.rows], self.kinds)
                 for each in (entry, built[0])
             )
-            share = min(1.0, batches.rows_in_turn(way) / len(rows))
-            is_faster = batches.is_faster_in_turn(at_once, in_turn, share)
+            share = min(1.0, plan.rows_in_turn(way) / len(rows))
+            is_faster = plan.is_faster_in_turn(at_once, in_turn, share)
         self.engine.takes_turns[way.program] = is_faster
 
     def _executable(self, way: Batched, rows: Rows, like: Row) -> tuple[Executable, bool] | Alone:
