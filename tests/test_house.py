@@ -103,9 +103,9 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 29_464,
-    "lines": 46_848,
-    "files": 212,
+    "code": 29_512,
+    "lines": 46_918,
+    "files": 213,
     "tests": 31_846,
     "long": 0,
     "packages": 13,
