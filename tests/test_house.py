@@ -103,8 +103,8 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 29_512,
-    "lines": 46_918,
+    "code": 29_504,
+    "lines": 46_916,
     "files": 213,
     "tests": 31_846,
     "long": 0,

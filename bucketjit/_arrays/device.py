@@ -30,7 +30,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bucketjit._jax.arrays import is_on_several_devices, sharding_for
+from bucketjit._jax.arrays import is_on_several_devices, other_memory, sharding_for
 from bucketjit._raised import is_of_machine
 
 _ALIGNMENT = 16  # bytes; XLA refuses operands whose address is not a multiple of it
@@ -118,12 +118,8 @@ def _is_in_device_memory(sharding: Any) -> bool:
 
     A view of an array in pinned host memory would be taken for one in the memory of the GPU.
     """
-    devices = sharding.device_set
-    if not sharding.is_fully_addressable:
-        return False
-    if len(devices) > 1 and not isinstance(sharding, NamedSharding):
-        return False
-    return all(sharding.memory_kind in (None, d.default_memory().kind) for d in devices)
+    is_cut_by_mesh = isinstance(sharding, NamedSharding) or not is_on_several_devices(sharding)
+    return sharding.is_fully_addressable and is_cut_by_mesh and not other_memory(sharding)
 
 
 @functools.lru_cache(maxsize=256)
@@ -178,7 +174,7 @@ def pad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if is_on_several_devices(sharding):
         part = sharding.shard_shape(shape)
         sizes = sharding.shard_shape(array.shape)
-        padded = _of_shards(shape, sharding, lambda shard: pad(shard, part), array)
+        padded = _of_shards(shape, sharding, [pad(shard, part) for shard in _shards(array)])
         return _moved(padded, array.shape, sizes, sharding, True)
     if array.shape == shape:
         return array
@@ -208,22 +204,26 @@ def unpad(array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         sharding = sharding_for(sharding, shape)
         part = sharding.shard_shape(shape)
         moved = _moved(array, shape, part, sharding, False)
-        return _of_shards(shape, sharding, lambda shard: unpad(shard, part), moved)
+        return _of_shards(shape, sharding, [unpad(shard, part) for shard in _shards(moved)])
     if array.shape[1:] != shape[1:]:
         numbers = on_device(shape, _device_of(array))
         array = _compacting_program(array.shape)(numbers, array)
     return _view(array, shape)
 
 
-def _of_shards(
-    shape: tuple[int, ...],
-    sharding: Any,
-    change: Callable[[jax.Array], jax.Array],
-    array: jax.Array,
-) -> jax.Array:
-    """An array of this shape, whose shards are changed ones of another array."""
-    shards = [change(shard.data) for shard in array.addressable_shards]
-    return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+_of_shards = jax.make_array_from_single_device_arrays
+
+
+def _shards(array: jax.Array) -> list[jax.Array]:
+    """The shards of an array, each on its device."""
+    return [shard.data for shard in array.addressable_shards]
+
+
+@functools.lru_cache(maxsize=256)
+def _without_types(sharding: Any) -> NamedSharding:
+    """A sharding on a mesh without explicit axes, which indices could not cut."""
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    return NamedSharding(mesh, sharding.spec)
 
 
 def _moved(
@@ -243,16 +243,12 @@ def _moved(
     axes = [i for i, n in enumerate(shards) if n != array.shape[i] and n != part[i]]
     if not axes and sharding == array.sharding:
         return array
-    # The program is traced for a mesh without explicit axes, which indices could not cut.
-    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
-    after, whole = NamedSharding(mesh, sharding.spec), NamedSharding(mesh, PartitionSpec())
-    numbers = on_device((*shape, *part), whole)
-    before: Any = array.sharding
-    before = NamedSharding(mesh, before.spec)
-    array = _of_shards(array.shape, before, lambda shard: shard, array)
+    before, after = _without_types(array.sharding), _without_types(sharding)
+    numbers = on_device((*shape, *part), NamedSharding(after.mesh, PartitionSpec()))
     places = tuple((i, shards[i]) for i in axes)
-    moved = _moving_program(places, is_padding, after)(numbers, array)
-    return _of_shards(array.shape, sharding, lambda shard: shard, moved)
+    program = _moving_program(places, is_padding, after)
+    moved = program(numbers, _of_shards(array.shape, before, _shards(array)))
+    return _of_shards(array.shape, sharding, _shards(moved))
 
 
 def sizes_beside(array: jax.Array, sizes: tuple[int, ...]) -> Any:

@@ -65,12 +65,6 @@ def is_started() -> bool:
     return bool(_xla_bridge._backends)
 
 
-def device_list(devices: Sequence[jax.Device]) -> Any:
-    """Devices in the form that XLA's clients take them (``jaxlib``'s ``DeviceList``)."""
-    sharding: Any = jax.sharding.SingleDeviceSharding(devices[0])
-    return type(sharding._internal_device_list)(tuple(devices))
-
-
 _target: ContextVar[tuple[Set[str], bool]]
 _target = ContextVar("_target", default=(frozenset(), False))
 
@@ -120,6 +114,11 @@ def platforms_of(leaves: Iterable[Any]) -> set[str]:
 def is_of_topology(devices: Iterable[jax.Device]) -> bool:
     """Whether devices are those of a topology (``jax.experimental.topologies``), not of a job."""
     return any(device.client not in jex_backend.backends().values() for device in devices)
+
+
+def other_memory(sharding: Any) -> str:
+    """The memory of a sharding; empty for the one where devices put arrays by themselves."""
+    return "" if sharding.memory_kind in (None, "device") else str(sharding.memory_kind)
 
 
 def names_of(devices: Iterable[jax.Device]) -> str:
@@ -312,7 +311,7 @@ def _single_device(sharding: jax.sharding.Sharding) -> tuple[Any, list[Any]] | N
     devices = list(sharding.device_set)
     if len(devices) != 1:
         return None
-    if isinstance(sharding, jax.sharding.NamedSharding):  # over a mesh of one device
+    if isinstance(sharding, jax.sharding.NamedSharding | SINGLE_DEVICE_SHARDING):
         return sharding, devices
     return jax.sharding.SingleDeviceSharding(devices[0]), devices
 

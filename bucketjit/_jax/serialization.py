@@ -1,7 +1,6 @@
 """Executables as bytes and back, and JAX's own compilation cache.
 
-`bucketjit._compile.files` writes the bytes to files; `compiler` keeps bytes that XLA cannot write
-again.
+`bucketjit._compile.files` writes the bytes to files; `compiler` keeps what XLA cannot write again.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
 from bucketjit._jax import names
-from bucketjit._jax.arrays import device_list, is_of_topology
+from bucketjit._jax.arrays import is_of_topology, other_memory
 from bucketjit._jax.config import looks_for_nans
 from bucketjit._jax.names import Forwarding
 from bucketjit._raised import in_one_line, is_of_machine
@@ -141,6 +140,12 @@ def serialized(
     return bytes(raw), tuple(sorted(around.kept_var_idx)), specs
 
 
+def device_list(devices: Sequence[jax.Device]) -> Any:
+    """Devices in the form that XLA's clients take them (``jaxlib``'s ``DeviceList``)."""
+    sharding: Any = jax.sharding.SingleDeviceSharding(devices[0])
+    return type(sharding._internal_device_list)(tuple(devices))
+
+
 def _spec(entries: Sequence[Any]) -> PartitionSpec:
     """A partition spec of lists."""
     return PartitionSpec(*(tuple(e) if isinstance(e, list) else e for e in entries))
@@ -149,22 +154,21 @@ def _spec(entries: Sequence[Any]) -> PartitionSpec:
 def _specs(around: Any, placement: Placement) -> list[list[Any]] | None:
     """The specs of an executable's arguments and results; raises if they are placed elsewhere."""
     sides = [[*around.input_shardings], [*around.output_shardings]]
-    if tuple(around.device_list) != placement.devices:
+    kind = jax.sharding.SingleDeviceSharding if placement.mesh is None else NamedSharding
+    if tuple(around.device_list) != placement.devices or not all(
+        isinstance(s, kind) and not other_memory(s) for s in itertools.chain(*sides)
+    ):
         raise NotPlain("its arguments or results are placed elsewhere")
     if placement.mesh is None:
-        if any(type(s) is not jax.sharding.SingleDeviceSharding for s in itertools.chain(*sides)):
-            raise NotPlain("its arguments or results are placed elsewhere")
         return None
     return [[_entries(sharding, placement.mesh) for sharding in side] for side in sides]
 
 
 def _entries(sharding: Any, mesh: Any) -> list[Any]:
     """The spec of a sharding over a mesh, as lists."""
-    kind = mesh.devices.flat[0].default_memory().kind
-    if isinstance(sharding, NamedSharding) and sharding.memory_kind in (None, kind):
-        entries = [list(e) if isinstance(e, tuple) else e for e in sharding.spec]
-        if sharding.mesh == mesh and _spec(entries) == sharding.spec:
-            return entries
+    entries = [list(e) if isinstance(e, tuple) else e for e in sharding.spec]
+    if sharding.mesh == mesh and _spec(entries) == sharding.spec:
+        return entries
     raise NotPlain(f"an argument or result is placed by {sharding}")
 
 

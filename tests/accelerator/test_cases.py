@@ -31,7 +31,7 @@ from jax.sharding import SingleDeviceSharding
 import bucketjit
 from bucketjit._ir.expressions import evaluate_text
 from bucketjit._jax import stablehlo
-from bucketjit._jax.arrays import device_list
+from bucketjit._jax.serialization import device_list
 from tests.harness import Arg, Case
 from tests.test_cases import CASES, QUICK
 

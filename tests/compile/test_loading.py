@@ -207,6 +207,16 @@ def test_arguments_on_two_meshes_are_not_kept(kept):
     assert "on several devices, but not placed by one mesh" in kept.events[0].detail
 
 
+def test_results_in_another_memory(kept):
+    device = jax.devices()[0]
+    pinned = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    for shardings in ({}, {"out_shardings": pinned}):
+        executor = kept(lambda x: x * 2, **shardings)
+        memories = {executor(rows(n, 2)).sharding.memory_kind for n in (3, 4)}
+        assert memories == {"pinned_host" if shardings else "device"}
+        assert executor.stats().loads == 0
+
+
 def test_under_a_default_device(kept):
     device = jax.devices()[-1]
     for expected in ((1, 0), (0, 1)):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.extend.backend import get_compile_options
 
 from bucketjit._jax import stablehlo
-from bucketjit._jax.arrays import device_list
+from bucketjit._jax.serialization import device_list
 from tests.alone import run_python
 
 

@@ -20,7 +20,7 @@ from bucketjit._compile.files.store import ExecutableFiles, Store
 from bucketjit._compile.kernel import Kernel, loaded
 from bucketjit._ir.jax_patches import forgetful_jax, selecting_jax
 from bucketjit._ir.program import Program
-from bucketjit._jax.arrays import device_name, is_of_topology
+from bucketjit._jax.arrays import device_name, is_of_topology, other_memory
 from bucketjit._jax.compiler import has_bytes
 from bucketjit._jax.config import context_of_keys, looks_for_nans
 from bucketjit._jax.fingerprints import text_of
@@ -182,18 +182,17 @@ def _details(kernel: Kernel) -> Sequence[Any]:
 
 
 def _where(placement: Placement, kernel: Kernel) -> Any:
-    """The device, or the mesh and what the user says of shardings, in words."""
-    if placement.mesh is None:
-        return device_name(placement.device)
+    """The device or the mesh, and what the user says of shardings, in words."""
     shardings = kernel.call.signature.shardings
     said = [*map(_spec_text, shardings.leaves), str(jax.tree.map(_spec_text, shardings.results))]
-    return text_of(placement.mesh), said
+    mesh = placement.mesh
+    return device_name(placement.device) if mesh is None else text_of(mesh), said
 
 
 def _spec_text(sharding: Any) -> str:
-    """How a mesh cuts an array, and in which memory it is; empty without a mesh."""
-    is_named = isinstance(sharding, jax.sharding.NamedSharding)
-    return f"{sharding.spec} {sharding.memory_kind}" if is_named else ""
+    """How a mesh cuts an array, and the memory that it is in if its device uses another one."""
+    words = () if sharding is None else (str(getattr(sharding, "spec", "")), other_memory(sharding))
+    return " ".join(words).strip()
 
 
 def _type_text(value: object) -> str:

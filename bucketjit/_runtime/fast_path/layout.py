@@ -149,12 +149,12 @@ def layout_of(
 
     `preparing` says why these matter.
     """
-    leaves = call.leaves
+    leaves, open_leaves = call.leaves, set(opened)
     if any(reading(leaves[leaf]) is None for leaf in opened):
         return None
     # A `Padded` array without open axes has to be cut to its logical sizes, which handlers do only
     # for arguments with open axes.
-    if any(type(x) is Padded and i not in opened for i, x in enumerate(leaves)):
+    if any(type(x) is Padded and i not in open_leaves for i, x in enumerate(leaves)):
         return None
     positional, named = call.tree.children()
     names = [*call.dynamic, *named.node_data()[1]]
@@ -164,7 +164,7 @@ def layout_of(
         places = tuple((leaf - start, leaf) for leaf in opened if start <= leaf < stop)
         if places:
             arguments.append(Opened(where, tree, places, jax.tree_util.treedef_is_leaf(tree)))
-        if any(type(leaves[i]) is ARRAY and i not in opened for i in range(start, stop)):
+        if any(type(leaves[i]) is ARRAY and i not in open_leaves for i in range(start, stop)):
             hosts.append(where)
         start = stop
     if not arguments:  # nothing to read: calls of all shapes would have the same key
