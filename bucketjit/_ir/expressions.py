@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import export
+
+from bucketjit._jax.number_hooks import Size
 
 Dim = Any  # int, or a symbolic dimension of jax.export
 
@@ -26,7 +27,7 @@ Shape = tuple[Dim, ...]
 
 def is_symbolic(dim: Any) -> bool:
     """True for a symbolic size, False for an int."""
-    return type(dim) is not int and export.is_symbolic_dim(dim)
+    return type(dim) is not int and isinstance(dim, Size)
 
 
 def symbolic_axes(shape: Iterable[Dim]) -> tuple[int, ...]:

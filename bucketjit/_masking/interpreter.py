@@ -75,7 +75,7 @@ def interpret(
     known, args = Padding() if known is None else known, list(args)
     plan = Plan()
     if not sizes.uneven:  # else a shard may have no real position
-        plan = plan if padding is None else planned(jaxpr)
+        plan = plan if padding is None else planned(jaxpr, known.results)
         known.follow_facts(plan)
     if padding is not None:
         for i, (var, value) in enumerate(zip(jaxpr.invars, args, strict=True)):
@@ -177,8 +177,12 @@ class _Walk:
         key = _key(eqn, operands, self.sizes.defined)
         if key is None:
             return self._evaluated(eqn, operands, ever_read)
-        make = functools.partial(self._evaluated, eqn, operands, ever_read)
-        outs: list[Any] = self.padding.once(key, operands, make)
+        evaluated: list[tuple[JaxprEqn, list[Any]]] = self.padding.once(key, operands, list)
+        for earlier, outs in evaluated:
+            if _are_equal(earlier, eqn):
+                return outs
+        outs = self._evaluated(eqn, operands, ever_read)
+        evaluated.append((eqn, outs))
         return outs
 
     def _evaluated(self, eqn: JaxprEqn, operands: list[Any], ever_read: Set[Any]) -> list[Any]:
@@ -308,19 +312,27 @@ _ONCE = frozenset(ELEMENTWISE) - {"copy"} | {
 
 
 def _key(eqn: JaxprEqn, operands: Sequence[Any], defined: int) -> Any:
-    """What equal equations of one trace have in common; None if they are not looked for.
+    """The operands of an equation and its name; None if equal equations are not looked for.
 
     Once the program has computed another size, no earlier equation is equal.
     """
     if name_of(eqn) not in _ONCE or eqn.effects:
         return None
-    values = tuple(
-        (str(v.aval), np.asarray(v.val).tobytes()) if is_literal(v) else id(x)
+    values = [
+        np.asarray(v.val).tobytes() if is_literal(v) else id(x)
         for v, x in zip(eqn.invars, operands, strict=True)
-    )
-    params = tuple((name, str(value)) for name, value in sorted(eqn.params.items()))
-    types = tuple(str(v.aval) for v in (*eqn.invars, *eqn.outvars))
-    return defined, name_of(eqn), values, params, types
+    ]
+    return defined, name_of(eqn), *values
+
+
+def _are_equal(earlier: JaxprEqn, later: JaxprEqn) -> bool:
+    """Whether two equations with one key have equal parameters and types."""
+
+    def texts(eqn: JaxprEqn) -> Any:
+        params = [(name, str(value)) for name, value in sorted(eqn.params.items())]
+        return params, [str(v.aval) for v in (*eqn.invars, *eqn.outvars)]
+
+    return bool(texts(earlier) == texts(later))
 
 
 def _as_array(operand: Any, aval: Any) -> Any:

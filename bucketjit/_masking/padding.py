@@ -65,8 +65,8 @@ from bucketjit._masking.padding_facts import (
     MADE,
     NOTHING,
     Fact,
+    FactsOfResults,
     both,
-    fact_of_result,
     is_of_gradient,
     open_axes,
 )
@@ -102,6 +102,7 @@ class _Value:
 
     Attributes:
         array: The value, which keeps its `id` from being used again.
+        shape: The logical shape.
         exponent: See `bucketjit._masking.constants.PaddingNumber`; None if its padding is not 0.
         is_zeros: Whether it is an array of zeros only.
         fact: What its padding repeats, and where it is zero.
@@ -111,6 +112,7 @@ class _Value:
     """
 
     array: Any
+    shape: Shape
     exponent: int | None = None
     is_zeros: bool = False
     fact: Fact = NOTHING
@@ -122,17 +124,20 @@ class _Value:
     def has_zeros(self) -> bool:
         return self.exponent is not None
 
+    def has_shape(self, shape: Shape) -> bool:
+        return self.shape is shape or str(self.shape) == str(shape)
 
-_NOTHING = _Value(None)
+
+_NOTHING = _Value(None, ())
 
 
 class Padding:
     """What is known of the padding of the values of a program."""
 
     def __init__(self, around: Around = AROUND_NOTHING) -> None:
-        self.plan, self.around = Plan(), around
+        self.plan, self.around, self.results = Plan(), around, FactsOfResults()
         self._follows_facts = False
-        self._values: dict[int, dict[str, _Value]] = {}  # by `id` and logical shape, as text
+        self._values: dict[int, list[_Value]] = {}  # by `id`; one for each logical shape
         self._products: dict[Any, tuple[Any, Any]] = {}  # by what they are of, which is kept
         self._maximum: tuple[JaxprEqn, Any] | None = None  # the latest, and what its rule filled
 
@@ -144,19 +149,23 @@ class Padding:
         """For a program inside, where the same values have other padding: only zeros stay."""
         inside = Padding(self.around)
         for key, values in self._values.items():
-            zeros = {s: _Value(v.array, v.exponent) for s, v in values.items() if v.has_zeros}
+            zeros = [_Value(v.array, v.shape, v.exponent) for v in values if v.has_zeros]
             inside._values[key] = zeros
         return inside
 
     def _of(self, array: Any, shape: Shape) -> _Value:
         """What is known of a value; not to be changed."""
-        values = self._values.get(id(array))
-        return _NOTHING if values is None else values.get(str(shape), _NOTHING)
+        for value in self._values.get(id(array), ()):
+            if value.has_shape(shape):
+                return value
+        return _NOTHING
 
     def _noted(self, array: Any, shape: Shape) -> _Value:
         """What is known of a value, to be added to."""
-        values = self._values.setdefault(id(array), {})
-        return values.setdefault(str(shape), _Value(array))
+        if (value := self._of(array, shape)) is _NOTHING:
+            value = _Value(array, shape)
+            self._values.setdefault(id(array), []).append(value)
+        return value
 
     def note_zeros(self, array: Any, shape: Shape, exponent: int = 0) -> None:
         """Remember that the padding of a value is 0; what is known already stays."""
@@ -269,7 +278,7 @@ class Padding:
             self._noted(out, shape).softmax = softmax
         fact = NOTHING
         if self._follows_facts and (is_plain or (is_default and name not in _READERS)):
-            fact = fact_of_result(eqn, self.facts(operands, eqn.invars))
+            fact = self.results.of(eqn, self.facts(operands, eqn.invars))
             if not is_plain and self._of(out, shape).has_zeros:
                 fact = fact._replace(repeats={})  # the rule has filled operands for these zeros
         self.note_fact(out, shape, with_softmax(fact, softmax, eqn))

@@ -89,6 +89,10 @@ class Fact(NamedTuple):
         """The fewest fills with which it repeats or is zero along an axis; None if neither."""
         return fewest(self.repeats.get(axis), self.zero.get(axis))
 
+    def is_known_along(self, axes: Iterable[int]) -> bool:
+        """Whether it repeats or is zero along each of these axes, whatever fills that takes."""
+        return all(axis in self.repeats or axis in self.zero for axis in axes)
+
     def with_zeros(self, axes: Iterable[int], fills: Fills) -> Fact:
         """What holds where zeros are found along some axes besides."""
         return self._replace(zero={**self.zero, **dict.fromkeys(axes, fills)})
@@ -126,52 +130,36 @@ NOTHING = Fact()
 
 def open_axes(shape: Shape) -> tuple[int, ...]:
     """The axes of symbolic size."""
-    return tuple(i for i, dim in enumerate(shape) if is_symbolic(dim))
+    return tuple([i for i, dim in enumerate(shape) if is_symbolic(dim)])
 
 
 def both(*needed: Fills | None) -> Fills | None:
     """All fills that are needed; None if one of them is None."""
-    return None if None in needed else CERTAIN.union(*(fills for fills in needed if fills))
+    return None if None in needed else CERTAIN.union(*filter(None, needed))
 
 
 def fewest(*possible: Fills | None) -> Fills | None:
     """The smallest of these sets of fills; None if all are None."""
-    return min((fills for fills in possible if fills is not None), key=len, default=None)
+    return min([fills for fills in possible if fills is not None], key=len, default=None)
 
 
-def _along(fact: Fact, atom: Atom, axis: int | None) -> tuple[Fills | None, Fills | None]:
-    """What is known of an operand along an axis; None for an operand that does not have it."""
+# What is known of an operand along an axis: where it repeats, and where it is zero.
+_Along = tuple[Fills | None, Fills | None]
+
+
+def _source(atom: Atom, axis: int | None) -> int | _Along:
+    """An axis of an operand; what is known of one that is static, or that it does not have."""
     shape = shape_of(atom)
     if axis is None or not shape:
         is_zero = is_literal(atom) and not np.any(atom.val)
         return CERTAIN, CERTAIN if is_zero else None
-    if not is_symbolic(shape[axis]):
-        return CERTAIN, None
-    return fact.repeats.get(axis), fact.zero.get(axis)
+    return axis if is_symbolic(shape[axis]) else (CERTAIN, None)
 
 
 Axes = Sequence[int | None]
 Held = Sequence[Fills | None]  # of each operand
 # By an equation, and where its operands are zero and where they repeat, along one axis of each.
 Zero = Callable[[JaxprEqn, Held, Held], Fills | None]
-
-
-def _of_axes(
-    eqn: JaxprEqn, ins: Sequence[Fact], axes: Iterable[tuple[int, Axes]], zero: Zero
-) -> Fact:
-    """The fact about a result of which each axis comes from these axes of the operands."""
-    out = shape_of(eqn.outvars[0])
-    repeats, zeros = {}, {}
-    for axis, sources in axes:
-        if not is_symbolic(out[axis]):
-            continue
-        operands = zip(ins, eqn.invars, sources, strict=True)
-        held = [_along(fact, atom, source) for fact, atom, source in operands]
-        if (fills := both(*(r for r, _ in held))) is not None:
-            repeats[axis] = fills
-        if (fills := zero(eqn, [z for _, z in held], [r for r, _ in held])) is not None:
-            zeros[axis] = fills
-    return Fact(repeats, zeros)
 
 
 # --- which axis of a result is which axis of an operand ---------------------------------------
@@ -330,6 +318,8 @@ def _converted(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
 
 
 def _product(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
+    if zero[0] is None and zero[1] is None:
+        return None
     left, right = map(_finite, eqn.invars)
     return fewest(both(zero[0], repeats[1], right), both(zero[1], repeats[0], left), both(*zero))
 
@@ -348,7 +338,7 @@ def _scattered(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
 
 def _quotient(eqn: JaxprEqn, zero: Held, repeats: Held) -> Fills | None:
     divisor, dtype = eqn.invars[1], dtype_of(eqn.outvars[0])
-    if not jnp.issubdtype(dtype, jnp.floating):  # of integers, 0 / 0 is -1
+    if zero[0] is None or not jnp.issubdtype(dtype, jnp.floating):  # of integers, 0 / 0 is -1
         return None
     is_certain = is_literal(divisor) and np.all(np.abs(divisor.val) >= jnp.finfo(dtype).tiny)
     return both(zero[0], repeats[1], CERTAIN if is_certain else FINITE | DIVIDED)
@@ -382,12 +372,58 @@ _AXES: Mapping[str, Callable[[JaxprEqn], Iterable[tuple[int, Axes]]]] = {
 }
 
 
-def fact_of_result(eqn: JaxprEqn, ins: Sequence[Fact]) -> Fact:
-    """The fact about the result of an equation that is masked by its rule."""
-    name = name_of(eqn)
-    if name not in _AXES or len(eqn.outvars) != 1:
-        return NOTHING
-    fact = _of_axes(eqn, ins, _AXES[name](eqn), _ZERO.get(name, lambda *_: None))
-    if name not in _SCATTERS:
-        return fact
-    return fact._replace(zero={**fact.zero, **_left_zero(eqn, ins[0])})
+class Reading(NamedTuple):
+    """What is read of an equation to find the facts about its result.
+
+    Attributes:
+        eqn: The equation, which is kept so that no other one gets its `id`.
+        opened: The open axes of each operand.
+        is_open: Whether an operand or a result has one.
+        sources: Each open axis of the result, with what it comes from in each operand.
+    """
+
+    eqn: JaxprEqn
+    opened: list[tuple[int, ...]]
+    is_open: bool
+    sources: list[tuple[int, list[int | _Along]]]
+
+
+class FactsOfResults:
+    """The facts about the results of equations that are masked by their rules.
+
+    Facts are followed several times, and each equation is read once.
+    """
+
+    def __init__(self) -> None:
+        self._readings: dict[int, Reading] = {}  # by `id` of the equation
+
+    def read(self, eqn: JaxprEqn) -> Reading:
+        """Read an equation."""
+        if id(eqn) not in self._readings:
+            opened = [open_axes(shape_of(atom)) for atom in eqn.invars]
+            outs = [open_axes(shape_of(var)) for var in eqn.outvars]
+            has_axes = len(outs) == 1 and outs[0] and name_of(eqn) in _AXES
+            axes = _AXES[name_of(eqn)](eqn) if has_axes else ()
+            sources = [(i, [*map(_source, eqn.invars, of)]) for i, of in axes if i in outs[0]]
+            self._readings[id(eqn)] = Reading(eqn, opened, any(opened) or any(outs), sources)
+        return self._readings[id(eqn)]
+
+    def of(self, eqn: JaxprEqn, ins: Sequence[Fact]) -> Fact:
+        """The fact about the result of an equation, by those about its operands."""
+        repeats, zeros, name = {}, {}, name_of(eqn)
+        zero_of = _ZERO.get(name)
+        for axis, sources in self.read(eqn).sources:
+            along = [
+                (fact.repeats.get(source), fact.zero.get(source))
+                if isinstance(source, int)
+                else source
+                for fact, source in zip(ins, sources, strict=True)
+            ]
+            repeated, zero = [a[0] for a in along], [a[1] for a in along]
+            if (fills := both(*repeated)) is not None:
+                repeats[axis] = fills
+            if zero_of is not None and (fills := zero_of(eqn, zero, repeated)) is not None:
+                zeros[axis] = fills
+        if name in _SCATTERS and len(eqn.outvars) == 1:
+            zeros |= _left_zero(eqn, ins[0])
+        return Fact(repeats, zeros)

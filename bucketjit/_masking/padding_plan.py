@@ -39,9 +39,9 @@ from bucketjit._masking.padding_facts import (
     OF_SOFTMAX,
     Condition,
     Fact,
+    FactsOfResults,
     Fills,
     both,
-    fact_of_result,
     fewest,
     is_of_gradient,
     open_axes,
@@ -69,15 +69,15 @@ class Plan(NamedTuple):
 _plans: weakref.WeakKeyDictionary[Jaxpr, Plan] = weakref.WeakKeyDictionary()
 
 
-def planned(jaxpr: Jaxpr) -> Plan:
+def planned(jaxpr: Jaxpr, results: FactsOfResults | None = None) -> Plan:
     """The plan of a program whose arguments are padded with zeros; made once for each program."""
     if jaxpr not in _plans:
-        _plans[jaxpr] = _planned(jaxpr)
+        _plans[jaxpr] = _planned(jaxpr, results or FactsOfResults())
     return _plans[jaxpr]
 
 
-def _planned(jaxpr: Jaxpr) -> Plan:
-    count = _counted(jaxpr, Plan())
+def _planned(jaxpr: Jaxpr, results: FactsOfResults) -> Plan:
+    count = _counted(jaxpr, Plan(), results)
     least = without = count.cost
     best = Plan(attended=frozenset(count.attended))
     if without <= COST_OF_REPEATING:
@@ -85,7 +85,7 @@ def _planned(jaxpr: Jaxpr) -> Plan:
     padded = [i for i, var in enumerate(jaxpr.invars) if open_axes(shape_of(var))]
     left_out = [None, *(padded if 1 < len(padded) <= _MOST_ARGUMENTS else [])]
     for everywhere, argument in itertools.product((False, True), left_out):
-        asked = _Count(None, everywhere, argument)
+        asked = _Count(None, results, everywhere, argument)
         asked.follow(jaxpr)
         chosen = _chosen(asked.wanted)
         repeated: dict[int, frozenset[int]] = {}
@@ -95,16 +95,16 @@ def _planned(jaxpr: Jaxpr) -> Plan:
         zeroed = {where: axes for where, axes in asked.places.items() if Condition(where) in chosen}
         plan = Plan(repeated, zeroed, best.attended)
         cost = sum(fill.cost for fill in chosen)
-        if chosen and cost < least and (cost := cost + _counted(jaxpr, plan).cost) < least:
+        if chosen and cost < least and (cost := cost + _counted(jaxpr, plan, results).cost) < least:
             least, best = cost, plan
         if 4 * least < without:  # what the others could still spare is little
             break
     return best
 
 
-def _counted(jaxpr: Jaxpr, plan: Plan) -> _Count:
+def _counted(jaxpr: Jaxpr, plan: Plan, results: FactsOfResults) -> _Count:
     """How many fills contractions and sums take with a plan."""
-    count = _Count(plan)
+    count = _Count(plan, results)
     count.follow(jaxpr)
     return count
 
@@ -131,9 +131,11 @@ def _chosen(wanted: Sequence[Ways]) -> Fills:
     return chosen if gain > 0 else CERTAIN
 
 
-def facts_of_loop(eqn: JaxprEqn, ins: Sequence[Fact], plan: Plan) -> list[Fact]:
+def facts_of_loop(
+    eqn: JaxprEqn, ins: Sequence[Fact], plan: Plan, results: FactsOfResults
+) -> list[Fact]:
     """What holds of the values that a ``scan`` carries, in each turn."""
-    outs = dataflow.through(_Count(plan), eqn, list(map(_Guess, ins)))
+    outs = dataflow.through(_Count(plan, results), eqn, list(map(_Guess, ins)))
     return [guess.fact for guess in outs[: scan_arity(eqn.params)[1]]]
 
 
@@ -198,6 +200,7 @@ class _Count(Analysis[_Guess]):
 
     Args:
         plan: The plan, or None.
+        results: The facts about results.
         left_out: The number of an argument that is not to repeat, and then no result is.
         everywhere: Whether fills with 0 may be planned for all that is computed with what they
             make zero, or only where numbers are broadcast.
@@ -210,9 +213,14 @@ class _Count(Analysis[_Guess]):
     """
 
     def __init__(
-        self, plan: Plan | None, everywhere: bool = False, left_out: int | None = None
+        self,
+        plan: Plan | None,
+        results: FactsOfResults,
+        everywhere: bool = False,
+        left_out: int | None = None,
     ) -> None:
         self._plan, self._everywhere, self._left_out = plan, everywhere, left_out
+        self._results = results
         self.cost = 0
         self.wanted: list[Ways] = []
         self.places: dict[int, frozenset[int]] = {}
@@ -235,15 +243,14 @@ class _Count(Analysis[_Guess]):
         return _Guess(operand=Operand(number=atom.val))
 
     def default(self, eqn: JaxprEqn, ins: Sequence[_Guess]) -> Sequence[_Guess]:
-        facts, key = [guess.fact for guess in ins], id(eqn)
+        reading, key = self._results.read(eqn), id(eqn)
+        if not reading.is_open:
+            return [_Guess()] * len(eqn.outvars)
+        facts = [guess.fact for guess in ins]
         self._count(eqn, facts)
         softmax = softmax_of_result(eqn, [guess.operand for guess in ins], key)
-        fact = with_softmax(fact_of_result(eqn, facts), softmax, eqn)
-        is_known = all(
-            fact.fills(axis) is not None
-            for fact, atom in zip(facts, eqn.invars, strict=True)
-            for axis in open_axes(shape_of(atom))
-        )
+        fact = with_softmax(self._results.of(eqn, facts), softmax, eqn)
+        is_known = all(map(Fact.is_known_along, facts, reading.opened))
         operand = Operand(key, softmax)
         if name_of(eqn) == "transpose":
             order = ins[0].operand.order or range(len(eqn.params["permutation"]))
@@ -286,10 +293,11 @@ class _Count(Analysis[_Guess]):
 
     def _repeated(self, where: int, var: Var, fact: Fact) -> Fact:
         """A fact after a planned fill with slice 0, or with those that may be planned."""
+        if self._plan is not None and where not in self._plan.repeated:
+            return fact
         axes = set(open_axes(shape_of(var)))
         if self._plan is not None:
-            planned = self._plan.repeated.get(where, frozenset()) & axes
-            return fact.repeating(dict.fromkeys(planned, CERTAIN))
+            return fact.repeating(dict.fromkeys(self._plan.repeated[where] & axes, CERTAIN))
         is_argument = fact.zero.keys() == axes and not fact.repeats
         dims = shape_of(var)
         # Nothing may be planned that takes both what an array repeats and that it is zero.
@@ -297,7 +305,7 @@ class _Count(Analysis[_Guess]):
             {
                 axis: frozenset((Condition(where, axis),))
                 for axis in axes
-                if (is_argument or fact.fills(axis) is None)
+                if (is_argument or not fact.is_known_along((axis,)))
                 and where != self._left_out
                 and is_at_most(1, dims[axis])
                 and not jax.dtypes.issubdtype(dtype_of(var), jax.dtypes.extended)
@@ -306,9 +314,11 @@ class _Count(Analysis[_Guess]):
 
     def _zeroed(self, eqn: JaxprEqn, var: Var, fact: Fact, ins: Sequence[Fact]) -> Fact:
         """A fact after a planned fill with 0, or with those that may be planned."""
+        if self._plan is not None and id(eqn) not in self._plan.zeroed:
+            return fact
         axes = frozenset(open_axes(shape_of(var)))
         if self._plan is not None:
-            return fact.zeroed(self._plan.zeroed.get(id(eqn), frozenset()) & axes, MADE)
+            return fact.zeroed(self._plan.zeroed[id(eqn)] & axes, MADE)
         if name_of(eqn) == "broadcast_in_dim":
             axes -= set(eqn.params["broadcast_dimensions"])
         elif not (self._everywhere and any(any(held.zero.values()) for held in ins)):
@@ -322,8 +332,7 @@ class _Count(Analysis[_Guess]):
     def _count(self, eqn: JaxprEqn, ins: Sequence[Fact]) -> None:
         if self._is_settling:
             return
-        shapes = list(map(shape_of, eqn.invars))
-        pairs = summed_pairs(eqn)
+        shapes, pairs = list(map(shape_of, eqn.invars)), summed_pairs(eqn)
         if name_of(eqn) == "reduce_sum":
             axes = [a for a in eqn.params["axes"] if is_symbolic(shapes[0][a])]
             zero = both(*(ins[0].zero.get(axis) for axis in axes))

@@ -186,7 +186,7 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     body, padding = open_jaxpr(jaxpr)[0], ctx.padding
     facts = padding.facts(operands, ctx.eqn.invars)
     of_rows = [fact.moved(-1) for fact in facts[split:]]
-    of_carry = facts_of_loop(ctx.eqn, facts, padding.plan)
+    of_carry = facts_of_loop(ctx.eqn, facts, padding.plan, padding.results)
     of_ys: list[Fact] = []
 
     def step(carry: Sequence[Any], x: Sequence[Any]) -> tuple[Any, Any]:
