@@ -122,7 +122,7 @@ class BucketSizes:
 
     def padded(self, dim: Dim) -> int:
         """The padded size of a dimension: its upper bound over the whole bucket, or its room."""
-        return dim if isinstance(dim, int) else self._text_and_padded(dim)[1]
+        return dim if type(dim) is int else self._text_and_padded(dim)[1]
 
     def most(self, dim: Dim) -> int:
         """The upper bound of a dimension over the whole bucket."""

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from typing import Any, TypeGuard
 
 import jax
@@ -102,9 +102,23 @@ def varies(atom: Atom) -> bool:
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """The programs among the parameters of an equation, as open jaxprs."""
     # Some parameters are tuples of jaxprs, such as the branches of a ``cond``.
-    for value in jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+    params = [value for value in eqn.params.values() if not is_plain(value)]
+    for value in jax.tree_util.tree_leaves(params, is_leaf=is_jaxpr) if params else ():
         if is_jaxpr(value):
             yield open_jaxpr(value)[0]
+
+
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def is_plain(param: object) -> bool:
+    """Whether a parameter is a number, a text, a dtype or a tuple of such: most of them are.
+
+    It holds neither a program nor an array.
+    """
+    if type(param) is tuple:
+        return all(type(part) in _PLAIN for part in param)
+    return type(param) in _PLAIN or isinstance(param, np.dtype)
 
 
 def variables_read(jaxpr: Jaxpr) -> Set[Atom]:
@@ -186,16 +200,11 @@ class EquationScopes:
     def __init__(self) -> None:
         self._names = jex_source_info.current_name_stack()
 
-    def __call__(self, eqn: JaxprEqn) -> AbstractContextManager[Any]:
-        """A context manager that enters the names and configuration of ``eqn``."""
+    def __call__(self, eqn: JaxprEqn) -> tuple[AbstractContextManager[Any], ...]:
+        """Two context managers: that of the names of ``eqn``, and that of its configuration."""
         source = eqn.source_info
-        names = jex_source_info.user_context(
-            source.traceback, name_stack=self._names + source.name_stack
-        )
-        both = ExitStack()
-        both.enter_context(names)
-        both.enter_context(eqn.ctx.manager)
-        return both
+        stack = self._names + source.name_stack
+        return jex_source_info.user_context(source.traceback, name_stack=stack), eqn.ctx.manager
 
 
 def first_effect(jaxpr: Jaxpr) -> str:
@@ -257,18 +266,23 @@ def expand_hi_primitive(prim: Any, avals: Sequence[Any]) -> Any:
     return jax.make_jaxpr(flat)(*map(struct_of, avals))
 
 
+_primitives: dict[str, Any] = {}
+_searched: dict[str, int] = {}  # the modules that were searched, and how many names they had
+
+
 def find_primitives() -> dict[str, Any]:
     """Every primitive in the imported modules of JAX, by name.
 
     ``jax.extend.core.primitives`` lists only some of them.
     """
-    by_name: dict[str, Any] = {}
     for name, module in modules_of_jax().items():
-        if name.startswith("jax."):
-            for value in vars(module).copy().values():
+        if name.startswith("jax.") and _searched.get(name) != len(vars(module)):
+            names = vars(module).copy()
+            for value in names.values():
                 if isinstance(value, jex_core.Primitive):
-                    by_name.setdefault(value.name, value)
-    return by_name
+                    _primitives.setdefault(value.name, value)
+            _searched[name] = len(names)
+    return _primitives
 
 
 def modules_of_jax() -> dict[str, Any]:
@@ -280,15 +294,14 @@ def modules_of_jax() -> dict[str, Any]:
     return {name: m for name, m in sys.modules.copy().items() if m is not None}
 
 
-_primitives: dict[str, Any] = {}
-_searched = [0]  # how many modules there were: one that came later may have added a name
+_modules = [0]  # how many there were: one that came later may have added a name
 
 
 def primitive(name: str) -> Any | None:
     """The primitive called ``name``, or None where this JAX has none of that name."""
-    if name not in _primitives and _searched[0] != (count := len(sys.modules)):
-        _primitives.update(find_primitives())
-        _searched[0] = count
+    if name not in _primitives and _modules[0] != (count := len(sys.modules)):
+        find_primitives()
+        _modules[0] = count
     return _primitives.get(name)
 
 

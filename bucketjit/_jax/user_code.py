@@ -143,7 +143,10 @@ def _place(frame: FrameType, number: int) -> str:
 # Packages of JAX that decide *what* to compute by comparing sizes (``jnp.array_equal``,
 # ``jnp.linalg.det``), as user code does. In all others a wrong "not equal" only misses a short cut,
 # or raises where the unpadded run would broadcast.
-_DECIDING = ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_party")
+_DECIDING = tuple(
+    f"jax._src.{name}."
+    for name in ("numpy", "scipy", "nn", "image", "random", "ops", "ode", "third_party")
+)
 
 # Modules whose functions are on the stack between the caller of a hook and `calling_frame`.
 _HOOKS = frozenset(
@@ -178,7 +181,7 @@ def caller_decides() -> bool:
         caller: Any = frame.f_back
         return caller.f_globals.get("__name__", "").startswith("jax._src.image.")
     if name.startswith("jax._src."):
-        return name.split(".")[2] in _DECIDING
+        return f"{name}.".startswith(_DECIDING)
     return not (name == "jax" or name.startswith("jaxlib."))
 
 

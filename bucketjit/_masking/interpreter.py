@@ -162,10 +162,11 @@ class _Walk:
             return atom.val if is_literal(atom) else env[atom]
 
         ever_read = variables_read(jaxpr)
-        scope_of = EquationScopes()
+        scopes_of = EquationScopes()
         hook = None if self._after is None else self._after()
         for eqn in jaxpr.eqns:
-            with scope_of(eqn):
+            names, configuration = scopes_of(eqn)
+            with names, configuration:
                 outs = self._equation(eqn, [read(v) for v in eqn.invars], ever_read)
                 if hook is not None:
                     outs = hook(eqn, outs, self.sizes)

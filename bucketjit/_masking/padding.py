@@ -291,13 +291,19 @@ class Padding:
         return None if exponent is None else PaddingNumber(np.zeros((), dtype_of(atom)), exponent)
 
     def _softmax(self, eqn: JaxprEqn, operands: Sequence[Any], out: Any) -> Softmax | None:
-        ins = []
-        for x, atom in zip(operands, eqn.invars, strict=True):
-            softmax = self._of(x, shape_of(atom)).softmax
-            ins.append(Operand(id(x), softmax, x if _is_number(x) else None))
         if name_of(eqn) == "reduce_max":
             latest, filled = self._maximum or (None, None)
             ins = [Operand(id(filled) if latest is eqn else None)]
+            return softmax_of_result(eqn, ins, id(out))
+        softmaxes = [
+            self._of(x, shape_of(v)).softmax for x, v in zip(operands, eqn.invars, strict=True)
+        ]
+        if not any(softmaxes):
+            return None
+        ins = [
+            Operand(id(x), softmax, x if _is_number(x) else None)
+            for x, softmax in zip(operands, softmaxes, strict=True)
+        ]
         return softmax_of_result(eqn, ins, id(out))
 
 

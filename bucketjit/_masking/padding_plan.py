@@ -82,6 +82,7 @@ def _planned(jaxpr: Jaxpr, results: FactsOfResults) -> Plan:
     best = Plan(attended=frozenset(count.attended))
     if without <= COST_OF_REPEATING:
         return best
+    counted: set[Fills] = set()
     padded = [i for i, var in enumerate(jaxpr.invars) if open_axes(shape_of(var))]
     left_out = [None, *(padded if 1 < len(padded) <= _MOST_ARGUMENTS else [])]
     for everywhere, argument in itertools.product((False, True), left_out):
@@ -95,7 +96,10 @@ def _planned(jaxpr: Jaxpr, results: FactsOfResults) -> Plan:
         zeroed = {where: axes for where, axes in asked.places.items() if Condition(where) in chosen}
         plan = Plan(repeated, zeroed, best.attended)
         cost = sum(fill.cost for fill in chosen)
-        if chosen and cost < least and (cost := cost + _counted(jaxpr, plan, results).cost) < least:
+        if cost == 0 or cost >= least or chosen in counted:
+            continue
+        counted.add(chosen)
+        if (cost := cost + _counted(jaxpr, plan, results).cost) < least:
             least, best = cost, plan
         if 4 * least < without:  # what the others could still spare is little
             break

@@ -315,10 +315,11 @@ class _Keeping:
         def value_of(v: Any) -> _InForms:
             return _InForms(jaxprs.shape_of(v), {None: v.val}) if jaxprs.is_literal(v) else env[v]
 
-        scope_of = jaxprs.EquationScopes()
+        scopes_of = jaxprs.EquationScopes()
         for eqn in jaxpr.eqns:
             ins = list(map(value_of, eqn.invars))
-            with scope_of(eqn):
+            names, configuration = scopes_of(eqn)
+            with names, configuration:
                 env.update(zip(eqn.outvars, self._equation(eqn, ins), strict=True))
         return list(map(value_of, jaxpr.outvars))
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bucketjit._jax.jaxprs import is_jaxpr, is_literal, open_jaxpr, rebuilt_jaxpr
+from bucketjit._jax.jaxprs import is_jaxpr, is_literal, is_plain, open_jaxpr, rebuilt_jaxpr
 
 # Bytes from which on copies are shared. Smaller arrays are many, and a look-up takes longer than
 # a copy.
@@ -95,7 +95,8 @@ def own_constants(
 
     eqns = []
     for eqn in jaxpr.eqns:
-        invars, params = within(eqn.invars), within(eqn.params)
+        invars = within(eqn.invars) if any(map(is_literal, eqn.invars)) else eqn.invars
+        params = eqn.params if all(map(is_plain, eqn.params.values())) else within(eqn.params)
         same = invars is eqn.invars and params is eqn.params
         eqns.append(eqn if same else eqn.replace(invars=invars, params=params))
     owned, outvars = [of(x) for x in consts], within(jaxpr.outvars)

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
-from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
 from bucketjit._jax.config import hold_weakly, same_nan_checks
+from bucketjit._jax.number_hooks import Size
 from bucketjit._jax.patches.patch import Patch, patch
 from bucketjit._jax.tracers import traces_are_unshared
 
@@ -56,7 +56,7 @@ def _is_open(value: Any) -> bool:
     if isinstance(value, tuple):
         return any(map(_is_open, value))
     shape = getattr(value, "shape", ())
-    return is_symbolic_dim(value) or (isinstance(shape, tuple) and any(map(is_symbolic_dim, shape)))
+    return type(value) is Size or (isinstance(shape, tuple) and Size in map(type, shape))
 
 
 def _same_function(function: Any) -> Any:

@@ -129,11 +129,14 @@ class Replacing:
                 wide.append((patch.name, original, replacement))
             else:
                 self._replace(patch.owner, patch.name, original, replacement)
+        replaced = {name for name, _, _ in wide}
         for key, module in modules_of_jax().items() if wide else ():  # there are a thousand modules
             names = getattr(module, "__dict__", {})
             if self._bare.get(key) == len(names):
                 continue
-            held = [each for each in wide if names.get(each[0]) is each[1]]
+            held = []
+            if not names.keys().isdisjoint(replaced):
+                held = [each for each in wide if names.get(each[0]) is each[1]]
             for name, original, replacement in held:
                 self._replace(module, name, original, replacement)
             if not held:
