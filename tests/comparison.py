@@ -75,8 +75,7 @@ def in_threads(work: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any
 
 def warned(category: type[Warning], run: Callable[[], object]) -> list[str]:
     """The texts of the warnings of a category."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         run()
     return [str(w.message) for w in caught if w.category is category]
 

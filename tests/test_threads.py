@@ -86,8 +86,7 @@ def test_mixed_signatures_guards_and_learning() -> None:
             np.testing.assert_array_equal(np.asarray(z), w + 1)
             assert y.dtype == dtype
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         together(8, work)
 
 

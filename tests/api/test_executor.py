@@ -346,8 +346,7 @@ def test_donated_arguments_are_given_away(strategy: Any) -> None:
     executor = executor.with_strategy(strategy)
     state = {"w": jnp.zeros(8), "n": jnp.zeros((), int)}
     total = 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for n in (3, 4, 3, 5, 4):
             given = state
             state, doubled = executor(given, ramp(n))
@@ -461,8 +460,7 @@ def test_debug_nans_still_finds_a_nan() -> None:
 
 def test_a_fallback_is_exact_warns_once_and_counts() -> None:
     executor = BucketedExec(unrolled).with_pow2()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         for n in (3, 4, 3, 3, 5):
             got = executor(ramp(n))
             assert_same(got, jax.jit(unrolled)(ramp(n)))

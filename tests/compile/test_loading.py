@@ -614,7 +614,6 @@ def test_what_is_larger_than_all_files_may_be_is_told_of(kept):
 
 def test_the_thresholds_of_jax_are_kept(cache_of_jax):
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1e6)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         BucketedExec(pooled).with_pow2()(rows(3, 2))
     assert not (cache_of_jax / "bucketjit").exists()

@@ -685,8 +685,7 @@ def test_a_budget_that_warns_or_counts_seconds() -> None:
     with pytest.warns(CompileBudgetWarning, match="nearest compiled bucket is batch=4") as warned:
         np.testing.assert_array_equal(executor(ramp(5)), 2 * ramp(5))
     assert warned[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         executor(ramp(5))
     executor = BucketedExec(lambda x: x * 2, compile_budget=CompileBudget(seconds=1e-9)).with_pow2()
     executor(ramp(3))
@@ -711,8 +710,7 @@ def test_what_jit_compiles_once_more_is_told_of(
         if limit == "forbidden":
             stack.enter_context(executor.forbid_compiles())
         executor(two, ramp(3))
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as warned:
             for _ in range(3):
                 np.testing.assert_array_equal(executor(committed, ramp(3)), 2 * ramp(3))
     assert xla_compiles() - before == 1 and executor.stats().compiles == 2

@@ -163,8 +163,7 @@ def _exact(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         Stop: JAX cannot run it.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return jax.tree_util.tree_leaves(jax.block_until_ready(jax.jit(fn)(*args)))
     except Exception as error:
         raise Stop(UNSUPPORTED, f"exact: {_first_line(error)}") from error

@@ -34,8 +34,8 @@ def test_a_recipe_runs(
     assert "assert_allclose" in code and "compiles ==" in code
     if "keras" in info:
         monkeypatch.setenv("KERAS_BACKEND", "jax")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the libraries themselves
+    # The libraries themselves warn.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         for library in libraries(info):
             pytest.importorskip(library)
         monkeypatch.chdir(tmp_path)

@@ -129,8 +129,7 @@ def test_branches(name: str) -> None:
 @pytest.mark.parametrize("name", UNDECIDABLE)
 def test_what_sizes_raise_is_not_caught_in_silence(name: str) -> None:
     executor = BucketedExec(_branch(UNDECIDABLE[name])).with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         for n in SIZES:
             assert_takes(executor, UNDECIDABLE[name], n)
 
@@ -462,8 +461,7 @@ def test_a_small_size_does_not_keep_larger_ones_from_their_buckets(
 ) -> None:
     fn, spec = OPENED[form]
     executor = BucketedExec(fn, dynamic_axes=spec).with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         for n in sizes:
             assert_like_jit(executor, fn, {"x": ramp(n)} if "dict" in form else ramp(n))
     buckets = executor.stats().buckets

@@ -171,8 +171,7 @@ def reason(program: Program) -> str:
     bucketed = BucketedExec(program, dynamic_axes="n, _", fallback="error").with_pow2()
     with pytest.raises(FallbackError) as raised:
         bucketed(array(6))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         exact = BucketedExec(program, dynamic_axes="n, _").with_pow2()(array(6))
     np.testing.assert_allclose(exact, jax.jit(program)(array(6)), rtol=2e-5, atol=2e-5)
     return str(raised.value)

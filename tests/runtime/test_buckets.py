@@ -113,8 +113,7 @@ def test_extend(policy: Any, strategy: Any, n: int, bucket: int) -> None:
 def test_exact_leaves_the_size_as_it_is_and_counts(xla_compiles: Callable[[], int]) -> None:
     executor = BucketedExec(total).with_pow2(max=8, overflow="exact")
     x = ramp(9)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         first = executor(x)
         compiled = xla_compiles()
         for _ in range(3):  # by the warm path

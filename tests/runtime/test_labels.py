@@ -108,8 +108,7 @@ def test_the_shape_of_lengths_does_not_depend_on_the_data(
     fn, options, shape = FUNCTIONS[name]
     executor = BucketedExec(fn, **options)
     executor = executor if name == "exact" else executor.with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         got = executor.map([np.ones(n, F32) for n in lengths], out="stacked")
     assert np.shape(got.lengths) == shape
     for row, n in zip(got.rows(), lengths, strict=True):
@@ -152,8 +151,7 @@ def test_an_array_of_examples_inside_transformations(transform: str) -> None:
 
     of: Any = {"jit": jax.jit, "grad": jax.grad, "vmap": jax.vmap}[transform]
     xs = np.arange(12, dtype=F32).reshape((2, 2, 3) if transform == "vmap" else (4, 3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         np.testing.assert_allclose(of(total)(xs), of(by_hand)(xs), rtol=1e-5)
 
 
@@ -284,8 +282,7 @@ def test_map_warns_of_compiles_as_calls_do() -> None:
     xs = [np.ones(n, F32) for n in (1, 2, 3, 4)]
     with pytest.warns(RecompileWarning, match="compiles for each size: axis 0 of x"):
         BucketedExec(lambda x: x.sum(), dynamic_axes="n").map(xs)
-    with warnings.catch_warnings():  # other numbers of rows are no other sizes
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):  # other numbers of rows are no other sizes
         executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2()
         for copies in (1, 2, 3, 5, 9, 17, 33):
             executor.map([np.ones(n, F32) for n in range(1, 65) for _ in range(copies)])

@@ -146,8 +146,7 @@ def scrape(model: Model, tmp_path: Path) -> None:
 def test_nothing_outlives_its_last_reference(
     method: Method, configure: Configure, use: Callable[[Model, Path], None], tmp_path: Path
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         model = Model(method, configure)
         use(model, tmp_path)
     alive = weakref.ref(model)

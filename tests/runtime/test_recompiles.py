@@ -22,8 +22,7 @@ def total(x: Any) -> Any:
 
 def told(run: Callable[[], object]) -> list[str]:
     """The texts of the warnings of recompiles."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         run()
     for warning in caught:
         assert warning.category is not RecompileWarning or warning.filename == __file__

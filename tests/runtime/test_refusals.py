@@ -129,8 +129,7 @@ def test_what_xla_does_not_compile_runs_exact(reverse: bool) -> None:
         return lax.cumprod(x, reverse=reverse).sum()
 
     grad = BucketedExec(jax.grad(loss), dynamic_axes="b, _").with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         for n in (5, 2, 6):
             x = np.random.default_rng(n).uniform(0.5, 1.5, (n, 3)).astype(np.float32)
             np.testing.assert_allclose(grad(x), jax.jit(jax.grad(loss))(x), rtol=1e-4)

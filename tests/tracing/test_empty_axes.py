@@ -81,8 +81,7 @@ def derived(fn: Function) -> Function:
 def test_a_stream(name: str) -> None:
     fn, axes, made, compiles = CASES[name]
     executor = BucketedExec(fn, dynamic_axes=axes).with_pow2(min=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for sizes in STREAM:
             assert_close(executor(*made(*sizes)), exactly(fn, made(*sizes)))
     stats = executor.stats()

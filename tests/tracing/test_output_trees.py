@@ -225,8 +225,7 @@ DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
 def test_types_and_their_texts_decide_as_in_the_unpadded_run(name: str) -> None:
     fn = DECISIONS[name]
     executor = BucketedExec(fn, dynamic_axes=("n, _", "m, _")).with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         for n, m in ((6, 7), (5, 5), (7, 7), (16, 16), (5, 6)):
             x, y = ramp(n, 3), ramp(m, 3)
             got, want = executor(x, y), jax.jit(fn)(x, y)
