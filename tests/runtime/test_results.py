@@ -290,11 +290,7 @@ def _scan_free(x: Any) -> Any:
     [
         (_scan_free, {}, lambda n: ((ramp(n),), {})),
         (_scan_free, {}, lambda n: ((), {"x": jnp.asarray(ramp(n))})),
-        (
-            lambda x, y: x @ y,
-            {"dynamic_axes": ("a, b", "b, a")},
-            lambda n: ((ramp(n, 3), ramp(3, n)), {}),
-        ),
+        (jnp.matmul, {"dynamic_axes": ("a, b", "b, a")}, lambda n: ((ramp(n, 3), ramp(3, n)), {})),
         (
             lambda d, w: (d["x"] * w, d["k"]),
             {"dynamic_axes": ({"x": "n", "k": None}, None)},

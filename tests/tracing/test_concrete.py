@@ -200,9 +200,8 @@ def test_refusals_name_the_difference() -> None:
 
 
 def test_errors_and_the_strict_policy() -> None:
-    executor = BucketedExec(
-        lambda x: sum(x[i] for i in range(x.shape[0])), fallback=Fallback.ERROR
-    ).with_pow2()
+    executor = BucketedExec(lambda x: sum(x[i] for i in range(x.shape[0])), fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
     with pytest.raises(FallbackError, match="^a Python loop"):
         executor(ramp(5))
     with pytest.raises(ZeroDivisionError):

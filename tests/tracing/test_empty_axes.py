@@ -13,13 +13,9 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit.errors import ArtifactError, FallbackWarning
-from tests.comparison import assert_close
+from tests.comparison import assert_close, floats
 
 Function = Callable[..., Any]
-
-
-def floats(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
 def graph(n: int, e: int) -> tuple[np.ndarray, ...]:

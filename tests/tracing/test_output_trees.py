@@ -207,9 +207,7 @@ DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
     "structs": lambda x, y: x + 1 if struct(x) == struct(y) else x,
     "a set of structs": lambda x, y: x + 1 if struct(x) in {struct(y)} else x,
     "a known struct": lambda x, y: x + 1 if struct(x) == jax.ShapeDtypeStruct((5, 3), "f4") else x,
-    "results": lambda x, y: (
-        x + 1 if jax.eval_shape(jnp.sin, x) == jax.eval_shape(jnp.cos, y) else x
-    ),
+    "result": lambda x, y: x + 1 if jax.eval_shape(jnp.sin, x) == jax.eval_shape(jnp.cos, y) else x,
     "text of a type": lambda x, y: x + (f"{jax.typeof(x)}" == "float32[5,3]"),
     "text of a struct": lambda x, y: x + len(str(struct(x))),
     "text of a number": lambda x, y: x * len(f"{x.shape[0] / 4}"),
