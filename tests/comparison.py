@@ -1,9 +1,11 @@
 """Compare results in everything that `jax.jit` determines of them."""
 
+import contextlib
 import gc
+import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -66,17 +68,38 @@ def assert_like_jit(
     return got
 
 
+def assert_as_jit(executor: BucketedExec, *args: Any, **kwargs: Any) -> Any:
+    """As `assert_like_jit`, with the function that the executor was made of."""
+    return assert_like_jit(executor, executor.__wrapped__, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def filtering(mode: str) -> Iterator[None]:
+    """Tracebacks as `jax_traceback_filtering` says."""
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", mode)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+
+
 def in_threads(work: Callable[[Any], Any], arguments: Iterable[Any]) -> list[Any]:
     """The results of the work with each argument, each in a thread of its own, all at once."""
     arguments = list(arguments)
+    barrier = threading.Barrier(len(arguments))
+
+    def start(argument: Any) -> Any:
+        barrier.wait(60)
+        return work(argument)
+
     with ThreadPoolExecutor(len(arguments)) as pool:
-        return list(pool.map(work, arguments))
+        return list(pool.map(start, arguments, timeout=300))
 
 
 def warned(category: type[Warning], run: Callable[[], object]) -> list[str]:
     """The texts of the warnings of a category."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         run()
     return [str(w.message) for w in caught if w.category is category]
 
@@ -91,8 +114,13 @@ def ramp(*shape: int, dtype: Any = np.float32, start: float = 1) -> np.ndarray:
     return (np.arange(np.prod(shape, dtype=int)) + start).astype(dtype).reshape(shape)
 
 
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
+def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.ones(shape, dtype)
+
+
+def floats(*shape: int) -> np.ndarray:
+    """Normal numbers, the same for the same shape."""
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
 def buckets(executor: Any) -> list[dict[str, int]]:

@@ -321,8 +321,7 @@ def placed_by_the_user(mesh: Any) -> None:
     static = jit(lambda k, x: k * x, static_argnums=0, in_shardings=(by_rows,), buckets="pow2")
     np.testing.assert_allclose(static(3, x), 3 * x, rtol=1e-6)
     unmasked = jit(lambda x: jax.numpy.linalg.eigvals(x @ x.T).sum(), in_shardings=by_rows)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         assert np.isfinite(unmasked(x[:5]))
 
 
@@ -404,8 +403,8 @@ def padding_that_the_mesh_does_not_divide(mesh: Any) -> None:
     x = rows(mesh, 8)
     for n in (1, 3, 5, 8):
         executor = BucketedExec(jnp.tanh, dynamic_axes="b, _").with_linear(6)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)  # explicit axes, cut unevenly
+        # Explicit axes are cut unevenly.
+        with warnings.catch_warnings(action="ignore", category=FallbackWarning):
             result = executor(Padded(x, {0: n}))
         np.testing.assert_allclose(result, np.tanh(np.asarray(x)[:n]), rtol=1e-6)
 

@@ -13,10 +13,7 @@ from bucketjit import BucketedExec
 from bucketjit.errors import FallbackWarning, SpecError
 from bucketjit.types import Event
 from tests.alone import run_well
-
-
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return np.ones(shape, dtype)
+from tests.comparison import ones
 
 
 def news(told: list[Event]) -> list[str]:

@@ -54,8 +54,7 @@ def rows(n: int) -> np.ndarray:
 
 @pytest.fixture(autouse=True)
 def nothing_runs_exact() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FallbackWarning)
+    with warnings.catch_warnings(action="error", category=FallbackWarning):
         yield
 
 

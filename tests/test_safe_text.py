@@ -72,8 +72,7 @@ def evil_executor(rule: Any = refuses, **options: Any) -> BucketedExec:
 
 def called(executor: BucketedExec, *sizes: int) -> list[str]:
     """The warnings of some calls."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as warned:
         for n in sizes:
             executor(**{NAME: np.ones(n, np.float32)})
     return [str(w.message) for w in warned]

@@ -12,21 +12,9 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from tests.comparison import ramp
+from tests.comparison import in_threads, ramp
 
 WORKERS = 12
-
-
-def together(count: int, work: Callable[[int], Any]) -> list[Any]:
-    """Runs ``work(0)``, ``work(1)``, ... at the same time; raises what any of them raised."""
-    barrier = threading.Barrier(count)
-
-    def start(i: int) -> Any:
-        barrier.wait(60)
-        return work(i)
-
-    with ThreadPoolExecutor(count) as pool:
-        return [f.result(300) for f in [pool.submit(start, i) for i in range(count)]]
 
 
 def test_one_compile_per_bucket(xla_compiles: Callable[[], int]) -> None:
@@ -34,7 +22,7 @@ def test_one_compile_per_bucket(xla_compiles: Callable[[], int]) -> None:
     sizes = [[(3 * i + 5 * k) % 16 + 1 for k in range(25)] for i in range(WORKERS)]
     inputs = [[ramp(n) for n in row] for row in sizes]
     before = xla_compiles()
-    results = together(WORKERS, lambda i: [executor(x) for x in inputs[i]])
+    results = in_threads(lambda row: [executor(x) for x in row], inputs)
     assert xla_compiles() - before == executor.cache_size() == executor.stats().compiles == 5
     for row, outs in zip(inputs, results, strict=True):
         for x, (a, b) in zip(row, outs, strict=True):
@@ -49,7 +37,7 @@ def test_one_compile_per_bucket(xla_compiles: Callable[[], int]) -> None:
 def test_all_ask_for_the_same_bucket_first(xla_compiles: Callable[[], int]) -> None:
     executor = BucketedExec(lambda x: jnp.cos(x) * 2).with_pow2()
     before = xla_compiles()
-    results = together(WORKERS, lambda i: np.asarray(executor(ramp(5 + i % 4))))
+    results = in_threads(lambda i: np.asarray(executor(ramp(5 + i % 4))), range(WORKERS))
     assert xla_compiles() - before == executor.cache_size() == 1
     for i, result in enumerate(results):
         np.testing.assert_allclose(result, 2 * np.cos(ramp(5 + i % 4)), rtol=1e-5)
@@ -65,7 +53,7 @@ def test_different_buckets_compile_at_the_same_time() -> None:
 
     executor = BucketedExec(lambda x: jnp.exp(x)).with_pow2()
     executor = executor.with_rules({jax.lax.exp_p: slow})
-    together(4, lambda i: executor(ramp(2**i)))
+    in_threads(lambda i: executor(ramp(2**i)), range(4))
     assert executor.cache_size() == 4
 
 
@@ -86,9 +74,8 @@ def test_mixed_signatures_guards_and_learning() -> None:
             np.testing.assert_array_equal(np.asarray(z), w + 1)
             assert y.dtype == dtype
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        together(8, work)
+    with warnings.catch_warnings(action="error"):
+        in_threads(work, range(8))
 
 
 def test_x64_belongs_to_the_thread() -> None:
@@ -101,7 +88,7 @@ def test_x64_belongs_to_the_thread() -> None:
             assert result.dtype == (np.float64 if i % 2 else np.float32)
             np.testing.assert_array_equal(np.asarray(result), ramp(n) + 1)
 
-    together(8, work)
+    in_threads(work, range(8))
     assert executor.cache_size() == 4
 
 
@@ -113,7 +100,7 @@ def test_eviction_under_load(live_executables: Callable[[], int]) -> None:
             n = 2 ** ((i + k) % 5)
             np.testing.assert_array_equal(np.asarray(executor(ramp(n))), 2 * ramp(n))
 
-    together(8, work)
+    in_threads(work, range(8))
     assert executor.cache_size() == 2
     assert live_executables() == 2
 
@@ -140,7 +127,7 @@ def test_a_failed_compile_raises_for_every_waiter() -> None:
             executor(ramp(3))
         return True
 
-    assert all(together(8, work))
+    assert all(in_threads(work, range(8)))
     assert executor.cache_size() == 0
     broken = False
     np.testing.assert_allclose(np.asarray(executor(ramp(3))), np.exp(ramp(3)), rtol=1e-5)
@@ -162,7 +149,7 @@ def test_tracing_in_two_threads_keeps_comparisons_apart() -> None:
         return fn
 
     executors = [BucketedExec(waits(v)).with_pow2() for v in (7, 8)]
-    results = together(2, lambda i: executors[i](ramp(3)))
+    results = in_threads(lambda executor: executor(ramp(3)), executors)
     for result in results:
         np.testing.assert_array_equal(np.asarray(result), ramp(3))
 

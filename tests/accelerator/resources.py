@@ -51,9 +51,7 @@ def check_peak_memory() -> str:
     size = 256 * MIB
     base, peak = memory(), memory("peak_bytes_in_use")
     if peak - base > size:
-        raise NotShown(
-            f"{peak / MIB:.0f} MiB were in use before: a peak beyond them would not show"
-        )
+        raise NotShown(f"{peak / MIB:.0f} MiB were in use before: a peak beyond would not show")
     executor = BucketedExec(added, dynamic_axes=(None, "n, _"), donate_argnums=0).with_pow2()
     state = jnp.ones(size // 4, jnp.float32)
     for n in (5, 6, 5):

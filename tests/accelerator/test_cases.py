@@ -57,8 +57,7 @@ def outcome(name: str, target: str, is_plain: bool = False) -> str:
         constraints=case.constraints,
     )
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             lowered: Any = (jax.jit(case.fn) if is_plain else executor).lower(*args)
         lowered.compile()
     except Exception:

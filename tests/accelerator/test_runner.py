@@ -38,9 +38,7 @@ SOME = {
 }
 
 
-def test_a_line_for_each_check(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_for_each_check(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(checks, "CHECKS", SOME)
     assert runner.main([]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -79,9 +77,7 @@ def test_what_is_measured_is_kept_where_one_asks(
     assert "`make accelerator`, 20" in table.page(tmp_path)
 
 
-def test_what_is_missing_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(runner, "NEEDED", ("jax", "no_such_package"))
     assert runner.main([]) == 2
     told = capsys.readouterr().err

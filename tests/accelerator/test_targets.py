@@ -42,9 +42,7 @@ def over(topology: str, *axes: int) -> Any:
     return jax.sharding.Mesh(np.reshape(described.devices, axes), ("rows", "columns")[: len(axes)])
 
 
-def bucketed(
-    fn: Any = mean, spec: Any = "b, _", **options: Any
-) -> bucketjit.BucketedExec[..., Any]:
+def bucketed(fn: Any = mean, spec: Any = "b, _", **options: Any) -> Any:
     return bucketjit.jit(fn, dynamic_axes=spec, buckets="pow2", **options)
 
 

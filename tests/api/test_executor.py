@@ -1,13 +1,12 @@
 """A call of the executor returns what a call of `jax.jit` returns."""
 
-import contextlib
 import copy
 import dataclasses
 import functools
 import operator
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from bucketjit import BucketedExec, CompileBudget, Fallback, strategies
 from bucketjit._runtime import buckets
 from bucketjit.errors import FallbackError, FallbackWarning, MaskingError, SpecError
 from bucketjit.types import CacheInfo
-from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
+from tests.comparison import assert_as_jit, assert_like_jit, assert_same, ramp, unrolled
 
 SIZES = (1, 3, 4, 5, 3)
 
@@ -116,32 +115,29 @@ def test_shapes(axes: str, shapes: list[tuple[int, int]]) -> None:
 
 
 def test_scalar_arrays_of_every_kind() -> None:
-    fn = lambda x, c: (x * c, c + 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, c: (x * c, c + 1)).with_pow2()
     scalars = [np.array(2.0), np.float32(2), np.float16(2), jnp.asarray(2.0), jnp.float32(2)]
     for c in [*scalars, np.int64(2), np.bool_(True), np.array(2, np.uint8)]:
         for n in (3, 4):
-            assert_like_jit(executor, fn, ramp(n), c)
+            assert_as_jit(executor, ramp(n), c)
 
 
 @pytest.mark.sampled(13)
 @pytest.mark.parametrize("scalar", [2, 2.5, True, 1 + 2j, -7])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "bool", "complex64"])
 def test_python_scalars_stay_weakly_typed(scalar: Any, dtype: str) -> None:
-    fn = lambda x, c: (x * c, c, c + 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, c: (x * c, c, c + 1)).with_pow2()
     for n in (3, 4, 3):
-        assert_like_jit(executor, fn, ramp(n, dtype=jnp.dtype(dtype)), scalar)
+        assert_as_jit(executor, ramp(n, dtype=jnp.dtype(dtype)), scalar)
 
 
 def test_committed_arrays_give_committed_results() -> None:
-    fn = lambda x, c: (x * c, c + 1, x.sum())  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, c: (x * c, c + 1, x.sum())).with_pow2()
     device = jax.devices()[0]
     for n in (3, 4):
         for x in (ramp(n), jnp.asarray(ramp(n)), jax.device_put(ramp(n), device)):
             for c in (np.float32(1), jax.device_put(np.float32(1), device)):
-                assert_like_jit(executor, fn, x, c)
+                assert_as_jit(executor, x, c)
 
 
 # --- keys --------------------------------------------------------------------------------------
@@ -158,22 +154,20 @@ def test_one_key_as_an_argument(make: Callable[[int], Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["typed", "raw", "raw on the host"])
 def test_a_batch_of_keys(kind: str) -> None:
-    fn = lambda keys, x: (keys, x)  # noqa: E731
-    executor = BucketedExec(fn, dynamic_axes=("b, ...", "b")).with_pow2()
+    executor = BucketedExec(lambda keys, x: (keys, x), dynamic_axes=("b, ...", "b")).with_pow2()
     for n in (1, 3, 4, 5):
         keys = jax.random.split(jax.random.key(n), n)
         if kind != "typed":
             keys = jax.random.key_data(keys)
-        assert_like_jit(executor, fn, np.asarray(keys) if "host" in kind else keys, ramp(n))
+        assert_as_jit(executor, np.asarray(keys) if "host" in kind else keys, ramp(n))
     assert executor.cache_size() == 3
 
 
 def test_keys_of_every_generator() -> None:
-    fn = lambda keys: (keys, jnp.arange(3))  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda keys: (keys, jnp.arange(3))).with_pow2()
     for impl in ("threefry2x32", "rbg", "unsafe_rbg", "threefry2x32"):
         for n in (3, 4):
-            assert_like_jit(executor, fn, jax.random.split(jax.random.key(0, impl=impl), n))
+            assert_as_jit(executor, jax.random.split(jax.random.key(0, impl=impl), n))
 
 
 # --- trees and keyword arguments ---------------------------------------------------------------
@@ -195,20 +189,18 @@ def test_containers_as_arguments() -> None:
 
 
 def test_static_fields_of_a_dataclass_are_part_of_the_signature() -> None:
-    fn = lambda s, x: x * len(s.name)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda s, x: x * len(s.name)).with_pow2()
     for n in (3, 4):
         for name in ("a", "ab", "a"):
-            assert_like_jit(executor, fn, State(1, 2, name), ramp(n))
+            assert_as_jit(executor, State(1, 2, name), ramp(n))
     assert executor.cache_size() == 2
 
 
 def test_a_tree_that_changes() -> None:
-    fn = lambda trees, x: (jax.tree.map(lambda a: a + 1, trees), x)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda trees, x: (jax.tree.map(lambda a: a + 1, trees), x)).with_pow2()
     for trees in ((), (1.0,), {"a": 1.0}, {"b": 1.0}, None, [None, 1], {"a": 1.0}):
         for n in (3, 4):
-            assert_like_jit(executor, fn, trees, ramp(n))
+            assert_as_jit(executor, trees, ramp(n))
 
 
 def test_keyword_arguments() -> None:
@@ -282,12 +274,9 @@ def test_a_closure_over_arrays() -> None:
     w, keys = jnp.asarray(ramp(3)), jax.random.key(1)
     host = ramp(3)
 
-    def fn(x: Any) -> Any:
-        return x @ w + host.sum(), jax.random.uniform(keys)
-
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x: (x @ w + host.sum(), jax.random.uniform(keys))).with_pow2()
     for n in (1, 3, 4):
-        assert_like_jit(executor, fn, ramp(n, 3))
+        assert_as_jit(executor, ramp(n, 3))
 
 
 # --- static arguments --------------------------------------------------------------------------
@@ -346,8 +335,7 @@ def test_donated_arguments_are_given_away(strategy: Any) -> None:
     executor = executor.with_strategy(strategy)
     state = {"w": jnp.zeros(8), "n": jnp.zeros((), int)}
     total = 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for n in (3, 4, 3, 5, 4):
             given = state
             state, doubled = executor(given, ramp(n))
@@ -427,23 +415,13 @@ def test_x64_switched_between_calls() -> None:
                     assert_like_jit(executor, fn, ramp(n, dtype=dtype), 3)
 
 
-@contextlib.contextmanager
-def _flag(name: str, value: Any) -> Iterator[None]:
-    before = getattr(jax.config, name)
-    jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        jax.config.update(name, before)
-
-
 def test_debug_nans_stays_quiet_where_exact_has_none() -> None:
     def fn(x: Any) -> Any:
         z = jnp.log(x) / x  # padding: log(0) / 0
         return z, z.sum(), (1 / x).mean(), jnp.sqrt(x - 0.5)
 
     executor = BucketedExec(fn).with_pow2()
-    with _flag("jax_debug_nans", True), _flag("jax_debug_infs", True):
+    with jax.debug_nans(True), jax.debug_infs(True):
         for n in (1, 3, 4, 5):
             got = executor(ramp(n))
             assert_same(got, jax.jit(fn)(ramp(n)), rtol=1e-5)
@@ -461,8 +439,7 @@ def test_debug_nans_still_finds_a_nan() -> None:
 
 def test_a_fallback_is_exact_warns_once_and_counts() -> None:
     executor = BucketedExec(unrolled).with_pow2()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         for n in (3, 4, 3, 3, 5):
             got = executor(ramp(n))
             assert_same(got, jax.jit(unrolled)(ramp(n)))
@@ -564,11 +541,7 @@ def _raises(ctx: Any, x: Any, y: Any) -> Any:
 
 UNMASKED: dict[str, tuple[Any, Any, str]] = {
     "no rule": (_unmasked, {}, "unmasked: no masking rule"),
-    "a rule that raises": (
-        lambda x: x * 2,
-        {lax.mul_p: _raises},
-        "mul: .*ZeroDivisionError: in the rule",
-    ),
+    "an error": (lambda x: x * 2, {lax.mul_p: _raises}, "mul: .*ZeroDivisionError: in the rule"),
     "a rule of the wrong shape": (
         lambda x: x * 2,
         {lax.mul_p: lambda ctx, x, y: x[:1]},
@@ -795,9 +768,6 @@ def test_indices_have_the_dtype_of_the_exact_run(fn: Any) -> None:
 
 @pytest.mark.parametrize("name", ["sizes", "constants", "args", "self", "fn"])
 def test_a_keyword_argument_may_have_any_name(name: str) -> None:
-    def scaled(x: Any, **factors: Any) -> Any:
-        return jnp.sum(x * factors[name])
-
-    executor = BucketedExec(scaled).with_pow2()
+    executor = BucketedExec(lambda x, **factors: jnp.sum(x * factors[name])).with_pow2()
     assert float(executor(np.ones(5, np.float32), **{name: np.float32(2)})) == 10
     assert executor.stats().fallback_calls == 0

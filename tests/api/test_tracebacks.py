@@ -1,6 +1,5 @@
 """Errors of the user's code: as ``jax.jit`` shows them, with no frame of bucketjit or JAX."""
 
-import contextlib
 import os
 import sys
 import traceback
@@ -16,6 +15,7 @@ import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._jax.tracebacks import shortened
 from bucketjit.errors import ArgumentError, FallbackError
+from tests.comparison import filtering
 
 X = np.arange(5, dtype=np.float32)
 LIKE = jax.ShapeDtypeStruct((5,), np.float32)
@@ -45,10 +45,6 @@ def deep(x: Any) -> Any:
 
 def two(x: Any, y: Any) -> Any:
     return x + y
-
-
-def look_up(x: Any) -> Any:
-    return {"a": x}["b"]
 
 
 def caused(x: Any) -> Any:
@@ -85,7 +81,7 @@ FAILING: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] =
     "missing": (two, (X,), {}),
     "too many": (two, (X, X, X), {}),
     "wrong keyword": (two, (X,), {"z": X}),
-    "a key": (look_up, (X,), {}),
+    "a key": (lambda x: {"a": x}["b"], (X,), {}),
     "jnp": (lambda x: jnp.dot(x, jnp.ones(3)), (X,), {}),
     "broadcast": (two, (X, np.ones(3, np.float32)), {}),
     "with a cause": (caused, (X,), {}),
@@ -134,16 +130,6 @@ def same_chain(one: BaseException | None, other: BaseException | None) -> bool:
         and same_chain(one.__cause__, other.__cause__)
         and same_chain(one.__context__, other.__context__)
     )
-
-
-@contextlib.contextmanager
-def filtering(mode: str) -> Iterator[None]:
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", mode)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_traceback_filtering", before)
 
 
 @pytest.fixture(autouse=True)

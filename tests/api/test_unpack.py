@@ -55,10 +55,7 @@ def test_a_directory_with_files_is_left_alone(saved, tmp_path, run):
     assert code == 1 and out == "" and error.count("\n") == 1 and "is not empty" in error
     (folder / "layout.json").write_text("old")
     assert run(saved, folder, "--force")[0] == 0
-    assert {path: path.read_bytes() for path in files(folder)} == {
-        **before,
-        folder / "mine": b"mine",
-    }
+    assert {p: p.read_bytes() for p in files(folder)} == {**before, folder / "mine": b"mine"}
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 

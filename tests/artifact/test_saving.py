@@ -14,6 +14,7 @@ import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._artifact.archive import Archive
 from bucketjit.errors import ArgumentError, ArtifactError, SpecError
+from tests.comparison import floats
 
 Struct = jax.ShapeDtypeStruct
 LIKE = Struct((8, 4), jnp.float32)
@@ -21,10 +22,6 @@ LIKE = Struct((8, 4), jnp.float32)
 
 def mean(x: Any) -> Any:
     return x.mean(0)
-
-
-def floats(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 def test_a_file_may_be_written_over_once_it_is_opened(tmp_path: Path) -> None:

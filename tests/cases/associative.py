@@ -30,10 +30,7 @@ def state_space(a: Any, x: Any, w: Any) -> Any:
 def closed_over(x: Any, w: Any) -> Any:
     """A function that closes over what is differentiated too."""
 
-    def combine(left: Any, right: Any) -> Any:
-        return left + right + jnp.tanh(w) * left * right
-
-    return lax.associative_scan(combine, x)
+    return lax.associative_scan(lambda left, right: left + right + jnp.tanh(w) * left * right, x)
 
 
 def resetting(x: Any, reset: Any) -> Any:
@@ -141,19 +138,9 @@ TABLE = {
         for made, name, fn, grad in (
             (case, "sorted", lambda a, b: a + jnp.take_along_axis(b, jnp.argsort(b, -1), -1), True),
             (case, "read", jax.vmap(lambda a, b: b + a[place(b)] / 9), False),
-            (
-                case,
-                "read_or_filled",
-                jax.vmap(lambda a, b: b + a.at[place(b) + 1].get(mode="fill")),
-                False,
-            ),
+            (case, "filled", jax.vmap(lambda a, b: b + a.at[place(b) + 1].get(mode="fill")), False),
             (case, "set", jax.vmap(lambda a, b: b.at[place(a)].set(a[0] / 9)), False),
-            (
-                slow,
-                "added_to",
-                jax.vmap(lambda a, b: b.at[place(jnp.stack([a, b]))].add(a[:2])),
-                True,
-            ),
+            (slow, "added", jax.vmap(lambda a, b: b.at[place(jnp.stack([a, b]))].add(a[:2])), True),
         )
     },
     # what JAX builds on it

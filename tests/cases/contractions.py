@@ -112,9 +112,7 @@ TABLE = {
         ]
     },
     "dot_dense_layer": dot(lambda w, x: jnp.tanh(x @ w), "3, 2; b, s, 3"),
-    "dot_size_expression": dot(
-        lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]), "s; s, 2"
-    ),
+    "dot_doubled": dot(lambda x, y: jnp.concatenate([x, x]) @ jnp.concatenate([y, y]), "s; s, 2"),
     **{
         f"dot_{dtype}": dot(
             lambda x, y: x @ y,

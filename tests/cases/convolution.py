@@ -145,9 +145,7 @@ TABLE = {
             "feature": ("b, 2, 4, 9", "b, 6, 2, 4"),
         }.items()
     },
-    "vmap_kernels_only": case(
-        jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2; b, 3, 2, 3", grad=False
-    ),
+    "kernels_only": case(jax.vmap(conv("SAME", 2), (None, 0)), "2, s, 2; b, 3, 2, 3", grad=False),
     "per_example_gradients": case(per_example, "b, 5, 2; 3, 2, 3", grad=False),
     # dtypes
     "bfloat16": case(

@@ -35,10 +35,7 @@ def _batched(mode):
     """Row ``b`` is indexed by the indices of row ``b``."""
     numbers = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
 
-    def fn(x, i):
-        return lax.gather(x, i[..., None], numbers, (1, 1), mode=mode)
-
-    return fn
+    return lambda x, i: lax.gather(x, i[..., None], numbers, (1, 1), mode=mode)
 
 
 def _one_window(mode):

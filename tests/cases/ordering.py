@@ -73,9 +73,7 @@ TABLE = {
         "int32[s] 0:2",
         Arg("s", make=_both_nans),
     ),
-    "sort_key_value_gradient": sort(
-        lambda x, y: lax.sort_key_val(x, y)[1], "b, s; b, s", grad=True
-    ),
+    "sort_key_val_gradient": sort(lambda x, y: lax.sort_key_val(x, y)[1], "b, s; b, s", grad=True),
     "sort_static_axis": sort(lambda x: jnp.sort(x, axis=1), "b, 5", grad=True),
     "sort_size_expression": sort(lambda x: jnp.sort(jnp.concatenate([x, 2 * x])), "s"),
     "lexsort": sort(lambda x, y: jnp.lexsort((x, y)), "int32[s] 0:3; int32[s] 0:2"),
@@ -182,9 +180,7 @@ TABLE = {
         ],
         "int32[s] 0:5; int32[b] 0:5",
     ),
-    "top_p_mask": case(
-        lambda x: jnp.cumsum(jnp.sort(jax.nn.softmax(x), descending=True), -1) < 0.9
-    ),
+    "top_p": case(lambda x: jnp.cumsum(jnp.sort(jax.nn.softmax(x), descending=True), -1) < 0.9),
     "argmax_by_sort": smooth(
         lambda x, i: jnp.take_along_axis(x, jnp.argsort(i, axis=1), axis=1), "b, s; b, s"
     ),

@@ -138,9 +138,7 @@ TABLE = {
     "reduce_own_function": fold(
         lambda x: [_fold(x, 0.0, _absolute_max, 0, 1), _fold(x, 7.0, _absolute_max, 1)]
     ),
-    "reduce_start_not_neutral": fold(
-        lambda x: _fold(x, 1, lambda a, b: a + b + 1, 0), "int32[b, s]"
-    ),
+    "reduce_not_neutral": fold(lambda x: _fold(x, 1, lambda a, b: a + b + 1, 0), "int32[b, s]"),
     "reduce_two_operands": fold(
         lambda x, y: _fold((x, y), (5, 0), _first_and_sum, 1), "b, s; int32[b, s]"
     ),
@@ -195,9 +193,7 @@ TABLE = {
     "layer_norm": smooth(
         lambda x, g: jax.nn.standardize(x, axis=-1) * g, "b, s, 4; 4", rtol=1e-4, atol=1e-4
     ),
-    "standardize_over_open_axis": case(
-        lambda x: jax.nn.standardize(x, axis=0), rtol=1e-3, atol=1e-4
-    ),
+    "standardize_open_axis": case(lambda x: jax.nn.standardize(x, axis=0), rtol=1e-3, atol=1e-4),
     "cross_entropy_of_one_hot": smooth(
         lambda x, y: -jnp.mean(jnp.sum(jax.nn.one_hot(y, 3) * jax.nn.log_softmax(x), -1)),
         "b, s, 3; int32[b, s] 0:3",

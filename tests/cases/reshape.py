@@ -36,9 +36,7 @@ PLAIN = {
     "reshape_from_leading": case(lambda x: x.reshape(-1, 3), "bool[3*b]"),
     "reshape_leading_swap": smooth(lambda x: x.reshape(-1, 6), "2*s, 3"),
     "reshape_floordiv": smooth(lambda x: x.reshape(-1, 2), "s", sizes=EVEN),
-    "reshape_floordiv_spelled": case(
-        lambda x: x.reshape(x.shape[0] // 2, 2, 3), "s, 3", sizes=EVEN
-    ),
+    "reshape_by_floordiv": case(lambda x: x.reshape(x.shape[0] // 2, 2, 3), "s, 3", sizes=EVEN),
     "reshape_two_groups": other(lambda x: x.reshape(x.shape[0] * 2, -1, 4), "b, 2, s, 2, 2"),
 }
 

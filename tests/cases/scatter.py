@@ -17,10 +17,7 @@ FLOATS = ("add", "mul", "min", "max", "set")
 
 
 def _at(method, mode=None, value=lambda y: y):
-    def fn(x, i, y):
-        return getattr(x.at[i], method)(value(y), mode=mode)
-
-    return fn
+    return lambda x, i, y: getattr(x.at[i], method)(value(y), mode=mode)
 
 
 def _windows(op, mode, halved=False):
@@ -37,10 +34,6 @@ def _windows(op, mode, halved=False):
 def _batched(op, mode):
     numbers = lax.ScatterDimensionNumbers((), (1,), (1,), (0,), (0,))
     return lambda x, i, y: op(x, i[..., None], y, numbers, mode=mode)
-
-
-def _apply(x, i):
-    return x.at[i].apply(jnp.sin)
 
 
 def _sliced_writes(x, y):
@@ -101,7 +94,7 @@ ROWS |= {
     "add_complex": case(_at("add"), f"complex64[b]; {WILD}; complex64[t]"),
     "mul_bfloat16": case(_at("mul"), "bfloat16[b]; int32[t] -b:b; bfloat16[t]", rtol=0.05),
     "max_special": case(_at("max"), f"b, s; {WILD}; t, s", domains=("special",)),
-    "apply": case(_apply, f"b, s; {WILD}", covers="scatter"),
+    "apply": case(lambda x, i: x.at[i].apply(jnp.sin), f"b, s; {WILD}", covers="scatter"),
     "set_unique": smooth(
         lambda x, y: x.at[jnp.arange(y.shape[0]) * 2].set(y, unique_indices=True, mode="drop"),
         "b, s; b, s",

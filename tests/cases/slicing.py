@@ -108,9 +108,7 @@ PADS = {
         lambda x: lax.pad(x, x.dtype.type(1), ((x.shape[0] - 3, 2, 1),)), "int32[s]"
     ),
     "pad_to_static": pad(lambda x: lax.pad(x, True, ((0, 10 - x.shape[0], 0),)), "bool[s]"),
-    "pad_interior_by_size": pad(
-        lambda x: lax.pad(x, x[0], ((x.shape[0] - 2, 1, x.shape[0] - 1),)), "s"
-    ),
+    "pad_interior": pad(lambda x: lax.pad(x, x[0], ((x.shape[0] - 2, 1, x.shape[0] - 1),)), "s"),
     "pad_left_to_static": pad(
         lambda x: jnp.pad(x, ((0, 0), (10 - x.shape[1], 0))), grad=True, constraints=("s <= 10",)
     ),
@@ -139,9 +137,7 @@ DYNAMIC = {
         "b, s; int32[] -10:11; int32[] -10:11",
         sizes=ATLEAST2,
     ),
-    "dynamic_slice_keys": case(
-        lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), "key[s]; int32[] -10:11"
-    ),
+    "slice_keys": case(lambda k, i: lax.dynamic_slice_in_dim(k, i, 1), "key[s]; int32[] -10:11"),
     "dynamic_update": update(
         lambda x, y, i: lax.dynamic_update_slice(x, y, (i, i)),
         "b, s; 1, 2; int32[] -10:11",

@@ -85,9 +85,7 @@ def warmed_up(fn: Callable[..., Any], w: Any = W, **options: Any) -> BucketedExe
 
 
 @pytest.mark.parametrize("fn", [dense, recurrent])
-def test_a_warm_up_runs_each_executable_once(
-    fn: Callable[..., Any], runs: list[Any], xla_compiles: Callable[[], int]
-) -> None:
+def test_a_warm_up_runs_each_executable_once(fn: Any, runs: Any, xla_compiles: Any) -> None:
     executor = warmed_up(fn)
     assert len(runs) == 2
     for (sizes, w, x), error in runs:
@@ -112,9 +110,7 @@ def test_without_being_asked_a_warm_up_runs_nothing(runs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("fn", [newton, calls_back, prints, long_loop, inverse])
-def test_what_must_not_run_on_zeros(
-    fn: Callable[..., Any], runs: list[Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_must_not_run_on_zeros(fn: Any, runs: Any, capfd: pytest.CaptureFixture[str]) -> None:
     executor = warmed_up(fn)
     assert not runs and capfd.readouterr().out == ""
     assert_like_jit(executor, fn, W + 1, ramp(3, 3) + 1)
@@ -125,9 +121,7 @@ def test_what_must_not_run_on_zeros(
     [(lambda x: x @ x.T @ x, 4096, 2048), (lambda x: x[:, 0][:, None] * x[:, 0], 1, 2**15)],
     ids=["long", "much memory"],
 )
-def test_what_takes_too_much_does_not_run(
-    fn: Any, width: int, largest: int, runs: list[Any]
-) -> None:
+def test_what_takes_too_much_does_not_run(fn: Any, width: int, largest: int, runs: Any) -> None:
     executor = BucketedExec(fn, dynamic_axes="b, _").with_pow2()
     like = jax.ShapeDtypeStruct((1, width), np.float32)
     executor.warmup(like, sizes={"b": [16, largest]}, progress=False, first_run=True)

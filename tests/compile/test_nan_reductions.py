@@ -65,9 +65,7 @@ SHOWN: dict[str, Function] = {
     "a power that is 1": lambda x: share(shifted(x) ** x.astype(int)),
     "ints": lambda x: shifted(x).astype(int) / shifted(x).sum(-1, keepdims=True).astype(int),
     "compared": lambda x: (share(shifted(x)), shifted(x) > 0.5),
-    "a choice by a sum of one": lambda x: share(
-        shifted(x) * (x > 0)[..., None].astype(x.dtype).sum(-1)
-    ),
+    "a choice by a sum": lambda x: share(shifted(x) * (x > 0)[..., None].astype(x.dtype).sum(-1)),
     "a choice by a contraction of one": lambda x: share(
         shifted(x) * ((x[:, :1] > 0).astype(x.dtype) @ jnp.ones((1, x.shape[1])))
     ),

@@ -9,7 +9,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from bucketjit._stages import warmup
 from bucketjit.errors import CompileBudgetError, CompileBudgetWarning, FallbackWarning, SpecError
 from bucketjit.types import Event
 from tests.alone import run_python
-from tests.comparison import assert_like_jit, assert_same, ramp, unrolled
+from tests.comparison import assert_like_jit, assert_same, buckets, in_threads, ramp, unrolled
 
 
 def spread(p: Any, x: Any) -> Any:
@@ -33,10 +32,6 @@ def spread(p: Any, x: Any) -> Any:
 
 PARAMS = {"w": np.float32(2)}
 LIKE = jax.ShapeDtypeStruct((1, 3), jnp.float32)
-
-
-def buckets(executor: BucketedExec) -> list[dict[str, int]]:
-    return [dict(b.sizes) for b in executor.stats().buckets]
 
 
 def slow_rule(go: threading.Event, begun: threading.Event | None = None) -> Callable[..., Any]:
@@ -53,13 +48,10 @@ def slow_rule(go: threading.Event, begun: threading.Event | None = None) -> Call
 
 
 @pytest.mark.parametrize("workers", [None, 1, 3])
-def test_warm_up_leaves_nothing_to_compile(
-    workers: int | None, xla_compiles: Callable[[], int]
-) -> None:
+def test_warm_up_leaves_nothing_to_compile(workers: int | None, xla_compiles: Any) -> None:
     executor = BucketedExec(spread, dynamic_axes=(None, "b, 3")).with_pow2()
-    report = executor.warmup(
-        PARAMS, LIKE, sizes={"b": range(1, 20)}, workers=workers, progress=False
-    )
+    sizes = {"b": range(1, 20)}
+    report = executor.warmup(PARAMS, LIKE, sizes=sizes, workers=workers, progress=False)
     assert [b["b"] for b in report.compiled] == [32, 16, 8, 4, 2, 1]
     assert not (report.present or report.failed or report.exact or report.left)
     assert report.seconds > 0 and str(report).startswith("6 compiled, 0 present")
@@ -68,7 +60,7 @@ def test_warm_up_leaves_nothing_to_compile(
         for n in (1, 3, 19, 32):
             executor(PARAMS, ramp(n, 3))
             executor(PARAMS, jax.device_put(ramp(n, 3)))
-    executor.warmup(PARAMS, LIKE, sizes={"b": range(1, 20)}, progress=False)
+    executor.warmup(PARAMS, LIKE, sizes=sizes, progress=False)
     assert xla_compiles() == before
     assert executor.stats().compiles == executor.cache_size() == 6
     for n in (1, 3, 19):
@@ -184,14 +176,10 @@ def test_warm_up_of_exact_runs_compiles_sizes(beyond: bool) -> None:
             executor(ramp(4))
 
 
-def by_weights(x: Any, w: Any) -> Any:
-    return x @ w
-
-
 @pytest.mark.parametrize("axes", [None, ([0], [0]), ([0], None), ([0, 1], [0])])
 def test_warm_up_without_a_strategy_of_what_has_no_names(axes: Any) -> None:
     given = {} if axes is None else {"dynamic_axes": axes}
-    executor = BucketedExec(by_weights, **given)
+    executor = BucketedExec(lambda x, w: x @ w, **given)
     executor.warmup(ramp(5, 3), ramp(3, 2), progress=False)
     with executor.forbid_compiles():
         executor(ramp(5, 3), ramp(3, 2))
@@ -298,8 +286,7 @@ def test_what_is_left_of_a_warm_up_is_what_calls_need(monkeypatch: pytest.Monkey
 def test_warm_ups_at_the_same_time_report_what_each_compiled() -> None:
     executor = BucketedExec(lambda x: jnp.tanh(x) * 2).with_pow2()
     ask = {"sizes": {"batch": [4, 8, 16, 32]}, "progress": False}
-    with ThreadPoolExecutor(4) as pool:
-        reports = list(pool.map(lambda _: executor.warmup(ramp(1), **ask), range(4)))
+    reports = in_threads(lambda _: executor.warmup(ramp(1), **ask), range(4))
     assert sum(len(r.compiled) for r in reports) == executor.stats().compiles == 4
     assert sum(len(r.present) for r in reports) == 12
 
@@ -451,23 +438,18 @@ def test_an_error_in_the_background_surfaces(caplog: pytest.LogCaptureFixture) -
 
 
 def test_many_threads_one_compile_each(xla_compiles: Callable[[], int]) -> None:
-    fn = lambda x: (jnp.sin(x), x.sum())  # noqa: E731
-    executor = BucketedExec(fn).with_pow2().with_background_compile(2)
+    executor = BucketedExec(lambda x: (jnp.sin(x), x.sum())).with_pow2().with_background_compile(2)
     executor(ramp(100))
     before = xla_compiles()
-    barrier = threading.Barrier(16)
 
     def work(i: int) -> None:
-        barrier.wait(60)
         for k in range(20):
             n = (7 * i + 11 * k) % 100 + 1
             got, total = executor(ramp(n))
             np.testing.assert_allclose(got, np.sin(ramp(n)), rtol=1e-4, atol=1e-5)
             assert float(total) == ramp(n).sum()
 
-    with ThreadPoolExecutor(16) as pool:
-        for future in [pool.submit(work, i) for i in range(16)]:
-            future.result(120)
+    in_threads(work, range(16))
     assert executor.wait_for_compiles(60)
     assert xla_compiles() - before == executor.cache_size() - 1 == 7
 
@@ -678,15 +660,13 @@ def test_a_bucket_is_not_taken_for_the_exact_shape_of_its_size() -> None:
 
 
 def test_a_budget_that_warns_or_counts_seconds() -> None:
-    executor = BucketedExec(
-        lambda x: x * 2, compile_budget=CompileBudget(1, action="warn")
-    ).with_pow2()
+    executor = BucketedExec(lambda x: x * 2, compile_budget=CompileBudget(1, action="warn"))
+    executor = executor.with_pow2()
     executor(ramp(3))
     with pytest.warns(CompileBudgetWarning, match="nearest compiled bucket is batch=4") as warned:
         np.testing.assert_array_equal(executor(ramp(5)), 2 * ramp(5))
     assert warned[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         executor(ramp(5))
     executor = BucketedExec(lambda x: x * 2, compile_budget=CompileBudget(seconds=1e-9)).with_pow2()
     executor(ramp(3))
@@ -695,9 +675,7 @@ def test_a_budget_that_warns_or_counts_seconds() -> None:
 
 
 @pytest.mark.parametrize("limit", ["forbidden", "compiles", None])
-def test_what_jit_compiles_once_more_is_told_of(
-    limit: str | None, xla_compiles: Callable[[], int]
-) -> None:
+def test_what_jit_compiles_once_more_is_told_of(limit: str | None, xla_compiles: Any) -> None:
     """Arguments that are committed, where those of the warm-up were not."""
     told: list[Event] = []
     budget = 1 if limit == "compiles" else None
@@ -711,8 +689,7 @@ def test_what_jit_compiles_once_more_is_told_of(
         if limit == "forbidden":
             stack.enter_context(executor.forbid_compiles())
         executor(two, ramp(3))
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as warned:
             for _ in range(3):
                 np.testing.assert_array_equal(executor(committed, ramp(3)), 2 * ramp(3))
     assert xla_compiles() - before == 1 and executor.stats().compiles == 2

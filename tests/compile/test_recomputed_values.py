@@ -56,13 +56,10 @@ def in_segments(x: Any) -> Any:
 
 
 def in_a_branch(x: Any) -> Any:
-    def smallest(x: Any) -> Any:
-        return (centred(x) <= centred(x).min(0)).sum(0)
-
     def largest(x: Any) -> Any:
         return (centred(x) >= centred(x).max(0)).sum(0)
 
-    return lax.cond(x.sum() > 0, largest, smallest, x)
+    return lax.cond(x.sum() > 0, largest, lambda x: (centred(x) <= centred(x).min(0)).sum(0), x)
 
 
 def while_it_grows(x: Any) -> Any:
@@ -333,10 +330,7 @@ def test_loops_within_loops_are_followed_a_few_times(monkeypatch: pytest.MonkeyP
         less = functools.partial(nested, depth - 1)
         return lax.while_loop(lambda c: c[0].sum() < 9, less, carry)
 
-    def fn(x: Any) -> Any:
-        return nested(4, tuple(x + i for i in range(8)))
-
     monkeypatch.setattr(_Following, "default", counted)
-    jaxpr = jax.make_jaxpr(fn)(jnp.ones(3)).jaxpr
+    jaxpr = jax.make_jaxpr(lambda x: nested(4, tuple(x + i for i in range(8))))(jnp.ones(3)).jaxpr
     recomputed_values(jaxpr)
     assert 0 < followed <= 2**4 * sum(1 for _ in all_equations(jaxpr))

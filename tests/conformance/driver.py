@@ -29,6 +29,7 @@ from bucketjit._jax.patches import lifetimes
 from bucketjit._masking.rules import default_rules
 from bucketjit._tracing.symbolic import trace
 from bucketjit.errors import FallbackError, MaskingError, ShapeCheckError
+from tests.comparison import filtering
 from tests.conformance.compare import difference
 from tests.conformance.harnesses import Harness
 from tests.conformance.outcome import (
@@ -125,25 +126,14 @@ def decided_by(error: Exception) -> Stop:
     return Stop(ERROR, f"{_first_line(error)} via {' '.join(frames[-2:])}")
 
 
-@contextmanager
-def _whole_tracebacks() -> Iterator[None]:
-    """Who raised an error is read off its frames, and errors have all of them."""
-    before = jax.config.jax_traceback_filtering
-    jax.config.update("jax_traceback_filtering", "off")
-    try:
-        yield
-    finally:
-        jax.config.update("jax_traceback_filtering", before)
-
-
 def _decided(
     harness: Harness, part: str, label: str, run: Callable[[], None], limit: int
 ) -> Outcome:
     """What becomes of a case, or of some of its axes, when it is run."""
     began, kind, reason = time.perf_counter(), MASKED, ""
     try:
-        with _whole_tracebacks(), _time_limit(limit), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        # Who raised an error is read off its frames, and errors have all of them.
+        with filtering("off"), _time_limit(limit), warnings.catch_warnings(action="ignore"):
             run()
     except _TooSlow:
         kind, reason = ERROR, f"took more than {limit} s"
@@ -163,8 +153,7 @@ def _exact(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         Stop: JAX cannot run it.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return jax.tree_util.tree_leaves(jax.block_until_ready(jax.jit(fn)(*args)))
     except Exception as error:
         raise Stop(UNSUPPORTED, f"exact: {_first_line(error)}") from error
@@ -260,9 +249,8 @@ def _check_mapped(
         if found:
             raise Stop(WRONG, f"batch {rows}, {context}: {found}")
 
-    executor = BucketedExec(
-        fn, dynamic_axes=["b, ..."] * len(args), fallback=Fallback.ERROR
-    ).with_buckets([BUCKET])
+    executor = BucketedExec(fn, dynamic_axes=["b, ..."] * len(args), fallback=Fallback.ERROR)
+    executor = executor.with_buckets([BUCKET])
     for rows in (ROWS, 1):
         check(executor(*(x[:rows] for x in args)), rows, "BucketedExec")
     if executor.cache_size() != 1:

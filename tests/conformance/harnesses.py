@@ -63,16 +63,13 @@ def harness(index: int) -> Harness:
             return out[0], jnp.take_along_axis(values[0], out[1], axis=-1)
         return out
 
-    def make(seed: int) -> list[np.ndarray]:
-        return [np.asarray(jnp.asarray(x)) for x in leaves(seed)[0]]
-
     unstable = own.params.get("is_stable") is False
     return Harness(
         index,
         own.fullname,
         own.group_name,
         fn,
-        make,
+        lambda seed: [np.asarray(jnp.asarray(x)) for x in leaves(seed)[0]],
         own.filter(DEVICE),
         own.params["num_keys"] if unstable else 0,
     )

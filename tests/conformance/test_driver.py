@@ -40,16 +40,12 @@ def test_mapped() -> None:
     assert driver.mapped(_case(jnp.sum, (3,)), "g").kind == MASKED
 
 
-def forgets_to_fill(ctx: Any, x: Any) -> Any:
-    return ctx.bind(x)
-
-
 def trusts_the_size(ctx: Any, x: Any) -> Any:
     return ctx.bind(jnp.where(jnp.arange(x.shape[0]) < 3, x, 0))
 
 
 RULES: dict[str, tuple[Any, Any, Any, str, str]] = {
-    "forgets to fill": (jnp.sum, lax.reduce_sum_p, forgets_to_fill, WRONG, "poison"),
+    "forgets to fill": (jnp.sum, lax.reduce_sum_p, lambda ctx, x: ctx.bind(x), WRONG, "poison"),
     "trusts the size": (jnp.sum, lax.reduce_sum_p, trusts_the_size, WRONG, "size 2"),
     "refuses": (jnp.sin, lax.sin_p, lambda ctx, x: ctx.refuse("no sine"), FALLBACK, "no sine"),
     "raises": (jnp.sin, lax.sin_p, lambda ctx, x: {}["x"], ERROR, "KeyError"),

@@ -83,8 +83,7 @@ def run(model: Model) -> Outcome:
 
 def _problem(executor: BucketedExec, args: tuple[Any, ...], want: Any, tolerance: float) -> str:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FallbackWarning)
+        with warnings.catch_warnings(action="ignore", category=FallbackWarning):
             got = executor(*args)
         assert_close(got, want, tolerance, is_scaled=True)
         weak = [[x.weak_type for x in jax.tree.leaves(tree)] for tree in (got, want)]

@@ -59,7 +59,6 @@ class Sketch:
     """A program being drawn."""
 
     draw: Any
-    scope: Any
     values: list[Value] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
@@ -98,6 +97,10 @@ class Sketch:
         self.lines.append(f"{name} = {text}")
         floats = jnp.issubdtype(out.dtype, jnp.inexact)
         self.values.append(Value(name, tuple(out.shape), out.dtype, rounded and bool(floats)))
+
+    def add_one(self, rounded: bool, *texts: str) -> None:
+        """Add one of these lines."""
+        self.add(self.among(*texts), rounded)
 
     def _names(self) -> list[str]:
         return [v.name for v in self.values]
@@ -145,12 +148,10 @@ def unary(p: Sketch) -> None:
 
 def unary_int(p: Sketch) -> None:
     n = p.pick(lambda v: v.is_int).name
-    p.add(
-        p.among(
-            *(f"{n} + 1", f"-{n}", f"{n} * 3", f"{n} % 5", f"{n} // 3", f"{n} ^ 5"),
-            *(f"jnp.minimum({n}, 2)", f"{n}.astype(jnp.float32) % 64"),
-        ),
+    p.add_one(
         False,
+        *(f"{n} + 1", f"-{n}", f"{n} * 3", f"{n} % 5", f"{n} // 3", f"{n} ^ 5"),
+        *(f"jnp.minimum({n}, 2)", f"{n}.astype(jnp.float32) % 64"),
     )
 
 
@@ -227,14 +228,11 @@ def normalise(p: Sketch) -> None:
     x = p.pick(_float, 1)
     axis = p.axis(x)
     n = x.name
-    p.add(
-        p.among(
-            f"jax.nn.softmax({n}, axis={axis})",
-            f"jax.nn.log_softmax({n}, axis={axis})",
-            f"({n} - {n}.mean({axis}, keepdims=True))"
-            f" / jnp.sqrt(1 + {n}.var({axis}, keepdims=True))",
-        ),
+    p.add_one(
         True,
+        f"jax.nn.softmax({n}, axis={axis})",
+        f"jax.nn.log_softmax({n}, axis={axis})",
+        f"({n} - {n}.mean({axis}, keepdims=True)) / jnp.sqrt(1 + {n}.var({axis}, keepdims=True))",
     )
 
 
@@ -243,19 +241,17 @@ def order(p: Sketch) -> None:
     axis = p.axis(x)
     n, last = x.name, len(x.shape) - 1
     k = p.integer(1, 2)
-    p.add(
-        p.among(
-            f"jnp.sort({n}, axis={axis})",
-            f"jnp.sort({n}, axis={axis}, descending=True)",
-            f"jnp.argsort({n}, axis={axis})",
-            f"jnp.argsort({n}, axis={axis}, descending=True)",
-            f"jnp.take_along_axis({n}, jnp.argsort({n}, axis={axis}), axis={axis})",
-            f"lax.top_k({n}, {k})[{k - 1}]",
-            f"jnp.median({n}, axis={axis})",
-            f"jnp.searchsorted(jnp.sort({n}.reshape(-1)), {n})",
-            f"jnp.take_along_axis({n}, jnp.argmax({n}, {last}, keepdims=True), {last})",
-        ),
-        "median" in n,
+    p.add_one(
+        False,
+        f"jnp.sort({n}, axis={axis})",
+        f"jnp.sort({n}, axis={axis}, descending=True)",
+        f"jnp.argsort({n}, axis={axis})",
+        f"jnp.argsort({n}, axis={axis}, descending=True)",
+        f"jnp.take_along_axis({n}, jnp.argsort({n}, axis={axis}), axis={axis})",
+        f"lax.top_k({n}, {k})[{k - 1}]",
+        f"jnp.median({n}, axis={axis})",
+        f"jnp.searchsorted(jnp.sort({n}.reshape(-1)), {n})",
+        f"jnp.take_along_axis({n}, jnp.argmax({n}, {last}, keepdims=True), {last})",
     )
 
 
@@ -303,7 +299,7 @@ def rearrange(p: Sketch) -> None:
         choices += [f"jnp.tril({n})", f"jnp.triu({n}, {p.integer(-1, 1)})", f"jnp.diagonal({n})"]
     if x.is_float or x.is_int:
         choices += [f"jnp.diff({n}, axis={axis})"]
-    p.add(p.among(*choices), x.rounded)
+    p.add_one(x.rounded, *choices)
 
 
 def join(p: Sketch) -> None:
@@ -331,10 +327,8 @@ def pad(p: Sketch) -> None:
     mode = p.among("constant", "edge", "wrap", "reflect")
     widths = tuple((max(low, 0), max(high, 0)) if i == axis else (0, 0) for i in range(rank))
     zero = f"jnp.zeros((), {n}.dtype)"
-    p.add(
-        p.among(f"lax.pad({n}, {zero}, {config})", f"jnp.pad({n}, {widths}, mode='{mode}')"),
-        x.rounded,
-    )
+    texts = f"lax.pad({n}, {zero}, {config})", f"jnp.pad({n}, {widths}, mode='{mode}')"
+    p.add_one(x.rounded, *texts)
 
 
 def cut(p: Sketch) -> None:
@@ -355,12 +349,12 @@ def reshape(p: Sketch) -> None:
         before, after = f"{n}.shape[:{i}]", f"{n}.shape[{i + 2}:]"
         choices.append(f"{n}.reshape(*{before}, {n}.shape[{i}] * {n}.shape[{i + 1}], *{after})")
     for other in p.values:
-        if other.shape != x.shape and product(other.shape) == product(x.shape):
+        if other.shape != x.shape and math.prod(other.shape) == math.prod(x.shape):
             choices.append(f"{n}.reshape({other.name}.shape)")
     for i, d in enumerate(x.shape):
         if not is_symbolic(d) and d % 2 == 0:
             choices.append(f"{n}.reshape(*{n}.shape[:{i}], 2, {d // 2}, *{n}.shape[{i + 1}:])")
-    p.add(p.among(*choices), x.rounded)
+    p.add_one(x.rounded, *choices)
 
 
 def _index(v: Value) -> bool:
@@ -386,7 +380,7 @@ def gather(p: Sketch) -> None:
             f"lax.dynamic_index_in_dim({n}, {i}, {axis}, False)",
             f"lax.dynamic_slice_in_dim({n}, {i}, {n}.shape[{axis}] - 1, {axis})",
         ]
-    p.add(p.among(*choices), x.rounded)
+    p.add_one(x.rounded, *choices)
 
 
 def scatter(p: Sketch) -> None:
@@ -435,19 +429,17 @@ def sizes(p: Sketch) -> None:
     other = p.pick()
     if len(x.shape) < 3:
         choices += [f"jnp.broadcast_to({n}, {other.name}.shape + {n}.shape)"]
-    p.add(p.among(*choices), x.rounded)
+    p.add_one(x.rounded, *choices)
 
 
 def guard(p: Sketch) -> None:
     x = p.pick(_numeric, 1)
     n, axis = x.name, p.axis(x)
-    p.add(
-        p.among(
-            f"{n} + 1 if {n}.shape[{axis}] > 2 else {n} * 2",
-            f"{n} + 1 if {n}.shape[{axis}] == 3 else {n} * 2",
-            f"{n}[: min({n}.shape[0], 3)]",
-        ),
+    p.add_one(
         x.rounded,
+        f"{n} + 1 if {n}.shape[{axis}] > 2 else {n} * 2",
+        f"{n} + 1 if {n}.shape[{axis}] == 3 else {n} * 2",
+        f"{n}[: min({n}.shape[0], 3)]",
     )
 
 
@@ -457,16 +449,14 @@ def scan(p: Sketch) -> None:
     reverse = p.among("", ", reverse=True")
     step = "lambda c, r: (jnp.tanh(c + r), c)"
     total = "lambda c, r: (jnp.tanh(c + r.sum()), r * c)"
-    p.add(
-        p.among(
-            f"lax.scan({step}, {n}[0], {n}{reverse})[1]",
-            f"lax.scan({step}, {n}[0], {n}{reverse})[0]",
-            f"lax.scan({total}, jnp.float32(0), {n}{reverse})[1]",
-            f"lax.scan({total}, jnp.float32(0), {n}{reverse})[0]",
-            f"lax.map(lambda r: r - r.mean(), {n})",
-            f"lax.associative_scan(jnp.maximum, {n}{reverse})",
-        ),
+    p.add_one(
         True,
+        f"lax.scan({step}, {n}[0], {n}{reverse})[1]",
+        f"lax.scan({step}, {n}[0], {n}{reverse})[0]",
+        f"lax.scan({total}, jnp.float32(0), {n}{reverse})[1]",
+        f"lax.scan({total}, jnp.float32(0), {n}{reverse})[0]",
+        f"lax.map(lambda r: r - r.mean(), {n})",
+        f"lax.associative_scan(jnp.maximum, {n}{reverse})",
     )
 
 
@@ -474,14 +464,12 @@ def loop(p: Sketch) -> None:
     x = p.pick(_float, 1)
     n = x.name
     body = f"lambda i, c: jnp.tanh(c + {n}[i])"
-    p.add(
-        p.among(
-            f"lax.fori_loop(0, {n}.shape[0], {body}, {n}[0])",
-            f"lax.while_loop(lambda c: c[0] < {n}.shape[0],"
-            f" lambda c: (c[0] + 1, jnp.tanh(c[1] * 2)), (0, {n}))[1]",
-            f"lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c + c.sum()), {n})",
-        ),
+    p.add_one(
         True,
+        f"lax.fori_loop(0, {n}.shape[0], {body}, {n}[0])",
+        f"lax.while_loop(lambda c: c[0] < {n}.shape[0],"
+        f" lambda c: (c[0] + 1, jnp.tanh(c[1] * 2)), (0, {n}))[1]",
+        f"lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c + c.sum()), {n})",
     )
 
 
@@ -489,30 +477,26 @@ def branch(p: Sketch) -> None:
     x = p.pick(_numeric)
     index = p.pick(lambda v: v.is_int and _firm(v))
     n = x.name
-    p.add(
-        p.among(
-            f"lax.cond({index.name}.sum() > 0, lambda y: y + y, lambda y: -y, {n})",
-            f"lax.switch({index.name}.sum() % 3,"
-            f" [lambda y: y, lambda y: -y, lambda y: y + y.sum()], {n})",
-        ),
+    p.add_one(
         True,
+        f"lax.cond({index.name}.sum() > 0, lambda y: y + y, lambda y: -y, {n})",
+        f"lax.switch({index.name}.sum() % 3,"
+        f" [lambda y: y, lambda y: -y, lambda y: y + y.sum()], {n})",
     )
 
 
 def mapped(p: Sketch) -> None:
     x = p.pick(_float, 2)
     n = x.name
-    p.add(
-        p.among(
-            f"jax.vmap(lambda r: jnp.tanh(r - r.mean()))({n})",
-            f"jax.vmap(lambda r: lax.while_loop(lambda c: c.sum() > 1,"
-            f" lambda c: c * 0.5 - 0.1, jnp.tanh(r)), in_axes=1)({n} * 0)",
-            f"jax.grad(lambda y: jnp.sum(jnp.tanh(y) * jnp.cumsum(y, 0) * 0.1))({n})",
-            f"jax.grad(lambda y: jax.nn.logsumexp(y, axis=-1).sum())({n})",
-            f"jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))({n})",
-            f"jax.jit(lambda y: y - y.max(0))({n})",
-        ),
+    p.add_one(
         True,
+        f"jax.vmap(lambda r: jnp.tanh(r - r.mean()))({n})",
+        f"jax.vmap(lambda r: lax.while_loop(lambda c: c.sum() > 1,"
+        f" lambda c: c * 0.5 - 0.1, jnp.tanh(r)), in_axes=1)({n} * 0)",
+        f"jax.grad(lambda y: jnp.sum(jnp.tanh(y) * jnp.cumsum(y, 0) * 0.1))({n})",
+        f"jax.grad(lambda y: jax.nn.logsumexp(y, axis=-1).sum())({n})",
+        f"jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))({n})",
+        f"jax.jit(lambda y: y - y.max(0))({n})",
     )
 
 
@@ -520,14 +504,12 @@ def random(p: Sketch) -> None:
     x = p.pick(_numeric, 1)
     n = x.name
     key = f"jax.random.key({p.integer(0, 3)})"
-    p.add(
-        p.among(
-            f"jax.random.normal({key}, {n}.shape)",
-            f"jax.random.uniform({key}, {n}.shape)",
-            f"jnp.where(jax.random.bernoulli({key}, 0.5, {n}.shape), {n}, 0)",
-            f"jax.random.randint({key}, {n}.shape, 0, 5)",
-        ),
+    p.add_one(
         x.rounded,
+        f"jax.random.normal({key}, {n}.shape)",
+        f"jax.random.uniform({key}, {n}.shape)",
+        f"jnp.where(jax.random.bernoulli({key}, 0.5, {n}.shape), {n}, 0)",
+        f"jax.random.randint({key}, {n}.shape, 0, 5)",
     )
 
 
@@ -538,10 +520,8 @@ def windows(p: Sketch) -> None:
     stride = tuple(p.integer(1, 2) if i == axis else 1 for i in range(rank))
     padding = p.among("SAME", "VALID")
     init, op, moves = p.among(("-jnp.inf", "lax.max", True), ("0.0", "lax.add", False))
-    p.add(
-        f"lax.reduce_window({n}, {init}, {op}, {size}, {stride}, '{padding}')",
-        x.rounded or not moves,
-    )
+    text = f"lax.reduce_window({n}, {init}, {op}, {size}, {stride}, '{padding}')"
+    p.add(text, x.rounded or not moves)
 
 
 def convolution(p: Sketch) -> None:
@@ -561,11 +541,6 @@ OPERATIONS = (
     *(cumulative, normalise, order, sort_rounded, contraction, rearrange, join, pad, cut, reshape),
     *(gather, scatter, sizes, guard, scan, loop, branch, mapped, random, windows, convolution),
 )
-
-
-def product(shape: tuple[Any, ...]) -> Any:
-    """Elements of a symbolic shape."""
-    return math.prod(shape)
 
 
 def broadcasts(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
@@ -641,7 +616,7 @@ def programs(draw: Any) -> Generated:
         dtype = draw(st.sampled_from(["float32", "float32", "float32", "int32"]))
         args.append(Arg(", ".join(dims), dtype))
     scope = export.SymbolicScope(constraints)
-    sketch = Sketch(draw, scope)
+    sketch = Sketch(draw)
     for i, arg in enumerate(args):
         shape = export.symbolic_shape(arg.shape, scope=scope) if arg.sizes else ()
         sketch.values.append(Value(f"v{i}", tuple(shape), jnp.dtype(arg.dtype), False))

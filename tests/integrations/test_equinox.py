@@ -235,12 +235,10 @@ def test_donated_arguments() -> None:
             return jax.tree.map(lambda p: p + x.sum(), eqx.filter((a, b), eqx.is_array))
 
         a, b = eqx.nn.Linear(2, 2, key=key()), eqx.nn.Linear(2, 2, key=key(1))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # no result can take the memory of x
+        with warnings.catch_warnings(action="error"):  # no result can take the memory of x
             move(a, b, np.ones(3, np.float32))
         assert (a.weight.is_deleted(), b.weight.is_deleted()) == (first, second)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a changed copy neither
+    with warnings.catch_warnings(action="error"):  # of a changed copy neither
         filter_jit(donate="all")(jnp.sum).with_linear(4)(np.ones(3, np.float32))
     with pytest.warns(UserWarning, match="donated buffers were not usable"):
         filter_jit(donate="warn")(jnp.sum)(np.ones(3, np.float32))

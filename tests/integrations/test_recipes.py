@@ -25,17 +25,15 @@ def test_every_library_has_a_recipe() -> None:
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("recipe", RECIPES, ids=[info for _, info, _ in RECIPES])
-def test_a_recipe_runs(
-    recipe: tuple[int, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_recipe_runs(recipe: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     line, info, code = recipe
     # That a recipe is short, and compares with the library's own `jit`, can be read off it.
     assert len(code.splitlines()) <= 30
     assert "assert_allclose" in code and "compiles ==" in code
     if "keras" in info:
         monkeypatch.setenv("KERAS_BACKEND", "jax")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the libraries themselves
+    # The libraries themselves warn.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         for library in libraries(info):
             pytest.importorskip(library)
         monkeypatch.chdir(tmp_path)

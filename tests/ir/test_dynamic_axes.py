@@ -16,7 +16,7 @@ import pytest
 from bucketjit import BucketedExec
 from bucketjit._ir.dynamic_axes import STATIC, Anonymous, leaf_entries, tokens_of
 from bucketjit.errors import ArgumentError, SizeMismatchError, SpecError
-from tests.comparison import assert_like_jit, buckets, ramp, unrolled
+from tests.comparison import assert_as_jit, assert_like_jit, buckets, ramp, unrolled
 
 
 def double(x: Any) -> Any:
@@ -177,14 +177,8 @@ CONTAINERS: dict[str, tuple[Any, Callable[[int, int], Any]]] = {
         {"a": "b, ...", "c": None},
         lambda b, s: {"a": [ramp(b), ramp(b, 3)], "c": [1, ramp(4)]},
     ),
-    "None leaves": (
-        {"a": "b", "n": None, "m": "b"},
-        lambda b, s: {"a": ramp(b), "n": None, "m": None},
-    ),
-    "ordered dict": (
-        OrderedDict(y="b", x="b, s"),
-        lambda b, s: OrderedDict(y=ramp(b), x=ramp(b, s)),
-    ),
+    "None": ({"a": "b", "n": None, "m": "b"}, lambda b, s: {"a": ramp(b), "n": None, "m": None}),
+    "ordered": (OrderedDict(y="b", x="b, s"), lambda b, s: OrderedDict(y=ramp(b), x=ramp(b, s))),
     "int keys": ({"k": {7: "b", 3: "b, s"}}, lambda b, s: {"k": {7: ramp(b), 3: ramp(b, s)}}),
     "empty": ({"a": "b", "e": []}, lambda b, s: {"a": ramp(b), "e": []}),
 }
@@ -322,72 +316,64 @@ def test_constraints_between_variables() -> None:
 
 
 def test_default_axis_0_of_every_array_shares_a_variable() -> None:
-    fn = lambda x, y, c: (x * 2, y + c)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, y, c: (x * 2, y + c)).with_pow2()
     for n in (3, 5, 4):
-        assert_like_jit(executor, fn, ramp(n, 2), ramp(n), 1.0)
+        assert_as_jit(executor, ramp(n, 2), ramp(n), 1.0)
     assert buckets(executor) == [{"batch": 4}, {"batch": 8}]
 
 
 def test_default_sizes_that_differ_get_their_own_variables() -> None:
-    fn = lambda x, y: (x * 2, y + 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, y: (x * 2, y + 1)).with_pow2()
     for n, m in ((3, 5), (4, 8), (3, 9)):
-        assert_like_jit(executor, fn, ramp(n), ramp(m))
+        assert_as_jit(executor, ramp(n), ramp(m))
     assert buckets(executor) == [{"batch": 4, "batch_1": 8}, {"batch": 4, "batch_1": 16}]
 
 
 def test_default_a_shared_variable_is_split_when_sizes_come_apart() -> None:
-    fn = lambda x, y, z: (x * 2, y + 1, z - 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, y, z: (x * 2, y + 1, z - 1)).with_pow2()
     sizes = ((3, 3, 3), (5, 5, 5), (3, 5, 3), (3, 3, 5), (2, 5, 9), (4, 4, 4), (3, 3, 3))
     for n, m, k in sizes:
-        assert_like_jit(executor, fn, ramp(n), ramp(m), ramp(k))
+        assert_as_jit(executor, ramp(n), ramp(m), ramp(k))
     assert max(map(len, buckets(executor))) == 3
 
 
 def test_default_containers_are_static_until_they_vary() -> None:
-    fn = lambda p, x: (x * p["w"].sum(), p["w"] + 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda p, x: (x * p["w"].sum(), p["w"] + 1)).with_pow2()
     for n in (3, 4):
-        assert_like_jit(executor, fn, {"w": ramp(3)}, ramp(n))
+        assert_as_jit(executor, {"w": ramp(3)}, ramp(n))
     assert buckets(executor) == [{"batch": 4}]
     for m in (5, 6, 7, 8):
-        assert_like_jit(executor, fn, {"w": ramp(m)}, ramp(3))
+        assert_as_jit(executor, {"w": ramp(m)}, ramp(3))
     assert executor.cache_size() == 2
     assert sorted(buckets(executor)[1].values()) == [4, 8]
 
 
 def test_default_an_axis_that_varies_with_the_batch_joins_it() -> None:
-    fn = lambda x, d: (x * 2, d["y"] + 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, d: (x * 2, d["y"] + 1)).with_pow2()
     for n in (3, 5, 6, 7, 3, 9):
-        assert_like_jit(executor, fn, ramp(n), {"y": ramp(n)})
+        assert_as_jit(executor, ramp(n), {"y": ramp(n)})
     # A size met before is served as it was then.
     assert buckets(executor)[1:] == [{"batch": 8}, {"batch": 16}]
 
 
 def test_default_learned_axes_that_agreed_by_chance_come_apart_again() -> None:
-    fn = lambda x, d: (x * 2, d["v"] + 1, d["w"] - 1)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, d: (x * 2, d["v"] + 1, d["w"] - 1)).with_pow2()
     sizes = ((4, 4, 4), (6, 6, 6), (6, 8, 6), (4, 5, 7), (3, 3, 3), (4, 6, 6), (6, 6, 4))
     for n, v, w in sizes:
-        assert_like_jit(executor, fn, ramp(n), {"v": ramp(v), "w": ramp(w)})
+        assert_as_jit(executor, ramp(n), {"v": ramp(v), "w": ramp(w)})
 
 
 def test_default_only_containers_learn_too() -> None:
-    fn = lambda d: jax.tree.map(lambda a: a * 2, d)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda d: jax.tree.map(lambda a: a * 2, d)).with_pow2()
     for n in (3, 5, 6, 7, 8):
-        assert_like_jit(executor, fn, {"x": ramp(n, 2), "y": [ramp(n)]})
+        assert_as_jit(executor, {"x": ramp(n, 2), "y": [ramp(n)]})
     assert executor.cache_size() == 2  # 3 as it is, then the bucket 8
 
 
 def test_default_inner_axes_learn() -> None:
-    fn = lambda x: (x * 2, x.sum(1))  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x: (x * 2, x.sum(1))).with_pow2()
     for b, s in ((3, 5), (4, 5), (3, 6), (3, 7), (2, 8), (4, 8)):
-        assert_like_jit(executor, fn, ramp(b, s))
+        assert_as_jit(executor, ramp(b, s))
     assert executor.cache_size() == 3
     assert buckets(executor)[0] == {"batch": 4}
     assert sorted(buckets(executor)[1].values()) == [4, 8]
@@ -395,8 +381,7 @@ def test_default_inner_axes_learn() -> None:
 
 def test_default_weights_beside_data() -> None:
     """A matrix of weights is an array too; its axis 0 must meet the data's features."""
-    fn = lambda w, x: jnp.tanh(x @ w)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda w, x: jnp.tanh(x @ w)).with_pow2()
     w = ramp(4, 2) / 10
     for n in (4, 5, 4, 7, 3):  # the first batch is as large as the features
         np.testing.assert_allclose(executor(w, ramp(n, 4)), np.tanh(ramp(n, 4) @ w), rtol=1e-5)
@@ -407,32 +392,27 @@ def test_default_weights_beside_data() -> None:
 def test_default_what_does_not_trace_stays_static() -> None:
     """Here axis 0 of the table counts equations; that of the data does not."""
 
-    def fn(table: Any, x: Any) -> Any:
-        return x * unrolled(table).sum() + table.sum()
-
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda table, x: x * unrolled(table).sum() + table.sum()).with_pow2()
     for n in (3, 4, 5, 7):
-        assert_like_jit(executor, fn, ramp(6), ramp(n))
+        assert_as_jit(executor, ramp(6), ramp(n))
     assert buckets(executor) == [{"batch": 4}, {"batch": 8}]
     assert executor.stats().fallback_calls == 0
-    assert_like_jit(executor, fn, ramp(7), ramp(3))
+    assert_as_jit(executor, ramp(7), ramp(3))
 
 
 def test_default_scalars_and_keys_are_left_alone() -> None:
-    fn = lambda key, x, c: (jax.random.uniform(key) + c, x)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda key, x, c: (jax.random.uniform(key) + c, x)).with_pow2()
     for n in (2, 3, 4):
-        assert_like_jit(executor, fn, jax.random.key(n), ramp(n), 3)
+        assert_as_jit(executor, jax.random.key(n), ramp(n), 3)
     assert buckets(executor) == [{"batch": 2}, {"batch": 4}]
 
 
 @pytest.mark.parametrize("entry", ["", "()", None])
 def test_an_entry_without_axes_is_that_of_a_scalar(entry: str | None) -> None:
-    fn = lambda x, i: x[i] * 2  # noqa: E731
-    executor = BucketedExec(fn, dynamic_axes=("n, m", entry)).with_pow2()
+    executor = BucketedExec(lambda x, i: x[i] * 2, dynamic_axes=("n, m", entry)).with_pow2()
     x = ramp(6).reshape(2, 3)
     for i in (1, np.int32(0), jnp.int32(1), np.array(0)):
-        assert_like_jit(executor, fn, x, i)
+        assert_as_jit(executor, x, i)
     assert all(bucket == {"n": 2, "m": 4} for bucket in buckets(executor))
 
 
@@ -445,10 +425,9 @@ def test_default_an_empty_array_teaches_nothing() -> None:
 
 
 def test_default_a_first_call_of_size_1() -> None:
-    fn = lambda x, y: (x.sum(0), y * 2)  # noqa: E731
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x, y: (x.sum(0), y * 2)).with_pow2()
     for n in (1, 5, 1, 3):
-        assert_like_jit(executor, fn, ramp(n, 1), ramp(n))
+        assert_as_jit(executor, ramp(n, 1), ramp(n))
     assert executor.cache_size() == 3
 
 

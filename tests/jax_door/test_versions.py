@@ -201,9 +201,7 @@ bucketjit.jit
     assert f"is tested with jax {OLDEST} to {NEWEST}; this is 9.9" in done.stderr
 
 
-def test_a_name_that_is_missing_at_run_time_is_no_defect_of_a_rule(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_that_is_missing_at_run_time_is_no_defect_of_a_rule(monkeypatch: Any) -> None:
     def rule(ctx: Any, operand: Any) -> Any:
         return with_type(operand.sum(), operand.dtype, False)
 

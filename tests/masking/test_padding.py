@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit._masking.constants import constant_of, exponent_of_zeros
 from bucketjit._masking.padding import Padding
-from tests.comparison import assert_like_jit, ramp
+from tests.comparison import assert_as_jit, assert_like_jit, ramp
 from tests.masked import masked_jaxpr
 
 
@@ -97,24 +97,18 @@ def test_of_what_a_rule_of_ones_own_does_nothing_is_known() -> None:
     def mul(ctx: Any, x: Any, y: Any) -> Any:
         return ctx.bind(ctx.fill(x, value=1), ctx.fill(y, value=1))
 
-    def fn(x: Any) -> Any:
-        return (x * x).sum(0)
-
-    executor = BucketedExec(fn).with_pow2().with_rules({lax.mul_p: mul})
+    executor = BucketedExec(lambda x: (x * x).sum(0)).with_pow2().with_rules({lax.mul_p: mul})
     for n in (3, 4, 5):
-        assert_like_jit(executor, fn, ramp(n, 2) + 1)
+        assert_as_jit(executor, ramp(n, 2) + 1)
 
 
 _F = np.float32
 
 
 def test_factors_of_sixteen_bits() -> None:
-    def fn(x: Any) -> Any:
-        return jnp.sum(jnp.minimum(x * 300.0 * 300.0, 1))
-
-    executor = BucketedExec(fn).with_pow2()
+    executor = BucketedExec(lambda x: jnp.sum(jnp.minimum(x * 300.0 * 300.0, 1))).with_pow2()
     for n in (5, 8, 3):
-        assert_like_jit(executor, fn, np.full(n, 1e-3, np.float16))
+        assert_as_jit(executor, np.full(n, 1e-3, np.float16))
 
 
 @pytest.mark.parametrize(
@@ -202,9 +196,7 @@ def test_the_last_fill_before_it_is_read() -> None:
         ("reshape", lambda x: (x.max(0), x.reshape(x.shape[0], 3, 1))),
     ],
 )
-def test_what_is_not_elementwise_reads_the_value_itself(
-    name: str, fn: Callable[[Any], Any]
-) -> None:
+def test_what_is_not_elementwise_reads_the_value_itself(name: str, fn: Any) -> None:
     assert ["argument"] in [made[:1] for made in operands_of(name, fn, "b, 3")]
 
 

@@ -17,10 +17,7 @@ WEIGHTS = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
 def gradients(layer: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Those of three layers and a mean, by the weights and by the input."""
 
-    def loss(w: Any, x: Any) -> Any:
-        return (layer(w, layer(w, layer(w, x))) ** 2).mean()
-
-    return jax.value_and_grad(loss, (0, 1))
+    return jax.value_and_grad(lambda w, x: (layer(w, layer(w, layer(w, x))) ** 2).mean(), (0, 1))
 
 
 def attention(w: Any, x: Any) -> Any:

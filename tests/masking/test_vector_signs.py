@@ -46,9 +46,7 @@ HIDDEN: dict[str, Callable[[Any], Any]] = {
     "inside a loop": lambda x: lax.fori_loop(0, 3, lambda _, y: of_matrix(y), x),
     "in a branch": lambda x: lax.cond(x.sum() > 0, of_matrix, jnp.negative, x),
     "inside calls": lambda x: jax.checkpoint(jax.jit(of_matrix))(x),
-    "every vector once more": lambda x: (lambda v: jnp.squeeze(v[:, None, :] * 2.0, 1) @ v.T)(
-        vectors(x)
-    ),
+    "every vector": lambda x: (lambda v: jnp.squeeze(v[:, None, :] * 2.0, 1) @ v.T)(vectors(x)),
 }
 
 SHOWN: dict[str, Callable[[Any], Any]] = {
@@ -93,9 +91,8 @@ def test_shown_in_one_call_is_shown_in_all() -> None:
 def test_null_spaces_do_not_mix_with_padding(rank: int) -> None:
     """The least-norm solution of a system of deficient rank."""
     rng = np.random.default_rng(rank)
-    executor = BucketedExec(
-        jnp.linalg.pinv, dynamic_axes="n, m", fallback=Fallback.ERROR
-    ).with_pow2()
+    executor = BucketedExec(jnp.linalg.pinv, dynamic_axes="n, m", fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
     for n, m in ((5, 3), (3, 5), (7, 6), (8, 8), (9, 3), (5, 5)):
         x = (rng.standard_normal((n, rank)) @ rng.standard_normal((rank, m))).astype("f4")
         np.testing.assert_allclose(executor(x), np.linalg.pinv(x, rcond=1e-5), atol=1e-4)

@@ -14,18 +14,16 @@ import pytest
 from bucketjit import BucketedExec
 from bucketjit._processes.job import ROOT, this_job
 from bucketjit.errors import AgreementError, ArgumentError, SpecError
+from tests.comparison import ones
 from tests.processes.launch import run_processes
 
 
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
-
-
 def total(timeout: float = 20, **options: Any) -> BucketedExec[..., Any]:
+    options = {"dynamic_axes": "b, _", "buckets": "pow2", **options}
+
     def summed(x: Any) -> Any:
         return x.sum(0)
 
-    options = {"dynamic_axes": "b, _", "buckets": "pow2", **options}
     return BucketedExec(summed, **options).with_agreement(timeout=timeout)
 
 
@@ -298,17 +296,13 @@ def test_a_function_may_know_the_bucket_of_all_processes() -> None:
 
 
 def test_arguments_without_open_axes_may_change_their_types() -> None:
-    def product(weights: Any, x: Any) -> Any:
-        return x @ weights
-
-    used = BucketedExec(product, dynamic_axes=(None, "b, _")).with_pow2()
+    used = BucketedExec(lambda weights, x: x @ weights, dynamic_axes=(None, "b, _")).with_pow2()
     used = used.with_agreement(by=lambda bucket: bucket)
     for weights in (ones(2), ones(2), ones(2).astype(np.int32), ones(2, 3), ones(2)):
         for n in (3, 3, 4):
             result = used(weights, ones(n, 2))
-            assert (
-                result.shape == (n, *weights.shape[1:]) and float(result.sum()) == 2 * result.size
-            )
+            assert result.shape == (n, *weights.shape[1:])
+            assert float(result.sum()) == 2 * result.size
     assert used.stats().compiles == 3
 
 

@@ -11,6 +11,7 @@ from jax import lax
 
 from bucketjit import BucketedExec, Check
 from bucketjit.errors import MaskingError, SpecError
+from tests.comparison import floats
 
 
 def pooled(x: Any, w: Any) -> Any:
@@ -19,11 +20,7 @@ def pooled(x: Any, w: Any) -> Any:
 
 
 def data(n: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(n)
-    return (
-        rng.standard_normal((n, 4)).astype(np.float32),
-        rng.standard_normal((4, 4)).astype(np.float32),
-    )
+    return floats(n, 4), floats(4, 4)
 
 
 def no_fill(ctx: Any, operand: Any) -> Any:
@@ -127,8 +124,7 @@ def test_check_must_be_a_check() -> None:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda c: c.name)
 def test_checked_calls_donate_nothing(check: Check) -> None:
-    fn = lambda s, x: s + x.sum()  # noqa: E731
-    checked = BucketedExec(fn, check=check, donate_argnums=0).with_pow2()
+    checked = BucketedExec(lambda s, x: s + x.sum(), check=check, donate_argnums=0).with_pow2()
     total = jnp.zeros(())
     for n in (3, 4, 3):
         assert checked(total, np.ones(n, np.float32)) == n

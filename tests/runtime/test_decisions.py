@@ -65,9 +65,7 @@ def masked(make: Callable[[], BucketedExec], *shape: int) -> Case:
     return Case(make, (rows(*shape),), Masked, None, "masked")
 
 
-def exact(
-    make: Callable[[], BucketedExec], because: Because, *shape: int, error: Any = None
-) -> Case:
+def exact(make: Callable[[], Any], because: Because, *shape: int, error: Any = None) -> Case:
     return Case(make, (rows(*shape),), Unpadded, because, error=error)
 
 
@@ -91,9 +89,7 @@ CASES = {
     "beyond the largest bucket, exact": exact(
         lambda: up_to(4, Overflow.EXACT, centered), Because.BEYOND, 9, 2
     ),
-    "beyond the largest bucket, extended": masked(
-        lambda: up_to(4, Overflow.EXTEND, centered), 9, 2
-    ),
+    "beyond the last bucket, extended": masked(lambda: up_to(4, Overflow.EXTEND, centered), 9, 2),
     "no rule": exact(of_references, Because.UNMASKED, 5),
     "no rule, and that is an error": exact(
         lambda: of_references(fallback=Fallback.ERROR), Because.UNMASKED, 5, error=FallbackError

@@ -102,14 +102,11 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any], tuple[Any, ...]]]
 @pytest.mark.sampled(14)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("lengths", [(1, 3), (2, 2), (0, 0), (0, 2)])
-def test_the_shape_of_lengths_does_not_depend_on_the_data(
-    name: str, lengths: tuple[int, ...]
-) -> None:
+def test_the_shape_of_lengths_does_not_depend_on_the_data(name: str, lengths: Any) -> None:
     fn, options, shape = FUNCTIONS[name]
     executor = BucketedExec(fn, **options)
     executor = executor if name == "exact" else executor.with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         got = executor.map([np.ones(n, F32) for n in lengths], out="stacked")
     assert np.shape(got.lengths) == shape
     for row, n in zip(got.rows(), lengths, strict=True):
@@ -152,8 +149,7 @@ def test_an_array_of_examples_inside_transformations(transform: str) -> None:
 
     of: Any = {"jit": jax.jit, "grad": jax.grad, "vmap": jax.vmap}[transform]
     xs = np.arange(12, dtype=F32).reshape((2, 2, 3) if transform == "vmap" else (4, 3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         np.testing.assert_allclose(of(total)(xs), of(by_hand)(xs), rtol=1e-5)
 
 
@@ -230,10 +226,7 @@ def test_lists_of_numbers_name_the_example_and_what_to_pass(axes: Any, rows: lis
 def test_only_the_argument_that_an_error_is_about_has_a_cure() -> None:
     """Labels are numbers, too."""
 
-    def add(x: Any, y: Any) -> Any:
-        return x.sum() + y
-
-    fn = bucketjit.jit(add, dynamic_axes=("n", None), buckets=[4])
+    fn = bucketjit.jit(lambda x, y: x.sum() + y, dynamic_axes=("n", None), buckets=[4])
     with pytest.raises(BucketOverflowError) as of_size:
         fn.map([np.ones(3, F32), np.ones(9, F32)], [1, 2], in_axes=(0, 0))
     with pytest.raises(AttributeError) as of_user:
@@ -284,8 +277,7 @@ def test_map_warns_of_compiles_as_calls_do() -> None:
     xs = [np.ones(n, F32) for n in (1, 2, 3, 4)]
     with pytest.warns(RecompileWarning, match="compiles for each size: axis 0 of x"):
         BucketedExec(lambda x: x.sum(), dynamic_axes="n").map(xs)
-    with warnings.catch_warnings():  # other numbers of rows are no other sizes
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):  # other numbers of rows are no other sizes
         executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2()
         for copies in (1, 2, 3, 5, 9, 17, 33):
             executor.map([np.ones(n, F32) for n in range(1, 65) for _ in range(copies)])

@@ -146,8 +146,7 @@ def scrape(model: Model, tmp_path: Path) -> None:
 def test_nothing_outlives_its_last_reference(
     method: Method, configure: Configure, use: Callable[[Model, Path], None], tmp_path: Path
 ) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         model = Model(method, configure)
         use(model, tmp_path)
     alive = weakref.ref(model)
@@ -159,10 +158,6 @@ def test_nothing_outlives_its_last_reference(
     assert alive() is None
 
 
-def _guarded(w: Any) -> Method:
-    return lambda x: x @ w * (2 if x.shape[0] > 4 else 1)
-
-
 def _in_a_loop(w: Any) -> Method:
     def step(total: Any, row: Any) -> Any:
         return total + row @ w, (row @ w) / math.sqrt(row.shape[0])
@@ -172,7 +167,7 @@ def _in_a_loop(w: Any) -> Method:
 
 CLOSED_OVER: dict[str, Callable[[Any], Method]] = {
     "symbolic": lambda w: lambda x: x @ w,
-    "guarded": _guarded,
+    "guarded": lambda w: lambda x: x @ w * (2 if x.shape[0] > 4 else 1),
     "paired": lambda w: lambda x: x @ w / math.sqrt(x.shape[0]),
     "in a loop": _in_a_loop,
     "exact": lambda w: lambda x: sum(x[i] @ w for i in range(x.shape[0])),

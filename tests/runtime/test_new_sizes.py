@@ -35,9 +35,8 @@ def _python_calls(fn: Any, *args: Any) -> int:
 @pytest.mark.parametrize("parameters", [0, 100])
 def test_a_new_size_costs_few_python_calls(parameters: int) -> None:
     params = [jnp.ones(3) for _ in range(parameters)]
-    fn = BucketedExec(
-        lambda x, w: x.sum() + sum(p.sum() for p in w), dynamic_axes=("n, _", None)
-    ).with_pow2()
+    fn = BucketedExec(lambda x, w: x.sum() + sum(p.sum() for p in w), dynamic_axes=("n, _", None))
+    fn = fn.with_pow2()
     for n in (17, 20, 18):
         fn(np.ones((n, 4), np.float32), params)
     x = np.ones((23, 4), np.float32)
@@ -101,9 +100,8 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def test_errors_are_those_of_a_first_call() -> None:
-    two = BucketedExec(
-        lambda x, y: x + y, dynamic_axes=("n", "n"), constraints=("mod(n, 2) == 0",)
-    ).with_pow2()
+    two = BucketedExec(lambda x, y: x + y, dynamic_axes=("n", "n"), constraints=("mod(n, 2) == 0",))
+    two = two.with_pow2()
     for n in (10, 12):
         two(np.ones(n), np.ones(n))
     with pytest.raises(errors.SizeMismatchError):

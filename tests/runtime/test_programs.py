@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec, Check
+from tests.comparison import assert_close
 
 LENGTHS = [5, 17, 1, 8, 3, 9, 5]
 EVERY_LENGTH = [5, 17, 1, 8, 3, 16, 9, 2, 4, 7, 6, 12, 15, 10, 11, 13, 14, 5]
@@ -120,15 +121,6 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 COMPUTED = {n for n in PROGRAMS if n.startswith(("selection", "unique", "slice by data"))}
 
 
-def close(got: Any, want: Any) -> None:
-    assert jax.tree_util.tree_structure(got) == jax.tree_util.tree_structure(want)
-    for a, b in zip(jax.tree_util.tree_leaves(got), jax.tree_util.tree_leaves(want), strict=True):
-        assert a.dtype == b.dtype and a.shape == b.shape
-        np.testing.assert_allclose(
-            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-4, atol=1e-4
-        )
-
-
 @pytest.mark.sampled(2, "cond with loops")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_row_is_as_alone(name: str) -> None:
@@ -139,7 +131,7 @@ def test_each_row_is_as_alone(name: str) -> None:
     got = executor.map(examples)
     assert len(got) == len(examples)
     for example, result in zip(examples, got, strict=True):
-        close(result, exact(jnp.asarray(example)))
+        assert_close(result, exact(jnp.asarray(example)), 1e-4)
     stats = executor.stats()
     assert stats.rows == len(examples) and not stats.rows_alone and not stats.fallback_calls
 
@@ -151,7 +143,7 @@ def test_every_length(name: str) -> None:
     examples = rows(EVERY_LENGTH)
     executor = BucketedExec(fn, dynamic_axes="s, _", check=Check.POISON).with_pow2(min=8)
     for example, result in zip(examples, executor.map(examples), strict=True):
-        close(result, fn(jnp.asarray(example)))
+        assert_close(result, fn(jnp.asarray(example)), 1e-4)
     assert executor.stats().rows == len(examples)
 
 

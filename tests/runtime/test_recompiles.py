@@ -22,8 +22,7 @@ def total(x: Any) -> Any:
 
 def told(run: Callable[[], object]) -> list[str]:
     """The texts of the warnings of recompiles."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         run()
     for warning in caught:
         assert warning.category is not RecompileWarning or warning.filename == __file__
@@ -143,9 +142,8 @@ def test_the_argument_of_a_static_number_is_named() -> None:
 
 @pytest.mark.parametrize("empty", [0, 1])
 def test_an_empty_axis_beside_a_filled_one_is_not_told_of(empty: int) -> None:
-    both = BucketedExec(
-        lambda x, y: x.sum() + y.sum(), dynamic_axes=("e", "n"), warn_after=1
-    ).with_pow2()
+    both = BucketedExec(lambda x, y: x.sum() + y.sum(), dynamic_axes=("e", "n"), warn_after=1)
+    both = both.with_pow2()
     (text,) = told(lambda: [both(ones(empty), ones(n)) for n in (1, 2, 4)])
     assert "size 0" not in text
 

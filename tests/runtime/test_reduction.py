@@ -125,8 +125,7 @@ def test_what_cannot_be_added() -> None:
     keys = BucketedExec(lambda x: jax.random.key(0), dynamic_axes="n").with_pow2()
     with pytest.raises(ArgumentError, match="cannot be added"):
         keys.map(given, reduce="sum")
-    branching = BucketedExec(
-        lambda x: x.sum() if x.shape[0] > 2 else x[:1] * 1.0, dynamic_axes="n"
-    ).with_pow2(min=1)
+    branching = BucketedExec(lambda x: x.sum() if x.shape[0] > 2 else x[:1] * 1.0, dynamic_axes="n")
+    branching = branching.with_pow2(min=1)
     with pytest.raises(ArgumentError, match="results that differ between examples"):
         branching.map(given, reduce="sum")

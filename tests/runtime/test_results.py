@@ -192,8 +192,7 @@ def test_padded_copies_are_donated(where: str) -> None:
 
     axes = ({"x": "b"}, None) if where == "container" else ("b", None)
     executor = BucketedExec(step, dynamic_axes=axes, donate_argnums=(0, 1)).with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for n in (3, 4, 3, 5, 8):
             x: Any = jnp.asarray(ramp(n))
             if where == "padded":
@@ -232,8 +231,7 @@ def test_donated_memory_is_reused_as_by_jit(fn: Any, count: int) -> None:
 
     def told(call: Any, n: int) -> Any:
         args = given(n)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             jax.block_until_ready(call(*args))
         deleted = [x.is_deleted() for x in jax.tree.leaves(args)]
         return deleted, [str(w.message).partition("\n")[0] for w in caught]
@@ -292,11 +290,7 @@ def _scan_free(x: Any) -> Any:
     [
         (_scan_free, {}, lambda n: ((ramp(n),), {})),
         (_scan_free, {}, lambda n: ((), {"x": jnp.asarray(ramp(n))})),
-        (
-            lambda x, y: x @ y,
-            {"dynamic_axes": ("a, b", "b, a")},
-            lambda n: ((ramp(n, 3), ramp(3, n)), {}),
-        ),
+        (jnp.matmul, {"dynamic_axes": ("a, b", "b, a")}, lambda n: ((ramp(n, 3), ramp(3, n)), {})),
         (
             lambda d, w: (d["x"] * w, d["k"]),
             {"dynamic_axes": ({"x": "n", "k": None}, None)},

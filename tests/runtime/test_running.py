@@ -12,7 +12,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Fallback, strategies
 from bucketjit.errors import CompileBudgetError, FallbackError, FallbackWarning, SpecError
-from tests.comparison import in_threads
+from tests.comparison import assert_close, in_threads
 
 F32 = np.float32
 
@@ -118,18 +118,16 @@ def test_results_of_computed_sizes_run_one_by_one() -> None:
 
 
 def test_errors_in_place_of_fallbacks() -> None:
-    executor = BucketedExec(
-        lambda x: x[x > 1], dynamic_axes="n", fallback=Fallback.ERROR
-    ).with_pow2()
+    executor = BucketedExec(lambda x: x[x > 1], dynamic_axes="n", fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
     with pytest.raises(FallbackError, match="^example 0: .*sizes that it computes"):
         executor.map(ones(3))
 
     def short_is_refused(x: Any) -> Any:
         return x * 2 if x.shape[0] > 3 else jax.export.export(jax.jit(jnp.sort))(x).call(x)
 
-    executor = BucketedExec(short_is_refused, dynamic_axes="n", fallback=Fallback.ERROR).with_pow2(
-        min=8
-    )
+    executor = BucketedExec(short_is_refused, dynamic_axes="n", fallback=Fallback.ERROR)
+    executor = executor.with_pow2(min=8)
     with pytest.raises(FallbackError, match="call_exported"):  # found when it is built
         executor.map(ones(5, 6, 2))
 
@@ -198,13 +196,6 @@ def test_statistics() -> None:
     assert stats.padding_waste == pytest.approx(1 - 28 / 48)
     assert stats.dimension_waste["n"] == pytest.approx(1 - 28 / 48)
     assert '"rows": 4' in stats.to_json()
-
-
-def test_padding_stays_small() -> None:
-    lengths = np.clip(np.random.default_rng(2).lognormal(3.2, 0.6, 1000).astype(int), 4, 256)
-    executor = BucketedExec(lambda x: x.sum(), dynamic_axes="n").with_pow2(min=16)
-    executor.map(ones(*lengths))
-    assert 1 / (1 - executor.stats().padding_waste) <= 1.5 and executor.cache_size() <= 6
 
 
 def test_maxsize_and_clear() -> None:
@@ -302,10 +293,8 @@ def test_copies_of_inputs() -> None:
 def test_nothing_is_compiled_after_a_warmup() -> None:
     executor = BucketedExec(lambda w, x: (w * x).sum(), dynamic_axes=(None, "n")).with_pow2(min=4)
     like = jax.ShapeDtypeStruct((4,), F32)
-    report = executor.warmup(
-        F32(1), like, sizes={"n": range(1, 17)}, rows=[1, 3, 16], progress=False
-    )
-    assert len(report.compiled) == 9 and {b["rows"] for b in report.compiled} == {1, 4, 16}
+    told = executor.warmup(F32(1), like, sizes={"n": range(1, 17)}, rows=[1, 3, 16], progress=False)
+    assert len(told.compiled) == 9 and {b["rows"] for b in told.compiled} == {1, 4, 16}
     random = np.random.default_rng(0)
     with executor.forbid_compiles():
         for _ in range(20):
@@ -379,7 +368,6 @@ def test_a_loop_has_no_step_in_a_small_bucket(tmp_path: Path) -> None:
     fn.save(tmp_path / "fn.bkt", rows[0], sizes={"n": [1, 4]})
     loaded = bucketjit.load(tmp_path / "fn.bkt")
     for got in (list(map(fn, rows)), list(map(loaded, rows)), fn.map(rows)):
-        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-6)
+        assert_close(got, want, 1e-6)
     # Those of the calls, and those of `map`, which has the rows of one bucket in one batch.
     assert fn.stats().compiles == fn.cache_size() == 6

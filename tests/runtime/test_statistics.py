@@ -3,9 +3,9 @@
 import dataclasses
 import gc
 import json
-import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -118,13 +118,10 @@ def test_what_is_evicted_stays_counted() -> None:
 def test_threads_lose_no_count() -> None:
     executor = BucketedExec(lambda x: x * 2).with_pow2()
     executor(ones(3))
-    threads = [
-        threading.Thread(target=lambda: [executor(ones(3)) for _ in range(200)]) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        executor.stats()
+    with ThreadPoolExecutor(4) as pool:
+        calls = [pool.submit(lambda: [executor(ones(3)) for _ in range(200)]) for _ in range(4)]
+        while not all(call.done() for call in calls):
+            executor.stats()
     stats = executor.stats()
     assert stats.calls == stats.size_counts["batch"][3] == 801
     assert stats.buckets[0].hits == 800

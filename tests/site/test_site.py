@@ -196,9 +196,7 @@ def test_no_page_scrolls_sideways_on_a_phone(visits: dict[str, Visit]) -> None:
 
 @pytest.mark.parametrize("device", ["desk", "phone"])
 def test_tables_break_no_short_word(visits: dict[str, Visit], device: str) -> None:
-    assert not {
-        path: visit.broken[device] for path, visit in visits.items() if visit.broken[device]
-    }
+    assert not {path: v.broken[device] for path, v in visits.items() if v.broken[device]}
 
 
 def test_no_page_has_an_error(visits: dict[str, Visit]) -> None:
@@ -216,9 +214,7 @@ def test_every_page_has_a_title(visits: dict[str, Visit]) -> None:
     assert all(visit.title for visit in visits.values())
 
 
-def test_every_link_inside_leads_somewhere(
-    visits: dict[str, Visit], address: str, site: Path
-) -> None:
+def test_every_link_inside_leads_somewhere(visits: Any, address: str, site: Path) -> None:
     lost = set()
     for path, visit in visits.items():
         for link in visit.links:

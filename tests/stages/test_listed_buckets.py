@@ -13,15 +13,11 @@ from bucketjit import BucketedExec, CompileBudget
 from bucketjit._compile import provider
 from bucketjit.errors import CompileBudgetError, CompileBudgetWarning, SpecError
 from bucketjit.types import Event
-from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit
+from tests.comparison import assert_goes_with_its_last_reference, assert_like_jit, floats
 
 
 def rows(x: Any) -> Any:
     return jnp.tanh(x).sum(1)
-
-
-def floats(*shape: int) -> np.ndarray:
-    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
 def buckets(executor: BucketedExec) -> list[dict[str, int]]:

@@ -67,9 +67,8 @@ def test_6_structs_arrays_and_shardings() -> None:
     placed = scorer().lower(params, struct((5, 8), np.float32, sharding=device)).compile()
     given = jax.device_put(rows(3), device)
     assert_same(placed(PARAMS, given), jax.jit(score)(PARAMS, given))
-    keys = BucketedExec(
-        lambda k, x: x + jax.random.normal(k, x.shape), dynamic_axes=(None, "n")
-    ).with_pow2()
+    keys = BucketedExec(lambda k, x: x + jax.random.normal(k, x.shape), dynamic_axes=(None, "n"))
+    keys = keys.with_pow2()
     lowered = keys.lower(struct((), jax.random.key(0).dtype), struct((5,), np.float32))
     assert lowered.compile()(jax.random.key(1), ramp(3)).shape == (3,)
 

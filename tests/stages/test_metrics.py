@@ -11,10 +11,7 @@ import pytest
 
 from bucketjit import BucketedExec, metrics
 from bucketjit.errors import FallbackWarning, MissingExtraError, SpecError
-
-
-def ones(*shape: int) -> np.ndarray:
-    return np.ones(shape, np.float32)
+from tests.comparison import ones
 
 
 def total(x: Any) -> Any:

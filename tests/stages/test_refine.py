@@ -14,7 +14,7 @@ import bucketjit
 from bucketjit import BucketedExec
 from bucketjit._jax import stablehlo
 from bucketjit.errors import ExportError, MissingExtraError
-from tests.comparison import assert_close
+from tests.comparison import assert_close, floats
 from tests.stages.modules import in_another_process, main_line, run, text
 
 
@@ -34,10 +34,6 @@ def exported(constraints: tuple[str, ...] = (), **options: Any) -> jax.export.Ex
 @pytest.fixture(scope="module")
 def blob() -> bytes:
     return bytes(exported(("b >= 4",)).serialize())
-
-
-def normal(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 def types(artifact: bytes) -> list[str]:
@@ -60,7 +56,7 @@ def test_another_process_runs_both_without_the_source(blob: bytes, tmp_path: Pat
     (tmp_path / "dynamic").write_bytes(blob)
     for b, s in ((4, 2), (16, 8), (33, 5)):  # check 2
         (tmp_path / f"{b}_{s}").write_bytes(bucketjit.refine(blob, {"b": b, "s": s}))
-        x, w = normal(b, s), normal(s, s)
+        x, w = floats(b, s), floats(s, s)
         mean, rest = jax.jit(fn)(x, w)
         np.savez(tmp_path / f"{b}_{s}.npz", x=x, w=w, mean=mean, rest=rest)
     script = """
@@ -140,7 +136,7 @@ def test_several_platforms() -> None:  # check 5
     assert 'tensor<i32> {jax.global_constant = "_platform_index"}' in main_line(both)
     one = bucketjit.refine(raw, sizes, platform="cpu")
     assert "_platform_index" not in text(one) and main_line(one).count("%arg") == 2
-    x, w = normal(6, 3), normal(3, 3)
+    x, w = floats(6, 3), floats(3, 3)
     for module, given in ((both, (np.int32(0), x, w)), (one, (x, w))):
         assert_close(run(stablehlo.read_module(module), *given), [*jax.jit(fn)(x, w)])
     with pytest.raises(ExportError, match="platform: the module is for cpu, cuda, not for 'tpu'"):
@@ -175,7 +171,7 @@ def test_text_and_portable_artifacts(blob: bytes) -> None:  # check 6
 def test_a_static_module() -> None:  # check 9
     static = jax.export.export(jax.jit(fn))(struct(8, 2), struct(2, 2))
     fixed = bucketjit.refine(bytes(static.serialize()), {})
-    x, w = normal(8, 2), normal(2, 2)
+    x, w = floats(8, 2), floats(2, 2)
     assert_close(run(stablehlo.read_module(fixed), x, w), [*jax.jit(fn)(x, w)])
 
 
@@ -193,7 +189,7 @@ def test_keys_constants_and_keywords() -> None:
         n = batch["x"].shape[0]
         return {"y": batch["x"] * table[:n], "noise": jax.random.uniform(key, (n,))}
 
-    key, x = jax.random.key(3), normal(7)
+    key, x = jax.random.key(3), floats(7)
     executor = BucketedExec(noisy, dynamic_axes={"batch": {"x": "n"}})
     raw = executor.export_dynamic(key, unread=struct(), batch={"x": struct(5)}).serialize()
     fixed = stablehlo.read_module(bucketjit.refine(raw, {"n": 7}))

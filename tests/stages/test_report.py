@@ -19,6 +19,7 @@ from bucketjit._api.commands.app import main
 from bucketjit._runtime import statistics
 from bucketjit._stages.report import picture_of
 from bucketjit.errors import FallbackWarning, SpecError
+from tests.comparison import ones
 
 
 def used(fn: Any = lambda x: x.sum(axis=1)) -> BucketedExec:
@@ -97,10 +98,7 @@ def test_html_is_well_formed_and_escaped() -> None:
 
 
 STRIPS = {
-    "a few": (
-        [(3, 2), (5, 2), (7, 2)],
-        ["n: 3 calls of 3 sizes, 2 buckets, 25 % padding", "4, 8."],
-    ),
+    "few": ([(3, 2), (5, 2), (7, 2)], ["n: 3 calls of 3 sizes, 2 buckets, 25 % padding", "4, 8."]),
     "full": ([(8, 2)], ["n: 1 call of 1 size, 1 bucket, 0 % padding", "buckets 8."]),
     "none": ([(0, 2)], ["n: 1 call of 1 size, 0 buckets, 0 % padding", "buckets none."]),
     "two": ([(3, 9), (40, 999)], ["n: 2 calls of 2 sizes, 2 buckets", "s: 2 calls", "16, 1024."]),
@@ -205,10 +203,6 @@ def test_what_is_drawn(tmp_path: Path) -> None:
 
 
 # --- the line that says what bucketing has saved ---
-
-
-def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-    return np.ones(shape, dtype)
 
 
 def exponentials(x: jax.Array, times: int = 1) -> jax.Array:

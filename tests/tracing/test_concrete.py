@@ -93,9 +93,8 @@ def test_what_is_one_at_some_sizes_broadcasts_there(floor: int) -> None:
         return jnp.broadcast_to(few[None, :, None], (2, n, 3))
 
     shapes = ((5, 1), (5, 5), (1, 5), (6, 6), (6, 1), (1, 1), (3, 3), (3, 1), (7, 1), (7, 7))
-    with warnings.catch_warnings():
-        # At (6, 6) nothing tells whose size is whose, once they have differed.
-        warnings.simplefilter("ignore", FallbackWarning)
+    # At (6, 6) nothing tells whose size is whose, once they have differed.
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         for fn, axes in ((lambda x, y: x - y, None), (scaled, ("b", "c"))):
             executor = BucketedExec(fn, dynamic_axes=axes).with_pow2(min=floor)
             for n, m in shapes:
@@ -201,9 +200,8 @@ def test_refusals_name_the_difference() -> None:
 
 
 def test_errors_and_the_strict_policy() -> None:
-    executor = BucketedExec(
-        lambda x: sum(x[i] for i in range(x.shape[0])), fallback=Fallback.ERROR
-    ).with_pow2()
+    executor = BucketedExec(lambda x: sum(x[i] for i in range(x.shape[0])), fallback=Fallback.ERROR)
+    executor = executor.with_pow2()
     with pytest.raises(FallbackError, match="^a Python loop"):
         executor(ramp(5))
     with pytest.raises(ZeroDivisionError):

@@ -33,18 +33,12 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[int], Any]]] = {
     "nested": (lambda p, b: step(p, b["in"][0]), lambda n: (PARAMS, {"in": [data(n)]})),
     "a batch alone": (lambda b: b["x"].sum() + b["y"].sum(), lambda n: (data(n),)),
     "a pair": (lambda b: b[0].sum() + b[1].sum(), lambda n: ((ones(n, 2), ones(n)),)),
-    "one array in a dict": (
-        lambda p, b: (b["x"] * p["b"][0]).sum(),
-        lambda n: (PARAMS, {"x": ones(n)}),
-    ),
+    "one in a dict": (lambda p, b: (b["x"] * p["b"][0]).sum(), lambda n: (PARAMS, {"x": ones(n)})),
     "a key at the end": (
         lambda p, b, key: step(p, b)[0] + jax.random.normal(key, ()),
         lambda n: (PARAMS, data(n), jax.random.PRNGKey(0)),
     ),
-    "two batches": (
-        lambda p, a, b: step(p, a)[0] + step(p, b)[0],
-        lambda n: (PARAMS, data(n), data(n)),
-    ),
+    "two": (lambda p, a, b: step(p, a)[0] + step(p, b)[0], lambda n: (PARAMS, data(n), data(n))),
     "labels beside": (
         lambda b, y: (b["x"][:, :2] * b["y"] * y[:, None]).sum(),
         lambda n: (data(n), ones(n)),

@@ -13,13 +13,9 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec
 from bucketjit.errors import ArtifactError, FallbackWarning
-from tests.comparison import assert_close
+from tests.comparison import assert_close, floats
 
 Function = Callable[..., Any]
-
-
-def floats(*shape: int) -> np.ndarray:
-    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
 def graph(n: int, e: int) -> tuple[np.ndarray, ...]:
@@ -81,8 +77,7 @@ def derived(fn: Function) -> Function:
 def test_a_stream(name: str) -> None:
     fn, axes, made, compiles = CASES[name]
     executor = BucketedExec(fn, dynamic_axes=axes).with_pow2(min=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for sizes in STREAM:
             assert_close(executor(*made(*sizes)), exactly(fn, made(*sizes)))
     stats = executor.stats()

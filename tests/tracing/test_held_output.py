@@ -68,8 +68,7 @@ def test_output_before_an_error_is_shown(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_warnings_that_the_function_collects_are_its_own() -> None:
     def fn(x: Any) -> Any:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             warnings.warn("inner", UserWarning, stacklevel=1)
         return x.sum() * len(caught)
 

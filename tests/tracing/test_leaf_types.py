@@ -133,10 +133,7 @@ def test_lists_that_are_trees_stay_trees() -> None:
         ("* d", "separate axes by commas: '_, d'"),
         ("*b, d", "'*b' is not a size; write 'b'"),
         ("[b, _]", "'[b' is not a size; write 'b'"),
-        (
-            {"ids": ("b", "?")},
-            "'?' is not a size; write _ for an axis that is static, as in 'b, _'",
-        ),
+        ({"ids": ("b", "?")}, "'?' is not a size; write _ for an axis that is static, as in 'b,"),
         ("None, s", "'None' is not a size; write _ for an axis that is static, as in '_, s'"),
         ("-1, s", "'-1' is not a size; write _ for an axis that is static, as in '_, s'"),
         ("-2, s", "'-2' is not a size; expected a name such as 'b', a number, or _"),

@@ -69,8 +69,7 @@ def test_an_opaque_primitive_decides_by_sizes(run: Callable[..., Any], programs:
         return jnp.sin(bound(x, other)).sum(), bound(x * 2, other)
 
     executor = BucketedExec(fn, dynamic_axes=("n", "m")).with_pow2(min=8)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         for n, m in [(5, 4), (1, 4), (6, 6), (3, 7), (2, 2), (1, 1), (7, 3), (4, 4)]:
             x, other = (np.random.default_rng(k).random(k).astype(np.float32) for k in (n, m))
             expected = jax.jit(lambda x, y: (jnp.sin(run(x, y)).sum(), run(x * 2, y)))(x, other)

@@ -207,9 +207,7 @@ DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
     "structs": lambda x, y: x + 1 if struct(x) == struct(y) else x,
     "a set of structs": lambda x, y: x + 1 if struct(x) in {struct(y)} else x,
     "a known struct": lambda x, y: x + 1 if struct(x) == jax.ShapeDtypeStruct((5, 3), "f4") else x,
-    "results": lambda x, y: (
-        x + 1 if jax.eval_shape(jnp.sin, x) == jax.eval_shape(jnp.cos, y) else x
-    ),
+    "result": lambda x, y: x + 1 if jax.eval_shape(jnp.sin, x) == jax.eval_shape(jnp.cos, y) else x,
     "text of a type": lambda x, y: x + (f"{jax.typeof(x)}" == "float32[5,3]"),
     "text of a struct": lambda x, y: x + len(str(struct(x))),
     "text of a number": lambda x, y: x * len(f"{x.shape[0] / 4}"),
@@ -225,8 +223,7 @@ DECISIONS: dict[str, Callable[[Any, Any], Any]] = {
 def test_types_and_their_texts_decide_as_in_the_unpadded_run(name: str) -> None:
     fn = DECISIONS[name]
     executor = BucketedExec(fn, dynamic_axes=("n, _", "m, _")).with_pow2()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FallbackWarning)
+    with warnings.catch_warnings(action="ignore", category=FallbackWarning):
         for n, m in ((6, 7), (5, 5), (7, 7), (16, 16), (5, 6)):
             x, y = ramp(n, 3), ramp(m, 3)
             got, want = executor(x, y), jax.jit(fn)(x, y)

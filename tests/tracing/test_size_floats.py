@@ -27,18 +27,12 @@ DECIDING: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
     "mask": (lambda x: jnp.where(jnp.arange(x.shape[0]) < x.shape[0] * 0.29, x, 0), (100, 200)),
     "comparison": (lambda x: x * (x.shape[0] * 0.1 > 0.3), (3, 5)),
     "floor": (lambda x: x + jnp.floor(x.shape[0] * 0.29), (100, 200)),
-    "branch": (
-        lambda x: jax.lax.cond(x.shape[0] * 0.1 > 0.3, lambda y: y, lambda y: -y, x),
-        (3, 5),
-    ),
+    "cond": (lambda x: jax.lax.cond(x.shape[0] * 0.1 > 0.3, lambda y: y, lambda y: -y, x), (3, 5)),
     "chosen, then its floor": (
         lambda x: jnp.floor(jnp.where(x > -1e9, x.shape[0] * 0.29 * 20, 0.0)),
         (5, 10),
     ),
-    "positions": (
-        lambda x: (jnp.arange(30) * (x.shape[0] * 0.29)).astype(jnp.int32) + 0 * x[0],
-        (5, 10),
-    ),
+    "ids": (lambda x: (jnp.arange(30) * (x.shape[0] * 0.29)).astype(jnp.int32) + 0 * x[0], (5, 10)),
     "of a branch": (
         lambda x: jnp.floor(jax.lax.cond(x[0] > -1e9, lambda: x.shape[0] * 0.29 * 20, lambda: 0.0)),
         (5, 10),

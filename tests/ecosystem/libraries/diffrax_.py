@@ -87,9 +87,8 @@ def controlled():
 
     def solve(w, ts, xs):
         control = diffrax.LinearInterpolation(ts, xs)
-        field = lambda t, y, args: jnp.tanh(args * y[:, None])  # noqa: E731
         return diffrax.diffeqsolve(
-            diffrax.ControlTerm(field, control),
+            diffrax.ControlTerm(lambda t, y, args: jnp.tanh(args * y[:, None]), control),
             diffrax.Euler(),
             0.0,
             1.0,

@@ -16,11 +16,7 @@ from tests.cases import shapes as shape_cases
 from tests.harness import Case, check, gradient_of
 from tests.masking.rules.test_vmapped_sizes import check_rows
 
-CASES = [
-    case
-    for case in (*slicing.CASES, *reshape.CASES, *shape_cases.CASES, *fft.CASES)
-    if not case.slow
-]
+CASES = [c for c in (*slicing.CASES, *reshape.CASES, *shape_cases.CASES, *fft.CASES) if not c.slow]
 
 # Cases that are defined at sizes of 1, too.
 ROWS = [

@@ -69,9 +69,7 @@ LOOPS: dict[str, Callable[[Any], Any]] = {
     "fori": lambda x: lax.fori_loop(0, jnp.where(x > 0, x, 2**31 - 1), lambda i, c: c ^ i, x),
     "while in a while": countdown,
     "while in a predicate": lambda x: lax.while_loop(lambda n: collatz(n) > 2, lambda n: n // 2, x),
-    "while in a static scan": lambda x: lax.scan(
-        lambda c, i: (c + collatz(x * i), c), 0, jnp.arange(1, 4)
-    ),
+    "static scan": lambda x: lax.scan(lambda c, i: (c + collatz(x * i), c), 0, jnp.arange(1, 4)),
     "while in branches": in_branches,
     "while in a vmap": lambda x: jax.vmap(collatz)(jnp.stack([x, 3 * x])),
     "while in a call": jax.jit(collatz),
@@ -133,9 +131,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "reversed scan of vmap": lambda x: lax.scan(
         with_carry(jax.vmap(collatz)), jnp.zeros(4, x.dtype), fours(x), reverse=True
     ),
-    "map of maps": lambda x: lax.map(
-        lambda a: lax.map(lambda b: collatz(a * b), x[3:]).sum(), x[3:]
-    ),
+    "maps": lambda x: lax.map(lambda a: lax.map(lambda b: collatz(a * b), x[3:]).sum(), x[3:]),
     "map of vmap": lambda x: lax.map(
         lambda a: jax.vmap(lambda b: counted(a * b))(x[3:]).sum(), x[3:]
     ),
@@ -155,9 +151,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "associative scan": lambda x: divisors(x, reverse=True),
     "associative scan in a map": lambda x: lax.map(lambda a: divisors(a * x[3:]).sum(), x[3:]),
     "tangent": of_floats(lambda x: jax.jvp(lambda y: lax.map(halved, y[3:]), (x,), (x,))),
-    "gradient of a remat": of_floats(
-        jax.grad(lambda x: lax.scan(jax.checkpoint(weighed), 0.0, x[3:])[0])
-    ),
+    "remat": of_floats(jax.grad(lambda x: lax.scan(jax.checkpoint(weighed), 0.0, x[3:])[0])),
     "fori over the size as a number": lambda x: lax.fori_loop(
         0, int(x.shape[0]) - 3, lambda i, c: c + collatz(x.max() - 3), 0
     ),

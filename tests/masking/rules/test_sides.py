@@ -116,10 +116,7 @@ def _weighted(dtype: Any = jnp.float32, **options: Any) -> Any:
     """Attention weights and values as einsum contracts them; operands of a dtype."""
     numbers = ((1,), (3,)), ((0, 2), (0, 1))
 
-    def fn(v: Any, w: Any) -> Any:
-        return lax.dot_general(v.astype(dtype), w.astype(dtype), numbers, **options)
-
-    return fn
+    return lambda v, w: lax.dot_general(v.astype(dtype), w.astype(dtype), numbers, **options)
 
 
 SHAPES = "b, s, 2, 3", "b, 2, s, s"

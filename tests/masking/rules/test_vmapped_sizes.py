@@ -29,13 +29,8 @@ NAMES = {
         *("random_total_bits_both", "random_total_split", "random_poisson", "random_gamma"),
     ),
     "convolution": (
-        *(
-            "conv_features_and_space",
-            "conv_kernel_valid",
-            "conv_nchw",
-            "conv_per_example_gradients",
-        ),
-        *("conv_kernel_not_finite", "conv_gradient_by_kernel_not_finite"),
+        *("conv_features_and_space", "conv_nchw", "conv_per_example_gradients"),
+        *("conv_kernel_valid", "conv_kernel_not_finite", "conv_gradient_by_kernel_not_finite"),
     ),
     "effects": ("pure_callback", "io_callback", "debug_callback"),
 }
@@ -86,12 +81,8 @@ def check_rows(case: Case) -> None:
             for a in case.arguments
         ]
         real.append(args)
-        padded.append(
-            [
-                _padded(case, x, a.sizes, case.bucket)
-                for x, a in zip(args, case.arguments, strict=True)
-            ]
-        )
+        pairs = zip(args, case.arguments, strict=True)
+        padded.append([_padded(case, x, a.sizes, case.bucket) for x, a in pairs])
 
     exact = jax.jit(lambda every: [jax.tree.leaves(case.fn(*args)) for args in every])
     wants = exact(real)
