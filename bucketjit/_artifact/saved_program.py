@@ -26,9 +26,8 @@ from bucketjit._compile.kernel import Kernel, exact_kernel, kernel, loaded
 from bucketjit._compile.workarounds import Workarounds
 from bucketjit._config import Config
 from bucketjit._events import shown
-from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.expressions import Shape, evaluate_text
-from bucketjit._ir.interface import Interface, SizeConstants
+from bucketjit._ir.interface import Computed, Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.config import eval_context

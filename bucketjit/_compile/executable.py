@@ -15,12 +15,12 @@ import numpy as np
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, at_leaves, finisher
-from bucketjit._compile.computed_results import Selected, counts_of, finisher_of_counts
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import signature_counter
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import Selected, counts_of_runs, finisher_of_counts
 
 
 class SignatureChanged(Exception):
@@ -69,7 +69,7 @@ class Executable:
             their padded copies there, wherever the arrays were.
         asked: Whether a warm-up asked for this number of rows.
         counted: The program, if the executable returns counts of computed sizes after the results;
-            see `bucketjit._compile.computed_results`.
+            see `bucketjit._tracing.computed.sizes`.
         count_signatures: Returns how many argument signatures, placement included, it has now.
         signatures: How many it had when they were last counted.
     """
@@ -218,7 +218,7 @@ class Executable:
             return lambda value: Padded.of_result(value, lambda: out.logical(*ordered, *wait()))
 
         waits = out is not Out.PADDED or program.is_checked_after_runs
-        counts = counts_of(program, sizes, observer)
+        counts = counts_of_runs(program, sizes, observer)
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
     def expect(self, args: Sequence[Any]) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
@@ -38,6 +37,7 @@ from bucketjit._runtime.runs import (
     run_padded,
 )
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import NothingSelected
 from bucketjit._tracing.resolution import bind_sizes
 from bucketjit.errors import ArtifactError, FallbackError, FallbackWarning, MaskingError
 

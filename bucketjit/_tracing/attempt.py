@@ -21,15 +21,14 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.config import current_trace
-from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
-from bucketjit._tracing.computed_sizes import counts_of
+from bucketjit._tracing.computed.sizes import Noticing, counts_of
 from bucketjit._tracing.held_output import begin_trace
 
 if TYPE_CHECKING:
-    from bucketjit._ir.computed_sizes import Sizing
+    from bucketjit._tracing.computed.sizing import Sizing
 
 
 def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
@@ -123,7 +122,7 @@ class Attempt:
         self.out_tree: Any = None
         self.sizing: Noticing | Sizing = noticing
         if noticing.noticed:
-            from bucketjit._ir.computed_sizes import Sizing
+            from bucketjit._tracing.computed.sizing import Sizing
 
             self.sizing = Sizing(self.scope, sizes, set(self.variables))
         self.counts: tuple[str, ...] = ()

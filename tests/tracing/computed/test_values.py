@@ -18,8 +18,7 @@ from bucketjit._ir.ranges import (
     range_of_array,
     times,
 )
-from bucketjit._ir.value_bounds import Bounds
-from bucketjit._ir.value_numbers import ValueNumbers
+from bucketjit._tracing.computed.values import Bounds, ValueNumbers
 
 
 def whole(x: Any) -> Any:
