@@ -27,8 +27,8 @@ PACKAGES = (
     *("integrations", "__init__", "__main__"),
 )
 
-# Features that have a folder, each with the file that other packages import from.
-DOORS = {"_tracing.computed": "sizes"}
+# Features that have a folder, each with the file that others import from.
+DOORS = {"_tracing.computed": "sizes", "_runtime.learning": "learning"}
 
 
 @functools.cache
@@ -101,8 +101,8 @@ def test_imports_go_downhill() -> None:
 def test_a_feature_has_one_door(folder: str) -> None:
     door = DOORS[folder]
     assert f"`{door}`" in (ast.get_docstring(parsed(modules()[f"{folder}.__init__"])) or "")
-    others = (path for module, path in modules().items() if package(module) != package(folder))
-    used = {name for path in others for name in modules_used(path)}
+    outside = (path for module, path in modules().items() if not module.startswith(folder))
+    used = {name for path in outside for name in modules_used(path)}
     assert {name for name in used if name.startswith(f"{folder}.")} == {f"{folder}.{door}"}
 
 
@@ -145,9 +145,11 @@ def test_rules_and_their_interpreter_do_not_know_each_other() -> None:
     assert not [m for m in rules if "_masking.interpreter" in modules_used(modules()[m])]
 
 
-def test_the_cache_knows_nothing_of_jax() -> None:
+def test_the_cache_and_the_learner_know_nothing_of_jax() -> None:
     for name, _ in imported(modules()["_compile.cache"]):
         assert not name.startswith(("jax", "bucketjit", "numpy")), name
+    for name, _ in imported(modules()["_runtime.learning.learner"]):
+        assert not name.startswith(("jax", "bucketjit._")), name
 
 
 def test_strategies_know_nothing_of_jax() -> None:
@@ -280,7 +282,7 @@ _UNUSED = (
 # What traces, masks and lowers.
 _UNUSED_BY_JIT = (
     *("_masking", "_tracing.(attempt|signature|symbolic|traced_programs)", "_ir.jax_patches"),
-    *("_compile.(bodies|kernel|workarounds)", "_jax.size_hooks", "strategies.learning"),
+    *("_compile.(bodies|kernel|workarounds)", "_jax.size_hooks", "_runtime.learning.learner"),
 )
 
 

@@ -26,7 +26,7 @@ from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, R
 from bucketjit._runtime.engine_parts import TRACED, Parts, SharedState
 from bucketjit._runtime.fast_path.dispatch import Arguments, ServedCall
 from bucketjit._runtime.fast_path.memory import RememberedCalls
-from bucketjit._runtime.learning import Learning
+from bucketjit._runtime.learning.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.runs import (
     NOT_PADDED,

@@ -9,7 +9,7 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import export
@@ -26,9 +26,6 @@ from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
 from bucketjit._tracing.computed.sizes import Noticing, counts_of
 from bucketjit._tracing.held_output import begin_trace
-
-if TYPE_CHECKING:
-    from bucketjit._tracing.computed.sizing import Sizing
 
 
 def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
@@ -120,11 +117,7 @@ class Attempt:
         self.raised: list[Exception] = []
         self.texts: list[str] = []
         self.out_tree: Any = None
-        self.sizing: Noticing | Sizing = noticing
-        if noticing.noticed:
-            from bucketjit._tracing.computed.sizing import Sizing
-
-            self.sizing = Sizing(self.scope, sizes, set(self.variables))
+        self.sizing = noticing.sizing(self.scope, sizes, set(self.variables))
         self.counts: tuple[str, ...] = ()
 
     def unequal(self, left: Any, right: Any) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -81,6 +81,14 @@ class Noticing:
         """Nothing is known of a trace."""
 
     refuse = cut = first = size = position = extend = nonzero
+
+    def sizing(self, scope: Any, sizes: dict[str, int], taken: Set[str]) -> Noticing | Sizing:
+        """What makes the sizes of the next trace: this, until it has stopped one."""
+        if not self.noticed:
+            return self
+        from bucketjit._tracing.computed.sizing import Sizing
+
+        return Sizing(scope, sizes, taken)
 
     @contextmanager
     def active(self) -> Iterator[None]:
