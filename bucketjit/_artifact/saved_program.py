@@ -13,10 +13,8 @@ import jax
 import jax.export
 import numpy as np
 
-from bucketjit._artifact import modules
-from bucketjit._artifact.archive import EXECUTABLES, Archive
+from bucketjit._artifact.archive import EXECUTABLES, Archive, dtype_of, from_bytes
 from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable, guard_of
-from bucketjit._artifact.modules import dtype_of, from_bytes
 from bucketjit._compile.argument_types import Body, Transform, device_of, without_values
 from bucketjit._compile.bodies import Options
 from bucketjit._compile.executable import Executable, Pads
@@ -33,6 +31,7 @@ from bucketjit._jax.arrays import with_type
 from bucketjit._jax.config import eval_context
 from bucketjit._jax.serialization import NotPlain, Placement, deserialized
 from bucketjit._raised import is_of_machine
+from bucketjit._stages.modules import saved as modules
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 
