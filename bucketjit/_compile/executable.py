@@ -24,7 +24,7 @@ from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import run_once, signature_counter
 from bucketjit._jax.jaxprs import CALLBACKS, all_equations, bodies, open_jaxpr
 from bucketjit._tracing.call import Call
-from bucketjit._tracing.computed.sizes import Selected, counts_of_runs, finisher_of_counts
+from bucketjit._tracing.computed.sizes import Selected, counts_of, finisher_of_counts
 
 
 class SignatureChanged(Exception):
@@ -222,7 +222,7 @@ class Executable:
             return lambda value: Padded.of_result(value, lambda: out.logical(*ordered, *wait()))
 
         waits = out is not Out.PADDED or program.is_checked_after_runs
-        counts = counts_of_runs(program, sizes, observer)
+        counts = counts_of(program, sizes, observer)
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
     def expect(self, args: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from bucketjit._jax.config import current_trace
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
-from bucketjit._tracing.computed.sizes import Noticing, counts_of
+from bucketjit._tracing.computed.sizes import Noticing, counts_of_trace
 from bucketjit._tracing.held_output import begin_trace
 
 
@@ -154,7 +154,7 @@ class Attempt:
             outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
             counts: dict[str, Any] = {}
             if not isinstance(self.sizing, Noticing):
-                counts = counts_of(self.sizing, outs, current_trace())
+                counts = counts_of_trace(self.sizing, outs, current_trace())
             self.counts = tuple(counts)
             return [*outs, *counts.values()]
 

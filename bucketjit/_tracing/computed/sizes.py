@@ -121,7 +121,7 @@ def meeting_of_sizes(error: Exception, sizing: Noticing | Sizing | None) -> Trac
     return TraceRefused(f"{f'{code}: ' if code else ''}{what}{in_brackets(line)}", remedy, error)
 
 
-def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
+def counts_of_trace(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
     """The counts that a trace can return after its results, int32 scalars by variable."""
     counts: dict[str, Any] = {}
     of_outs = variables_in(d for x in outs for d in getattr(x, "shape", ()))
@@ -276,7 +276,7 @@ class Selected(Protocol):
         """Count a run."""
 
 
-def counts_of_runs(
+def counts_of(
     program: Interface, sizes: Mapping[str, int], observer: Selected | None
 ) -> Callable[[Any], tuple[int, ...]]:
     """A function that waits for the computed sizes of a run, and checks them.
