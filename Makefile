@@ -63,7 +63,7 @@ QUICK := bucketjit tests/strategies tests/test_cases.py tests/test_layers.py tes
 	tests/test_packaging.py tests/api/test_executor.py tests/api/test_options.py \
 	tests/api/test_pickled.py tests/artifact/test_saving.py tests/compile/test_first_run.py \
 	tests/runtime/test_arguments.py tests/runtime/test_buckets.py tests/stages/test_explain.py \
-	tests/stages/test_harnesses.py tests/stages/test_report.py
+	tests/stages/modules/test_harnesses.py tests/stages/test_report.py
 
 test-quick: $(STAMP)-test $(STAMP)-model
 	$(PYTEST) -n $(or $(JOBS),auto) --dist worksteal -m "not slow and not further" $(QUICK) $(PYTEST_ARGS)

@@ -28,7 +28,7 @@ from benchmarks.encoder import LONGEST, draw_sizes, draw_tokens, draw_weights
 from benchmarks.measuring import HostLoad
 from benchmarks.sections import Column, Options, Row, Section, print_sections
 from benchmarks.training import STREAMS, TASKS, plain_step
-from bucketjit.strategies.learning import fitted_line
+from bucketjit._runtime.learning.learner import fitted_line
 
 CALLS, QUICK_CALLS = 1000, 12
 AFTER = 300  # calls after which padding is counted

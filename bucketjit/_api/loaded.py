@@ -21,8 +21,8 @@ from bucketjit._ir.interface import Interface
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
-from bucketjit._stages import dynamic as modules
 from bucketjit._stages.explain import Explanation, MaskedEquation, asked, explain
+from bucketjit._stages.modules import dynamic as modules
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit.errors import ArtifactError, ExportError
 

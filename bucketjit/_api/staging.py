@@ -159,7 +159,7 @@ class Staging(Compiling[P, R]):
             >>> exported.call(np.ones(6, np.float32))
             Array([1., 2., 3.], dtype=float32)
         """
-        from bucketjit._stages.dynamic import check_platforms, export_dynamic
+        from bucketjit._stages.modules.dynamic import check_platforms, export_dynamic
 
         if not is_int_from(vjp_order, 0):
             raise ExportError(f"vjp_order: expected an int of at least 0, got {vjp_order!r}")
@@ -217,7 +217,7 @@ class Staging(Compiling[P, R]):
 
     def _bounded(self, call: Call) -> bytes:
         from bucketjit._jax.stablehlo import write_module
-        from bucketjit._stages.bounded import bounded_module
+        from bucketjit._stages.modules.bounded import bounded_module
 
         engine, constraints = self._engine, call.signature.constraints
         decision = engine.decisions.decide(call)

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from bucketjit._artifact.archive import as_bytes, name_of
 from bucketjit._artifact.manifest import Axes, SizeTable
-from bucketjit._artifact.modules import as_bytes, name_of
 from bucketjit._compile.argument_types import at_sizes
 from bucketjit._events import shown, warn
 from bucketjit._ir.dynamic_axes import Tokens

@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
+from bucketjit._artifact.archive import dtype_of
 from bucketjit._artifact.manifest import SavedFunction
-from bucketjit._artifact.modules import dtype_of
 from bucketjit._artifact.saved_program import (
     LoadedProgram,
     SavedBodies,

@@ -13,10 +13,8 @@ import jax
 import jax.export
 import numpy as np
 
-from bucketjit._artifact import modules
-from bucketjit._artifact.archive import EXECUTABLES, Archive
+from bucketjit._artifact.archive import EXECUTABLES, Archive, dtype_of, from_bytes
 from bucketjit._artifact.manifest import Axes, Bucket, SavedProgram, SizeTable, guard_of
-from bucketjit._artifact.modules import dtype_of, from_bytes
 from bucketjit._compile.argument_types import Body, Transform, device_of, without_values
 from bucketjit._compile.bodies import Options
 from bucketjit._compile.executable import Executable, Pads
@@ -26,14 +24,14 @@ from bucketjit._compile.kernel import Kernel, exact_kernel, kernel, loaded
 from bucketjit._compile.workarounds import Workarounds
 from bucketjit._config import Config
 from bucketjit._events import shown
-from bucketjit._ir.computed_sizes import Computed
 from bucketjit._ir.expressions import Shape, evaluate_text
-from bucketjit._ir.interface import Interface, SizeConstants
+from bucketjit._ir.interface import Computed, Interface, SizeConstants
 from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.config import eval_context
 from bucketjit._jax.serialization import NotPlain, Placement, deserialized
 from bucketjit._raised import is_of_machine
+from bucketjit._stages.modules import saved as modules
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 

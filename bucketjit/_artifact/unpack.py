@@ -20,14 +20,14 @@ from typing import Any
 
 import jax
 
-from bucketjit._artifact import modules
 from bucketjit._artifact.archive import Archive
 from bucketjit._artifact.manifest import Bucket, SavedFunction, SavedProgram
 from bucketjit._jax import stablehlo
 from bucketjit._jax.arrays import is_key, key_shape
-from bucketjit._jax.module_building import without_sharding
 from bucketjit._jax.stablehlo import BadModule, Module, custom_call_targets
-from bucketjit._stages.dynamic import refine
+from bucketjit._stages.modules import saved as modules
+from bucketjit._stages.modules.building import without_sharding
+from bucketjit._stages.modules.dynamic import refine
 from bucketjit.errors import ArtifactError, ExportError
 
 LAYOUT = "layout.json"

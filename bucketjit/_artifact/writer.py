@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bucketjit._artifact import archive as archives
-from bucketjit._artifact import asked_buckets, modules
+from bucketjit._artifact import asked_buckets
 from bucketjit._artifact import manifest as manifests
-from bucketjit._artifact.modules import as_bytes, name_of
+from bucketjit._artifact.archive import as_bytes, name_of
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import OF_BACKENDS, Source
 from bucketjit._compile.argument_types import at_sizes
@@ -28,8 +28,9 @@ from bucketjit._ir.program import Program
 from bucketjit._runtime.derivatives import Derivatives
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import Path as Steps
-from bucketjit._stages.dynamic import check_platforms, refuse_callbacks
 from bucketjit._stages.explain import masked_equations
+from bucketjit._stages.modules import saved as modules
+from bucketjit._stages.modules.dynamic import check_platforms, refuse_callbacks
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.resolution import without_empty
 from bucketjit.errors import ArtifactError, ExportError, MaskingError, SpecError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +12,19 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import Jaxpr
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import pad
 from bucketjit._arrays.results import Change, at_leaves, finisher
-from bucketjit._compile.computed_results import Selected, counts_of, finisher_of_counts
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
+from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import on_default_device
-from bucketjit._jax.compiler import signature_counter
+from bucketjit._jax.compiler import run_once, signature_counter
+from bucketjit._jax.jaxprs import CALLBACKS, all_equations, bodies, open_jaxpr
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import Selected, counts_of, finisher_of_counts
 
 
 class SignatureChanged(Exception):
@@ -69,7 +73,7 @@ class Executable:
             their padded copies there, wherever the arrays were.
         asked: Whether a warm-up asked for this number of rows.
         counted: The program, if the executable returns counts of computed sizes after the results;
-            see `bucketjit._compile.computed_results`.
+            see `bucketjit._tracing.computed.sizes`.
         count_signatures: Returns how many argument signatures, placement included, it has now.
         signatures: How many it had when they were last counted.
     """
@@ -303,3 +307,73 @@ def run_poisoned(entry: Executable, call: Call, which: int, out: Out) -> Any:
     result = entry.run(sizes, args, kwargs)
     finish = entry.finisher(call, out)
     return result if finish is None else finish(result)
+
+
+# --- the first run ---
+
+# XLA's CPU backend sets up a matrix multiplication when it first runs it, in about a millisecond:
+# the first call of a 6-layer encoder takes 45 ms longer than the next ones. An executable that is
+# compiled before a call needs it can get this setup done beforehand.
+
+# Some tenths of a second. In a longer run, the setup is too small a part to be noticed.
+_MOST_FLOPS = 1e10
+_MOST_BYTES = 2**30  # of temporaries and results, which come on top of those of calls
+
+# On zeros a loop may not end, and callbacks would pass made-up values to the user's code. XLA's
+# cost analysis does not count what LAPACK does. A collective waits for other processes; most have
+# effects besides.
+_NOT_ON_ZEROS = {
+    *("while", *CALLBACKS),
+    *("cholesky", "eig", "eigh", "geqrf", "geqp3", "householder_product", "hessenberg", "lu"),
+    *("ormqr", "qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"),
+    *("tridiagonal_solve", "shard_mean", "shard_psum"),
+}
+_SIZES, _FIRST_SIZE = 0, 1  # position of the logical sizes; a valid size: programs may assume >= 1
+
+
+def run_first(entry: Executable, program: Program) -> None:
+    """Run an executable of a bucket on zeros, if that is harmless and quick.
+
+    It runs on the host only, up to 10 GFLOP and 1 GiB of memory besides its arguments, and only for
+    programs without effects, callbacks, ``while_loop`` and LAPACK. All errors are suppressed: the
+    call that needs the executable will meet them.
+    """
+    with contextlib.suppress(Exception):
+        if not entry.on_host or entry.nbytes > _MOST_BYTES:
+            return
+        jaxpr, _ = open_jaxpr(program.jaxpr)
+        steps = _steps(jaxpr, max(entry.sizes.values()))
+        # XLA counts one step of a loop.
+        if not entry.flops * steps <= _MOST_FLOPS or not _runs_on_zeros(jaxpr):
+            return
+        run_once(entry.compiled, lambda i, aval: _filled(aval, _FIRST_SIZE if i == _SIZES else 0))
+
+
+def _runs_on_zeros(jaxpr: Jaxpr) -> bool:
+    """Whether running a program on zeros ends, and does nothing that can be observed."""
+    names = {eqn.primitive.name for eqn in all_equations(jaxpr)}
+    return not jaxpr.effects and names.isdisjoint(_NOT_ON_ZEROS)
+
+
+def _steps(jaxpr: Jaxpr, most: int) -> int:
+    """How often the innermost ``scan`` runs; a scan over an open axis counts as ``most`` steps."""
+    most_steps = 1
+    for eqn in jaxpr.eqns:
+        length = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        inner = [_steps(body, most) for body in bodies(eqn)]
+        most_steps = max(
+            most_steps, (length if isinstance(length, int) else most) * max(inner, default=1)
+        )
+    return most_steps
+
+
+def _filled(aval: Any, value: int) -> np.ndarray:
+    """An array of one value. Zeros take no memory until they are written to."""
+    dtype = np.dtype(aval.dtype)
+    # XLA copies a host array that is not aligned to 64 bytes.
+    raw = np.zeros(int(np.prod(aval.shape, dtype=np.int64)) * dtype.itemsize + 64, np.uint8)
+    begin = -raw.ctypes.data % 64
+    array = raw[begin : raw.size - 64 + begin].view(dtype).reshape(aval.shape)
+    if value:
+        array[...] = value
+    return array

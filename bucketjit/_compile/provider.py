@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 
 from bucketjit._compile.budget import Allowance
 from bucketjit._compile.cache import ExecutableCache
-from bucketjit._compile.executable import Executable
-from bucketjit._compile.first_run import run_first
+from bucketjit._compile.executable import Executable, run_first
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._config import Background
 from bucketjit._events import Event, shown

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from bucketjit._ir.expressions import Shape, evaluate, symbolic_axes, variables_
 from bucketjit._ir.guards import Guard
 from bucketjit._jax.user_code import in_brackets
 from bucketjit.errors import MaskingError, ShapeCheckError
-
-if TYPE_CHECKING:
-    from bucketjit._ir.computed_sizes import Computed
 
 _BYTES_OF_OBJECT = 1 << 14  # an estimate: the closure of a `jax.vjp` holds a small program
 
@@ -80,6 +77,21 @@ class ConcreteTraces(Protocol):
 
     def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
         """The unfitted sizes at these padded sizes; None if the program does not serve them."""
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A size that a program computes.
+
+    Attributes:
+        bound: The number of rows that it is chosen from, as text of an expression.
+        line: The line of user code that computes it; ``""`` if it is not known.
+        is_checked: Whether user code has given it, so that it may be out of bounds.
+    """
+
+    bound: str
+    line: str = ""
+    is_checked: bool = False
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

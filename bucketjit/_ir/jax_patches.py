@@ -6,7 +6,6 @@ so other threads call them, too. For plain sizes they do what the originals do.
 
 from __future__ import annotations
 
-from bucketjit._ir import primitives
 from bucketjit._ir.associative_scan import associative_scan_of
 from bucketjit._jax.patches import operations, shapes
 from bucketjit._jax.patches.lifetimes import CACHES, leaving_nothing, weak_finalizers
@@ -31,16 +30,6 @@ lenient_jax = Replacing(
 
 selecting_jax = Replacing(*SELECTIONS)
 """While active, selections ask `bucketjit._jax.patches.patch.selecting` what to do."""
-
-uneven_shards = Replacing(
-    *operations.uneven_collectives(
-        primitives.axis_of_shards,
-        primitives.mean_over_shards,
-        primitives.sum_over_shards,
-        primitives.refuse_groups,
-    )
-)
-"""While active, collectives know uneven shards; see `bucketjit._ir.primitives`."""
 
 forgetful_jax = Replacing(weak_finalizers, *CACHES, context=leaving_nothing)
 """While active, traces that fail can be freed, and none leaves anything behind in JAX."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +13,6 @@ from jax.extend.core import JaxprEqn
 from jax.interpreters import ad, batching
 
 from bucketjit._ir.expressions import Dim
-from bucketjit._jax.config import shard_keys
 from bucketjit.errors import MaskingError
 
 # --- size constant ------------------------------------------------------------------------------
@@ -132,75 +128,6 @@ def makes_size(eqn: JaxprEqn) -> bool:
 # The sum is its own transpose in the plain inner product, which a sum of gradients takes. The two
 # do not mix on uneven shards. So a transposed equation says that it is one, and
 # `bucketjit._processes.on_shards` refuses programs that mix them.
-
-
-@dataclass(frozen=True)
-class Shards:
-    """The shards that a function is traced for.
-
-    Attributes:
-        axis: The name of their axis.
-        rows: The rows of a shard, a size; None if that is not known.
-        why: Why it is not known.
-        size: Any open size, as masking rules are asked for equations that mention one.
-    """
-
-    axis: Any
-    rows: Any
-    why: str = ""
-    size: Any = 1
-
-
-_traced_for: ContextVar[Shards | None] = ContextVar("shards", default=None)
-
-
-@contextmanager
-def tracing_for(shards: Shards) -> Iterator[None]:
-    """A context in which this thread traces a function of one shard."""
-    token = _traced_for.set(shards)
-    try:
-        # Traces that JAX keeps of inner functions belong to the shards that they were made for.
-        with shard_keys(str(shards)):
-            yield
-    finally:
-        _traced_for.reset(token)
-
-
-def axis_of_shards() -> Any:
-    """The axis of the shards for which this thread traces a function; None if it does not."""
-    shards = _traced_for.get()
-    return None if shards is None else shards.axis
-
-
-def mean_over_shards(x: Any) -> Any:
-    """The mean of an array over the shards, by their rows."""
-    shards = _traced_for.get()
-    assert shards is not None
-    if shards.rows is None:
-        raise MaskingError(
-            f"pmean weighs by the rows of each shard, and {shards.why}",
-            "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
-        )
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        x = jnp.true_divide(x, 1)
-    return shard_mean_p.bind(x, axis=shards.axis, rows=shards.rows, is_transposed=False)
-
-
-def sum_over_shards(x: Any) -> Any:
-    """The sum of a float array over the shards."""
-    shards = _traced_for.get()
-    assert shards is not None
-    params = {"axis": shards.axis, "size": shards.size, "is_transposed": False}
-    return shard_psum_p.bind(jnp.asarray(x), **params)
-
-
-def refuse_groups() -> NoReturn:
-    """Raise for a mean over groups of shards."""
-    raise MaskingError(
-        "pmean over groups of shards (axis_index_groups)",
-        "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
-    )
 
 
 def _jvp(primitive: Any, primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:

@@ -1,6 +1,6 @@
 """StableHLO modules: read, write, describe and refine them.
 
-`module_building` builds functions in modules. `bucketjit._stages` decides what is built.
+`bucketjit._stages.modules` builds functions in modules, and decides what is built.
 """
 
 from __future__ import annotations
@@ -39,6 +39,26 @@ MAIN = "main"
 
 class BadModule(Exception):
     """A module cannot be read, or is not what is needed; the message says why, in words."""
+
+
+def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
+    """The arguments that the module of a lowered function takes, by position among all leaves.
+
+    ``jit`` drops those that the function does not read (``MeshComputation.compile_args``, since
+    0.4; no public name says which).
+    """
+    arguments = lowered._lowering.compile_args
+    if arguments.get("host_callbacks") or arguments.get("keepalive"):
+        raise BadModule("it calls back into Python")
+    if arguments.get("ordered_effects"):
+        raise BadModule("it has effects whose order is kept")
+    if arguments.get("num_devices", 1) != 1:
+        raise BadModule("it is for several devices")
+    kept = sorted(arguments["kept_var_idx"])
+    module: Any = lowered.compiler_ir()
+    if len(ir.SymbolTable(module.operation)["main"].type.inputs) != len(kept):
+        raise BadModule("it takes constants of this process as arguments")
+    return kept
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from bucketjit._config import Config, Overflow
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import other_platforms
-from bucketjit._runtime.learning import Learning, rounded_up
+from bucketjit._runtime.learning.learning import Learning, rounded_up
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Strategy, checked_bucket

@@ -11,7 +11,6 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import copied
-from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import SignatureChanged
 from bucketjit._jax.arrays import NotPlaced
 from bucketjit._jax.config import NO_TRACE, THREAD_TRACE, jit_disabled
@@ -19,6 +18,7 @@ from bucketjit._jax.tracebacks import shortened
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.fast_path.bucket_handler import Evicted
 from bucketjit._runtime.fast_path.dispatch import FastPath
+from bucketjit._tracing.computed.sizes import NothingSelected
 from bucketjit._tracing.leaf_types import note_arguments
 
 P = ParamSpec("P")

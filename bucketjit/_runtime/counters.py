@@ -297,7 +297,7 @@ class Counters:
             self._totals[f"{what}_seconds"] += seconds
 
     def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
-        """Count rows that a run selected; see `bucketjit._compile.computed_results.Selected`."""
+        """Count rows that a run selected; see `bucketjit._tracing.computed.sizes.Selected`."""
         self.history.settle(but="counts")
         with self._lock:
             sums = self._selected.setdefault(program, {})

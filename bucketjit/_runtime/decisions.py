@@ -22,9 +22,9 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import key_impl
 from bucketjit._jax.jaxprs import all_equations, name_of
-from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._runtime.buckets import ChoosesBuckets
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import Noticing, SizeIsComputed
 from bucketjit.errors import ArgumentError, MaskingError
 
 

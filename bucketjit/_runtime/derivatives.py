@@ -24,12 +24,12 @@ from bucketjit._ir.expressions import is_symbolic, variables_of
 from bucketjit._ir.program import Program
 from bucketjit._jax import config as jax_config
 from bucketjit._jax.jaxprs import first_effect
-from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.tracebacks import derived
 from bucketjit._runtime.counters import Counters
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.runs import OF_TRACERS
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import Noticing
 from bucketjit._tracing.mutations import is_traced_here, refusing_mutations
 from bucketjit._tracing.parameters import Static, Statics, without_static
 from bucketjit._tracing.signer import Signer

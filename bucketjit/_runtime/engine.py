@@ -14,7 +14,6 @@ from typing import Any
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.computed_results import NothingSelected
 from bucketjit._compile.executable import Executable, SignatureChanged
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
@@ -27,7 +26,7 @@ from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, R
 from bucketjit._runtime.engine_parts import TRACED, Parts, SharedState
 from bucketjit._runtime.fast_path.dispatch import Arguments, ServedCall
 from bucketjit._runtime.fast_path.memory import RememberedCalls
-from bucketjit._runtime.learning import Learning
+from bucketjit._runtime.learning.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
 from bucketjit._runtime.runs import (
     NOT_PADDED,
@@ -38,6 +37,7 @@ from bucketjit._runtime.runs import (
     run_padded,
 )
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import NothingSelected
 from bucketjit._tracing.resolution import bind_sizes
 from bucketjit.errors import ArtifactError, FallbackError, FallbackWarning, MaskingError
 

@@ -17,10 +17,10 @@ from bucketjit._config import is_int_from
 from bucketjit._events import shown
 from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import shaped
-from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._runtime.decisions import Because, Masked
 from bucketjit._runtime.engine import Engine
 from bucketjit._tracing.call import Call
+from bucketjit._tracing.computed.sizes import Noticing, SizeIsComputed
 from bucketjit.errors import MaskingError, SpecError
 
 Inside = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]

@@ -9,7 +9,7 @@ import numbers
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import export
@@ -21,15 +21,11 @@ from bucketjit._ir.guards import Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._ir.program import Leaf, TraceRefused
 from bucketjit._jax.config import current_trace
-from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.size_hooks import watch_equalities
 from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._jax.user_code import calling_line, raising_code, raising_function, raising_line
-from bucketjit._tracing.computed_sizes import counts_of
+from bucketjit._tracing.computed.sizes import Noticing, counts_of_trace
 from bucketjit._tracing.held_output import begin_trace
-
-if TYPE_CHECKING:
-    from bucketjit._ir.computed_sizes import Sizing
 
 
 def leaf_struct(leaf: Leaf, scope: export.SymbolicScope) -> Any:
@@ -121,11 +117,7 @@ class Attempt:
         self.raised: list[Exception] = []
         self.texts: list[str] = []
         self.out_tree: Any = None
-        self.sizing: Noticing | Sizing = noticing
-        if noticing.noticed:
-            from bucketjit._ir.computed_sizes import Sizing
-
-            self.sizing = Sizing(self.scope, sizes, set(self.variables))
+        self.sizing = noticing.sizing(self.scope, sizes, set(self.variables))
         self.counts: tuple[str, ...] = ()
 
     def unequal(self, left: Any, right: Any) -> None:
@@ -162,7 +154,7 @@ class Attempt:
             outs = [x.dimension_as_value() if is_symbolic(x) else x for x in outs]
             counts: dict[str, Any] = {}
             if not isinstance(self.sizing, Noticing):
-                counts = counts_of(self.sizing, outs, current_trace())
+                counts = counts_of_trace(self.sizing, outs, current_trace())
             self.counts = tuple(counts)
             return [*outs, *counts.values()]
 

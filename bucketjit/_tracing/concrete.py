@@ -17,9 +17,9 @@ from jax.tree_util import PyTreeDef
 from bucketjit._ir.expressions import variables_of
 from bucketjit._ir.program import Leaf, TraceRefused, refuse_tracers
 from bucketjit._jax.jaxprs import open_jaxpr, without_dead_code, without_hi_primitives
-from bucketjit._jax.patches.patch import Noticing, SizeIsComputed
 from bucketjit._raised import is_of_machine
 from bucketjit._tracing.attempt import traced
+from bucketjit._tracing.computed.sizes import Noticing, SizeIsComputed
 from bucketjit._tracing.held_output import holding_output
 from bucketjit._tracing.own_constants import own_constants
 from bucketjit._tracing.skeleton import Skeleton, decompose

@@ -1,6 +1,7 @@
 """Functions on a mesh: the shardings that the user asks for, and functions of one shard.
 
-A function of one shard is traced so that its collectives may name the axis of the shards.
+A function of one shard is traced so that its collectives may name the axis of the shards. Those
+over shards whose sizes differ become primitives of `bucketjit._ir.primitives`.
 """
 
 from __future__ import annotations
@@ -8,27 +9,30 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from bucketjit._config import Config, Sharded
 from bucketjit._ir.dynamic_axes import STATIC
 from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.interface import Interface
-from bucketjit._ir.jax_patches import uneven_shards
-from bucketjit._ir.primitives import Shards, tracing_for
+from bucketjit._ir.primitives import shard_mean_p, shard_psum_p
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import sharding_for
-from bucketjit._jax.config import named_axis
+from bucketjit._jax.config import named_axis, shard_keys
 from bucketjit._jax.jaxprs import all_equations, shape_of
+from bucketjit._jax.patches.operations import uneven_collectives
+from bucketjit._jax.patches.patch import Replacing
 from bucketjit._raised import first_line
 from bucketjit._tracing.leaf_types import LeafType
-from bucketjit.errors import ArgumentError, SpecError
+from bucketjit.errors import ArgumentError, MaskingError, SpecError
 
 
 @dataclass(frozen=True)
@@ -230,3 +234,81 @@ def _shards_of(axis: Any, leaves: Sequence[Any]) -> Shards:
         if str(size) == names[0]:
             return Shards(axis, size, "", size)
     return Shards(axis, None, "no argument has them as its first axis", sizes[0])
+
+
+# --- collectives while a function of one shard is traced ---
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The shards that a function is traced for.
+
+    Attributes:
+        axis: The name of their axis.
+        rows: The rows of a shard, a size; None if that is not known.
+        why: Why it is not known.
+        size: Any open size, as masking rules are asked for equations that mention one.
+    """
+
+    axis: Any
+    rows: Any
+    why: str = ""
+    size: Any = 1
+
+
+_traced_for: ContextVar[Shards | None] = ContextVar("shards", default=None)
+
+
+@contextmanager
+def tracing_for(shards: Shards) -> Iterator[None]:
+    """A context in which this thread traces a function of one shard."""
+    token = _traced_for.set(shards)
+    try:
+        # Traces that JAX keeps of inner functions belong to the shards that they were made for.
+        with shard_keys(str(shards)):
+            yield
+    finally:
+        _traced_for.reset(token)
+
+
+def axis_of_shards() -> Any:
+    """The axis of the shards for which this thread traces a function; None if it does not."""
+    shards = _traced_for.get()
+    return None if shards is None else shards.axis
+
+
+def mean_over_shards(x: Any) -> Any:
+    """The mean of an array over the shards, by their rows."""
+    shards = _traced_for.get()
+    assert shards is not None
+    if shards.rows is None:
+        raise MaskingError(
+            f"pmean weighs by the rows of each shard, and {shards.why}",
+            "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
+        )
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        x = jnp.true_divide(x, 1)
+    return shard_mean_p.bind(x, axis=shards.axis, rows=shards.rows, is_transposed=False)
+
+
+def sum_over_shards(x: Any) -> Any:
+    """The sum of a float array over the shards."""
+    shards = _traced_for.get()
+    assert shards is not None
+    params = {"axis": shards.axis, "size": shards.size, "is_transposed": False}
+    return shard_psum_p.bind(jnp.asarray(x), **params)
+
+
+def refuse_groups() -> NoReturn:
+    """Raise for a mean over groups of shards."""
+    raise MaskingError(
+        "pmean over groups of shards (axis_index_groups)",
+        "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
+    )
+
+
+uneven_shards = Replacing(
+    *uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)
+)
+"""While active, collectives know uneven shards."""

@@ -29,13 +29,13 @@ from bucketjit._ir.opaque import EqualityOfSizes, decisions_inside
 from bucketjit._ir.program import Leaf, Program, TraceRefused
 from bucketjit._jax.jaxprs import open_jaxpr, shape_of, without_dead_code
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._jax.patches.patch import Noticing
 from bucketjit._jax.patches.shapes import repeats_by_size
 from bucketjit._jax.size_hooks import LengthIsInt
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, raising_text
 from bucketjit._raised import first_line, handled_before, is_of_machine, text_of
-from bucketjit._tracing import computed_sizes
 from bucketjit._tracing.attempt import Attempt
+from bucketjit._tracing.computed import sizes as computed_sizes
+from bucketjit._tracing.computed.sizes import Noticing
 from bucketjit._tracing.held_output import tree_holds_a_size
 from bucketjit._tracing.merged_axes import keep_apart
 from bucketjit._tracing.own_constants import own_constants

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from bucketjit._runtime.learning.learner import Learner
 from bucketjit.strategies import Auto
-from bucketjit.strategies.learning import Learner
 from docs.pictures.drawing import DATA, GOOD, PADDING, document, line, text
 
 FILE = Path(__file__).with_suffix(".svg")

@@ -1,6 +1,6 @@
 """Sizes that the program computes, and uses inside of it.
 
-Results of computed sizes are in `tests.runtime.test_computed_sizes`.
+Results of computed sizes are in `tests.tracing.computed.test_computed_sizes`.
 """
 
 from typing import Any

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bucketjit import BucketedExec
-from bucketjit._compile import first_run
+from bucketjit._compile import executable as executables
 from tests.comparison import assert_like_jit, ramp
 
 W = ramp(3, 5)
@@ -56,7 +56,7 @@ def inverse(w: Any, x: Any) -> Any:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], Any]]:
     """The arguments of each first run, and its error."""
     found: list[tuple[list[Any], Any]] = []
-    run_once = first_run.run_once
+    run_once = executables.run_once
 
     def recorded(compiled: Any, argument: Callable[[int, Any], Any]) -> None:
         args: list[Any] = []
@@ -72,7 +72,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Any], Any]]:
             raise
         found.append((args, None))
 
-    monkeypatch.setattr(first_run, "run_once", recorded)
+    monkeypatch.setattr(executables, "run_once", recorded)
     return found
 
 
@@ -142,13 +142,13 @@ def test_in_the_background_it_comes_before_anybody_gets_the_executable(
     executor(W, ramp(8, 3))
     assert not runs  # the call itself is the first run
     stored: list[int] = []
-    recorded = first_run.run_once
+    recorded = executables.run_once
 
     def watched(*args: Any) -> None:
         stored.append(executor.cache_size())
         recorded(*args)
 
-    monkeypatch.setattr(first_run, "run_once", watched)
+    monkeypatch.setattr(executables, "run_once", watched)
     executor(W, ramp(3, 3))
     executor.wait_for_compiles()
     assert stored == [1] and executor.cache_size() == 2

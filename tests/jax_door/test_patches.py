@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from bucketjit._ir.associative_scan import associative_scan_of
-from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax, uneven_shards
+from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax, selecting_jax
 from bucketjit._jax.patches.operations import associative_scans
 from bucketjit._jax.patches.patch import Patch
+from bucketjit._tracing.shards import uneven_shards
 
 REPLACING = [lenient_jax, forgetful_jax, selecting_jax, uneven_shards]
 

@@ -11,6 +11,7 @@ from hypothesis import given
 import bucketjit
 from bucketjit import errors
 from bucketjit.strategies import (
+    Auto,
     Boundaries,
     Exact,
     Exponential,
@@ -90,10 +91,12 @@ def test_parameters_of_ladders(make):
     assert "np" not in repr(strategy)
 
 
-@pytest.mark.parametrize("step, error", [(0, ValueError), (1.5, TypeError), (False, TypeError)])
-def test_linear_refuses_a_wrong_step(step, error):
+@pytest.mark.parametrize("n, error", [(0, ValueError), (1.5, TypeError), (False, TypeError)])
+def test_a_wrong_step_or_number_of_buckets_is_refused(n, error):
     with pytest.raises(error, match="^step must be a positive int, not "):
-        Linear(step)
+        Linear(n)
+    with pytest.raises(error, match="buckets must be a positive int"):
+        Auto(n)
 
 
 def test_repr_shows_what_was_given():

@@ -3,8 +3,8 @@
 The docstring of each says why the original is not enough, since when it is in JAX, and until when
 the replacement is needed.
 
-While a thread traces, `selecting` returns what makes computed sizes: `Noticing` first, which stops
-a trace that needs one, then `bucketjit._ir.computed_sizes.Sizing`.
+While a thread traces, `selecting` returns what makes computed sizes, or stops a trace that needs
+one; see `bucketjit._tracing.computed`.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _set(owner: Any, name: Any, value: Any) -> None:
 
 # --- computed sizes -------------------------------------------------------------------------------
 
-_of_thread = threading.local()  # `open`: a `Noticing`, a `Sizing` or None
+_of_thread = threading.local()  # `open`: what makes computed sizes, or None
 
 
 def selecting() -> Any:
@@ -231,10 +231,6 @@ def at_places(array: Any, places: Any, axis: int) -> Any:
     return array.at[(slice(None),) * axis + (places,)].get(mode="clip")
 
 
-class SizeIsComputed(Exception):
-    """The function computes a size, and is traced where it cannot."""
-
-
 @contextmanager
 def as_open(value: Any) -> Iterator[None]:
     """A context in which this makes the sizes of traces of this thread."""
@@ -244,30 +240,3 @@ def as_open(value: Any) -> Iterator[None]:
         yield
     finally:
         _of_thread.open = before
-
-
-class Noticing:
-    """Stops a trace where it would compute a size.
-
-    Attributes:
-        noticed: Whether it has stopped one. User code may have caught the error.
-    """
-
-    def __init__(self) -> None:
-        self.noticed = False
-
-    def nonzero(self, *_: Any, **__: Any) -> Any:
-        """Raise `SizeIsComputed`."""
-        self.noticed = True
-        raise SizeIsComputed
-
-    def ended(self, trace: Any) -> None:
-        """Nothing is known of a trace."""
-
-    refuse = cut = first = size = position = extend = nonzero
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """A context in which traces of this thread stop."""
-        with as_open(self):
-            yield

@@ -1,7 +1,7 @@
 """What has a size that the program computes, while a function is traced for buckets.
 
 JAX raises for these in a trace, since their size is known at run time only. While a function is
-traced for buckets, the program computes it; see `bucketjit._ir.computed_sizes`. In other threads,
+traced for buckets, the program computes it; see `bucketjit._tracing.computed`. In other threads,
 and in other traces, JAX's own functions run. With ``size=``, ``length=`` or
 ``total_repeat_length=`` they do what JAX does.
 
@@ -51,7 +51,7 @@ from bucketjit._jax.patches.slices import SLICES
 #
 # Their size needs a bound, since an executable has room for the largest one. It is that of another
 # array which is cut to as many rows, or it follows from the program: a number of chosen elements is
-# at most the number of elements. See `bucketjit._ir.value_bounds`.
+# at most the number of elements. See `bucketjit._tracing.computed.values`.
 
 
 _core = names.module("core")

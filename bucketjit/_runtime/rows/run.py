@@ -20,7 +20,7 @@ from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.decisions import OF_FILE
 from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.learning import Learning
+from bucketjit._runtime.learning.learning import Learning
 from bucketjit._runtime.rows import batches, plan
 from bucketjit._runtime.rows.examples import Examples
 from bucketjit._runtime.rows.kinds import NO_SIZES, Alone, Batched, Kind, Kinds, Row

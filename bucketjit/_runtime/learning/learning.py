@@ -1,4 +1,4 @@
-"""Learns buckets while calls are served, by `bucketjit.strategies.learning`.
+"""Learns the buckets of a program while calls are served, by `.learner`.
 
 A call is counted, and may be timed, on the slow path. Handlers of the fast path count their own
 calls. They share a clock: when it runs out, or when buckets have changed, a call takes the slow
@@ -54,7 +54,7 @@ class Learning:
         kept: Sequence[tuple[Sizes, float]],
         multiples: Sizes,
     ) -> None:
-        from bucketjit.strategies.learning import Learner
+        from bucketjit._runtime.learning.learner import Learner
 
         self._variables, self._rounded, self._multiples = tuple(variables), rounded, multiples
         self._fixed = [v for v in variables if v not in learnt]

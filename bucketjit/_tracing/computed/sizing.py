@@ -19,7 +19,6 @@ import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import jax
@@ -28,32 +27,23 @@ import numpy as np
 from jax import export, lax
 
 from bucketjit._ir.expressions import Dim, bind_unique_names, evaluate
+from bucketjit._ir.interface import Computed
 from bucketjit._ir.primitives import sized_p, unsized_p
 from bucketjit._ir.ranges import Range, is_at_most, is_within_type, sum_of
-from bucketjit._ir.value_bounds import Bounds
-from bucketjit._ir.value_numbers import BITS_OF_SIZES, ValueNumbers, negated_mask, unconverted
 from bucketjit._jax import tracers
 from bucketjit._jax.config import current_trace
 from bucketjit._jax.patches.patch import as_open, as_value
 from bucketjit._jax.user_code import calling_line
+from bucketjit._tracing.computed.values import (
+    BITS_OF_SIZES,
+    Bounds,
+    ValueNumbers,
+    negated_mask,
+    unconverted,
+)
 from bucketjit.errors import MaskingError
 
 _DEEPEST = 6  # sums of sizes inside of sums that are looked at
-
-
-@dataclass(frozen=True)
-class Computed:
-    """A size that a program computes.
-
-    Attributes:
-        bound: The number of rows that it is chosen from, as text of an expression.
-        line: The line of user code that computes it; ``""`` if it is not known.
-        is_checked: Whether user code has given it, so that it may be out of bounds.
-    """
-
-    bound: str
-    line: str = ""
-    is_checked: bool = False
 
 
 class _FactsOfTrace:

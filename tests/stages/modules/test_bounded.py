@@ -15,7 +15,7 @@ import pytest
 from bucketjit import BucketedExec, Check
 from bucketjit._jax import stablehlo
 from bucketjit.errors import ExportError
-from tests.stages.modules import main_line, text
+from tests.stages.modules.running import main_line, text
 
 
 def struct(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:

@@ -25,16 +25,15 @@ from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variables_in, variables_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
-from bucketjit._jax.module_building import (
+from bucketjit._jax.stablehlo import BadModule, Module, copy_of, kept_arguments
+from bucketjit._stages.modules.building import (
     Building,
     Value,
     aliased_result,
     attributes_in,
-    kept_arguments,
     new_main,
 )
-from bucketjit._jax.stablehlo import BadModule, Module, copy_of
-from bucketjit._stages.dynamic import refuse_what_python_computes
+from bucketjit._stages.modules.dynamic import refuse_what_python_computes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
 

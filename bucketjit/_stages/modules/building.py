@@ -1,7 +1,7 @@
 """Change StableHLO modules: a new ``main`` around the old one; none of what partitioners add.
 
 No public name of JAX builds StableHLO operations; jaxlib's MLIR bindings do (``jaxlib.mlir``).
-`stablehlo` reads and writes modules.
+`bucketjit._jax.stablehlo` has them, and reads and writes modules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import jax
 import numpy as np
 from jax.interpreters import mlir
 
@@ -18,26 +17,6 @@ from bucketjit._jax.arrays import is_key, key_shape
 from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir
 
 Value = Any  # an `ir.Value` of jaxlib
-
-
-def kept_arguments(lowered: jax.stages.Lowered) -> list[int]:
-    """The arguments that the module of a lowered function takes, by position among all leaves.
-
-    ``jit`` drops those that the function does not read (``MeshComputation.compile_args``, since
-    0.4; no public name says which).
-    """
-    arguments = lowered._lowering.compile_args
-    if arguments.get("host_callbacks") or arguments.get("keepalive"):
-        raise BadModule("it calls back into Python")
-    if arguments.get("ordered_effects"):
-        raise BadModule("it has effects whose order is kept")
-    if arguments.get("num_devices", 1) != 1:
-        raise BadModule("it is for several devices")
-    kept = sorted(arguments["kept_var_idx"])
-    module: Any = lowered.compiler_ir()
-    if len(ir.SymbolTable(module.operation)["main"].type.inputs) != len(kept):
-        raise BadModule("it takes constants of this process as arguments")
-    return kept
 
 
 class Building:

@@ -11,7 +11,7 @@ import pytest
 import bucketjit
 from bucketjit import BucketedExec, Check, Fallback
 from bucketjit.errors import FallbackError, FallbackWarning
-from tests.runtime.test_computed_sizes import EDGES, arrays, checked, few_or_all
+from tests.tracing.computed.test_computed_sizes import EDGES, arrays, checked, few_or_all
 
 
 def count(x: Any) -> Any:

@@ -8,30 +8,41 @@ presumed of a computed size where Python or JAX asks for it: that the array is n
 checked on the counts that a run returns, and where it does not hold, the call runs eagerly. Other
 decisions by a computed size are refused. A size that is made in a loop or branch has no value
 outside of it, so neither is possible there.
+
+    executable   (results, counts:i32[k])       counts of `Interface.counts`
+    host         wait for the counts, check them, cut the results
+
+`Padded` results are not cut, so they wait for nothing: each asks for its size when it is needed.
+Only counts that must be checked are waited for at once.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
+import numpy as np
 from jax.extend.core import Jaxpr
 
+from bucketjit._arrays.results import Change
 from bucketjit._ir.bounds import is_never_negative
-from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
+from bucketjit._ir.expressions import evaluate_text, is_symbolic, variables_in, variables_of
 from bucketjit._ir.guards import Guard, shapes_in
+from bucketjit._ir.interface import Computed, Interface
 from bucketjit._ir.primitives import makes_size
 from bucketjit._ir.program import TraceRefused, unchecked_reshapes
 from bucketjit._jax import jaxprs
-from bucketjit._jax.patches.patch import Noticing
+from bucketjit._jax.patches.patch import as_open
 from bucketjit._jax.user_code import in_brackets, raising_code, raising_line, source_line
 from bucketjit._raised import text_of
-from bucketjit.errors import MaskingError
+from bucketjit.errors import ArgumentError, MaskingError
 
 if TYPE_CHECKING:
-    from bucketjit._ir.computed_sizes import Computed, Sizing
+    from bucketjit._tracing.computed.sizing import Sizing
 
 _STAGED = frozenset({"remat2", "checkpoint"})  # their programs are traced apart when masked
 
@@ -39,8 +50,51 @@ _SIZED_OUTSIDE = "call bucketjit.sized outside of it"
 
 _REMEDY = "compute with masks (jnp.where) there, or make the selection outside"
 
+_KEPT = 64  # rows of counts that are remembered
 
 _MISMATCH = re.compile(r"incompatible|broadcast|concatenat|same|match|differ|(?<!or )equal", re.I)
+
+
+# --- a trace ---
+
+
+class SizeIsComputed(Exception):
+    """The function computes a size, and is traced where it cannot."""
+
+
+class Noticing:
+    """Stops a trace where it would compute a size.
+
+    Attributes:
+        noticed: Whether it has stopped one. User code may have caught the error.
+    """
+
+    def __init__(self) -> None:
+        self.noticed = False
+
+    def nonzero(self, *_: Any, **__: Any) -> Any:
+        """Raise `SizeIsComputed`."""
+        self.noticed = True
+        raise SizeIsComputed
+
+    def ended(self, trace: Any) -> None:
+        """Nothing is known of a trace."""
+
+    refuse = cut = first = size = position = extend = nonzero
+
+    def sizing(self, scope: Any, sizes: dict[str, int], taken: Set[str]) -> Noticing | Sizing:
+        """What makes the sizes of the next trace: this, until it has stopped one."""
+        if not self.noticed:
+            return self
+        from bucketjit._tracing.computed.sizing import Sizing
+
+        return Sizing(scope, sizes, taken)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A context in which traces of this thread stop."""
+        with as_open(self):
+            yield
 
 
 def meeting_of_sizes(error: Exception, sizing: Noticing | Sizing | None) -> TraceRefused | None:
@@ -67,7 +121,7 @@ def meeting_of_sizes(error: Exception, sizing: Noticing | Sizing | None) -> Trac
     return TraceRefused(f"{f'{code}: ' if code else ''}{what}{in_brackets(line)}", remedy, error)
 
 
-def counts_of(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
+def counts_of_trace(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[str, Any]:
     """The counts that a trace can return after its results, int32 scalars by variable."""
     counts: dict[str, Any] = {}
     of_outs = variables_in(d for x in outs for d in getattr(x, "shape", ()))
@@ -203,3 +257,92 @@ def with_counts(
     returned = tuple(v for v in counts if v in needed)
     more = {"computed": sizing.computed, "counts": returned, "presumed": presumed}
     return jaxpr, tuple(g for g in guards if not g.variables & computed), more
+
+
+# --- a run ---
+
+
+class NothingSelected(MaskingError):
+    """A run has selected nothing, where its program is traced for an array that is not empty.
+
+    Its results are wrong, and are dropped.
+    """
+
+
+class Selected(Protocol):
+    """Learns what runs have selected; see `bucketjit._runtime.counters.Counters`."""
+
+    def selected(self, program: Interface, rows: Mapping[str, tuple[int, int]]) -> None:
+        """Count a run."""
+
+
+def counts_of(
+    program: Interface, sizes: Mapping[str, int], observer: Selected | None
+) -> Callable[[Any], tuple[int, ...]]:
+    """A function that waits for the computed sizes of a run, and checks them.
+
+    The runs are of calls of equal sizes. Each different row of counts is checked once.
+    """
+
+    @functools.lru_cache(_KEPT)
+    def checked(rows: tuple[int, ...]) -> Mapping[str, tuple[int, int]]:
+        """For each count, the number of rows that were selected, and of those there are."""
+        computed = {v: n + 1 for v, n in zip(program.counts, rows, strict=True)}
+        every_size = {**sizes, **computed}
+        for guard in program.presumed:
+            if not guard.holds(every_size):
+                origin = program.computed[min(guard.variables & program.computed.keys())]
+                where = f" [{origin.line}]" if origin.line else ""
+                raise NothingSelected(
+                    f"a decision needs an array that is not empty ({guard}), and it is{where}",
+                    "say what an empty array gives, as in x[mask].max(initial=0)",
+                )
+        bounds = _bounds(program, every_size)
+        if program.computed_reshapes:
+            program.check_reshapes(every_size)
+        return {v: (computed[v] - 1, of) for v, of in bounds.items()}
+
+    def wait(returned: Any) -> tuple[int, ...]:
+        rows = tuple(np.asarray(returned).tolist())
+        selected = checked(rows)
+        if observer is not None:
+            observer.selected(program, selected)
+        return tuple([n + 1 for n in rows])
+
+    return wait
+
+
+def _bounds(program: Interface, sizes: Mapping[str, int]) -> dict[str, int]:
+    """The number of rows that each count is chosen from, where it is known."""
+    bounds = {}
+    for variable in program.counts:
+        origin = program.computed[variable]
+        if not sizes.keys() >= set(variables_of(origin.bound)):
+            continue
+        rows = bounds[variable] = evaluate_text(origin.bound, sizes)
+        n = sizes[variable] - 1
+        if origin.is_checked and not 0 <= n <= rows:
+            where = f" [{origin.line}]" if origin.line else ""
+            raise ArgumentError(
+                f"a size that the function computes is {n}{where}; it must be from 0 to {rows}"
+            )
+    return bounds
+
+
+def finisher_of_counts(
+    wait: Callable[[Any], tuple[int, ...]],
+    finisher_at: Callable[[Sequence[int]], Change | None],
+    later: Callable[[Callable[[], Sequence[int]]], Change | None] | None = None,
+) -> Change:
+    """Make the function that cuts the results of an executable which returns counts."""
+    cached = functools.lru_cache(_KEPT)(finisher_at)
+
+    def finish(pair: Any) -> Any:
+        results, returned = pair
+        if later is None:
+            change = cached(wait(returned))
+        else:  # results that have computed sizes share the answer of one run
+            change = later(functools.cache(lambda: wait(returned)))
+        return results if change is None else change(results)
+
+    return finish

@@ -1,17 +1,15 @@
 """Buckets that are learnt from a table of costs, in place of a clock."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
 
-from bucketjit.strategies import Auto, Pow2
-from bucketjit.strategies.learning import MOST_SIZES, Bucket, Learner, fitted_line
+from bucketjit._runtime.learning.learner import MOST_SIZES, Bucket, Learner, fitted_line
+from bucketjit.strategies import Pow2
 
 
 def pow2(sizes: Bucket) -> Bucket:
@@ -33,7 +31,7 @@ class Replay:
         self._compile_seconds, self._run = compile_seconds, run
         self.seconds, self.buckets = 0.0, list[Bucket]()
 
-    def __call__(self, stream: Sequence[Bucket]) -> Replay:
+    def __call__(self, stream: Sequence[Bucket]) -> Self:
         learner = self.learner
         for sizes in stream:
             learner.count(sizes)
@@ -163,12 +161,6 @@ def test_the_sizes_that_are_kept_are_bounded() -> None:
 def test_a_line_never_falls(seconds: dict[float, float]) -> None:
     line = fitted_line(seconds)
     assert line.start >= 0 and line.slope >= 0 and 0.5 <= line.at(15) <= 2
-
-
-@pytest.mark.parametrize(("given", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_malformed_numbers_of_buckets(given: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="buckets must be a positive int"):
-        Auto(given)
 
 
 def test_given_sizes_are_not_rounded_however_many_there_are() -> None:

@@ -15,7 +15,7 @@ from bucketjit import BucketedExec
 from bucketjit._jax import stablehlo
 from bucketjit.errors import ExportError, MissingExtraError
 from tests.comparison import assert_close, floats
-from tests.stages.modules import in_another_process, main_line, run, text
+from tests.stages.modules.running import in_another_process, main_line, run, text
 
 
 def fn(x: Any, w: Any) -> Any:

@@ -16,7 +16,7 @@ import pytest
 from bucketjit import BucketedExec
 from bucketjit.errors import FallbackWarning, SelectionError
 from tests.comparison import assert_close
-from tests.runtime.test_computed_sizes import loop
+from tests.tracing.computed.test_computed_sizes import loop
 
 SIZES = (5, 8, 3, 1)
 

@@ -10,9 +10,9 @@ import pytest
 
 import bucketjit
 from bucketjit import BucketedExec
+from bucketjit._runtime.learning.learner import Learner
 from bucketjit.errors import SpecError
 from bucketjit.strategies import Auto
-from bucketjit.strategies.learning import Learner
 from tests.comparison import assert_close, buckets, in_threads
 
 
