@@ -33,7 +33,7 @@ from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.config import eval_context
 from bucketjit._jax.serialization import NotPlain, Placement, deserialized
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import WithoutErrors
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 
@@ -80,20 +80,13 @@ class Source:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedProgram(Interface):
-    """A program of a file.
-
-    Attributes:
-        record: What the manifest says of it.
-        source: The file.
-        constants: The arrays that it closes over.
-    """
+    """A program of a file, whose manifest has its ``record``; it closes over ``constants``."""
 
     record: SavedProgram
     source: Source
     constants: list[Any]
 
     def bucket(self, sizes: Mapping[str, int]) -> Bucket:
-        """The record of a bucket."""
         return next(b for b in self.record.buckets if dict(b.sizes) == dict(sizes))
 
     @functools.cached_property
@@ -104,16 +97,7 @@ class LoadedProgram(Interface):
 
 @dataclass(frozen=True)
 class LoadedPairing:
-    """The concrete traces that a program was made from, as far as a file has them.
-
-    Attributes:
-        samples: The sizes that the traces were made at.
-        why: Why the function was not traced with symbolic sizes.
-        buckets: The buckets of the program.
-        table: The constants that depend on the logical sizes; None if there are none.
-        constants: Constants by logical sizes.
-        variables: The variables of these.
-    """
+    """The concrete traces that a program was made from, as far as a file has them."""
 
     samples: Sequence[Mapping[str, int]]
     why: str
@@ -125,7 +109,6 @@ class LoadedPairing:
 
     @property
     def num_size_constants(self) -> int:
-        """How many constants depend on the logical sizes."""
         return 0 if self.table is None else len(self.table.members)
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
@@ -135,7 +118,6 @@ class LoadedPairing:
         return self.constants.get(tuple(sizes[v] for v in self.variables))
 
     def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The unfitted sizes of a bucket."""
         if self.table is None:
             return {}
         for bucket in self.buckets:
@@ -145,7 +127,6 @@ class LoadedPairing:
 
 
 def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgram:
-    """A program of a function."""
     place = f"{source.path}: manifest.json"
     guards = tuple(map(guard_of, record.guards))
     with lenient_jax():
@@ -212,7 +193,6 @@ def _shape(axes: Axes, scope: Any) -> Shape:
 
 
 def shape_at(axes: Axes, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape at some sizes."""
     return tuple(axis if isinstance(axis, int) else evaluate_text(axis, sizes) for axis in axes)
 
 
@@ -268,7 +248,6 @@ class SavedBodies:
     def in_bucket(
         self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
     ) -> Kernel:
-        """See `bucketjit._compile.bodies.Bodies`."""
         program = call.program
         assert isinstance(program, LoadedProgram)
         record = program.bucket(bucket)
@@ -312,7 +291,6 @@ class SavedBodies:
         return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
 
     def place(self, files: object) -> InFile:
-        """See `bucketjit._compile.bodies.Bodies`."""
         return InFile()
 
 
@@ -357,17 +335,13 @@ class InFile:
         bucket = program.bucket(kernel.bucket)
         if not bucket.executables or not program.source.executables:
             return None
-        try:
+        with WithoutErrors():  # its module can be compiled in its place
             placement = Placement.on(device_of([*program.constants, *kernel.leaves]))
             member, kept = bucket.executables[environment_digest(placement.device)]
             xla = deserialized(program.source.executables[member], placement)
-        except Exception as error:  # its module can be compiled in its place
-            if is_of_machine(error):
-                raise
-            return None
-        return loaded(
-            kernel, xla, kept, kernel.results(), placement, None, lambda error: None, began
-        )
+            how = kernel.results(), placement, None, lambda error: None, began
+            return loaded(kernel, xla, kept, *how)
+        return None
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""
