@@ -241,7 +241,7 @@ class SavedBodies:
         self._check = config.check
 
     def workarounds(self, program: Interface) -> Workarounds:
-        """See `bucketjit._compile.bodies.Bodies`. What hooks add is in the modules already."""
+        """What XLA needs besides; what hooks add is in the modules already."""
         assert isinstance(program, LoadedProgram)
         return program.workarounds
 
@@ -272,7 +272,7 @@ class SavedBodies:
         return kernel(transform, body, *how, program.constants)
 
     def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
-        """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
+        """The kernel of an exact shape: the module of all sizes serves these calls."""
         program = call.signature.resolve(call.shapes).program
         if not isinstance(program, LoadedProgram):
             raise ArtifactError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.backend import get_default_device
@@ -172,13 +172,9 @@ class Expected:
         return leaves
 
 
-class Body(Protocol):
-    """Computes the results of a program at padded sizes, flat, with its counts after them."""
-
-    def __call__(
-        self, vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
-    ) -> list[Any]:
-        """Compute the results."""
+# Computes the results of a program at padded sizes, flat, with its counts after them, of the vector
+# of the sizes, the size constants, the arrays, and in checked calls a poison.
+Body = Callable[..., list[Any]]
 
 
 class Transform:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,26 +35,8 @@ if TYPE_CHECKING:
 Options = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # those of bucketjit -> all of them
 
 
-class Bodies(Protocol):
-    """Where the bodies of kernels come from: from a traced program, or from a file."""
-
-    def workarounds(self, program: Interface) -> Workarounds:
-        """What a program needs for XLA to compute it correctly. The result is the same object."""
-
-    def in_bucket(
-        self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
-    ) -> Kernel:
-        """The kernel of a bucket, with the options that hold now."""
-
-    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
-        """The kernel of an exact shape, with the options that hold now."""
-
-    def place(self, files: ExecutableFiles) -> Any:
-        """The place of an executable among files; None if there is none."""
-
-
 class TracedBodies:
-    """The bodies of a function that is traced."""
+    """The bodies of a function that is traced; `SavedBodies` has the same methods for a file."""
 
     def __init__(self, config: Config, rules: Callable[[], RuleTable]) -> None:
         self._check, self._rules = config.check, rules
@@ -62,6 +44,7 @@ class TracedBodies:
         self._workarounds = weakref.WeakKeyDictionary()
 
     def workarounds(self, program: Interface) -> Workarounds:
+        """What a program needs for XLA to compute it correctly: one object for each program."""
         program_workarounds = self._workarounds.get(program)
         if program_workarounds is None:
             assert isinstance(program, Program)
@@ -71,6 +54,7 @@ class TracedBodies:
     def in_bucket(
         self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
     ) -> Kernel:
+        """The kernel of a bucket, with the options that hold now."""
         program, rules = call.program, self._rules
         assert isinstance(program, Program)
         needed = self.workarounds(program)
@@ -91,6 +75,7 @@ class TracedBodies:
         return exact_body(call, sizes, is_checked, options(library_options(is_checked)))
 
     def place(self, files: ExecutableFiles) -> Stored | None:
+        """The place of an executable among files; None if there is none."""
         store = files.store() if self._check is Check.OFF else None
         if store is None:
             return None

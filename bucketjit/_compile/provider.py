@@ -207,27 +207,21 @@ class ExecutableProvider:
     def prepare(
         self,
         request: CompileRequest,
-        first_run: bool,
+        first_run: bool = False,
         *,
         is_asked_for: bool = True,
         epoch: object = None,
-    ) -> Source:
+    ) -> Provided:
         """Compile what is neither stored nor in a file; `Cleared` if there was a `clear` since."""
         if epoch is not None and epoch is not self.epoch:
             raise Cleared
-        if request.key in self._cache:
-            return "cache"
-        return self._obtain(request, first_run, is_asked_for, is_call=False).source
+        return self._obtain(request, first_run, is_asked_for, is_call=False)
 
-    def get_own(self, request: CompileRequest) -> Executable:
-        """The executable of a request itself, never a stand-in."""
-        return self._obtain(request, is_call=False).entry
-
-    def get_apart(self, request: CompileRequest) -> Executable:
+    def get_apart(self, request: CompileRequest) -> Provided:
         """The executable of a request, which is neither looked for nor stored in the cache."""
         events: list[Event] = []
         try:
-            return self._load_or_build(request, events).entry
+            return self._load_or_build(request, events)
         finally:
             for event in events:
                 self._tell(event)

@@ -11,13 +11,14 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
 from bucketjit._compile.argument_types import ONE, Transform, placement_of, without_values
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.files import directory
 from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.record import Record
 from bucketjit._compile.files.store import ExecutableFiles
@@ -33,7 +34,7 @@ from bucketjit._tracing.resolution import UNRESOLVED
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
-    from bucketjit._compile.bodies import Bodies
+    from bucketjit._compile.bodies import TracedBodies
     from bucketjit._compile.kernel import Kernel
     from bucketjit._compile.rows import Rows
     from bucketjit._compile.workarounds import Workarounds
@@ -44,8 +45,6 @@ _MOST_UNNAMED = 8
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
-MakeBodies: TypeAlias = "Callable[[Config, Callable[[], Mapping[Any, Rule]]], Bodies]"
-
 
 class Requests:
     """Makes the compile requests of one engine; importing the rules late saves 50 ms."""
@@ -55,7 +54,7 @@ class Requests:
         config: Config,
         name: str,
         cache: ExecutableCache[Any, Executable],
-        bodies: MakeBodies | None = None,
+        bodies: Callable[..., Any] | None = None,
         transform: Transform = ONE,
     ) -> None:
         self._config = config
@@ -70,7 +69,7 @@ class Requests:
         self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
 
     @functools.cached_property
-    def _bodies(self) -> Bodies:
+    def _bodies(self) -> TracedBodies:
         """Where the bodies of kernels come from; by default from the traced function."""
         if self._make_bodies is not None:
             return self._make_bodies(self._config, self.rules)
@@ -103,7 +102,7 @@ class Requests:
             return []
         return [
             record
-            for record in store.records()
+            for record in directory.records(store.directory)
             if not record.exact and (record.program, record.environment) == wanted
         ]
 

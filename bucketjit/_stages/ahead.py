@@ -24,7 +24,7 @@ import numpy as np
 
 from bucketjit import strategies
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.provider import Cleared
+from bucketjit._compile.provider import Cleared, Provided
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback, is_int_from
@@ -216,7 +216,7 @@ def compile_all(
     )
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(requests)
-    running: dict[Future[Source], CompileRequest] = {}
+    running: dict[Future[Provided], CompileRequest] = {}
     config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
@@ -244,7 +244,7 @@ def compile_all(
                     raise error
                 if isinstance(error, MaskingError) and not error.is_defect:
                     engine.refuse(request, error)
-                yield request, error or future.result()
+                yield request, error or future.result().source
 
 
 def volume(sizes: Mapping[str, int]) -> int:

@@ -65,9 +65,9 @@ class Lowered(Stage):
         is_apart = bool(options) or provider.epoch is not subject.epoch
         try:
             with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
-                entry = provider.get_apart(request) if is_apart else provider.get_own(request)
+                entry = (provider.get_apart if is_apart else provider.prepare)(request).entry
                 if type(entry.compiled) is ForElsewhere:
-                    entry = provider.get_apart(dataclasses.replace(request, kept=None))
+                    entry = provider.get_apart(dataclasses.replace(request, kept=None)).entry
         except MaskingError as error:
             engine.refuse(request, error)
             raise

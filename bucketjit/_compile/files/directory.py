@@ -63,11 +63,13 @@ def _checked(path: Path) -> os.stat_result:
 def records(directory: Path) -> list[Record]:
     """What the files of a directory say of themselves; only `load` checks the rest of them."""
     heads = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(Exception):
-            _checked(path)
-            with path.open("rb") as file:
-                heads.append(record.head(file))
+    with contextlib.suppress(Distrusted, OSError):
+        check_directory(directory)
+        for path in directory.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(Exception):
+                _checked(path)
+                with path.open("rb") as file:
+                    heads.append(record.head(file))
     return heads
 
 

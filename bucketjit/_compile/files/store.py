@@ -45,14 +45,6 @@ class Store(NamedTuple):
     min_seconds: float = 0.0
     warns: bool = True
 
-    def records(self) -> list[Record]:
-        """What the files of the directory say; files that cannot be used are left out."""
-        try:
-            files.check_directory(self.directory)
-            return files.records(self.directory)
-        except (Distrusted, OSError):
-            return []
-
 
 class ExecutableFiles:
     """Where the executables of one engine are kept in files, and the digests of its programs."""
