@@ -50,7 +50,7 @@ class Kernel(NamedTuple):
         bucket: The sizes that it is compiled for: those of its bucket, or of the exact shape.
         call: The call that needs it, without its arrays.
         sizes: The type of the sizes; None if the kernel is exact.
-        at: The padded sizes; None if the kernel is exact.
+        padded_sizes: The padded sizes; None if the kernel is exact.
         pads, size_constant_shapes: See `Executable`.
         transform: What the kernel takes.
         lowered: What it was lowered to; None if it is still to be lowered.
@@ -65,7 +65,7 @@ class Kernel(NamedTuple):
     bucket: Mapping[str, int]
     call: Call
     sizes: Any = None
-    at: BucketSizes | None = None
+    padded_sizes: BucketSizes | None = None
     pads: Pads = ()
     size_constant_shapes: tuple[tuple[int, ...], ...] = ()
     transform: Transform | None = None
@@ -73,7 +73,7 @@ class Kernel(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        return self.at is None
+        return self.padded_sizes is None
 
     @property
     def types(self) -> tuple[Any, ...]:
@@ -90,8 +90,8 @@ class Kernel(NamedTuple):
     def results(self) -> tuple[list[Any], Any]:
         """The types of the results, with the counts if there are any, and their tree; untraced."""
         program = self.call.program
-        assert self.transform is not None and self.at is not None and program is not None
-        outs = list(map(shaped, self.transform.results(program, self.at)))
+        assert self.transform is not None and self.padded_sizes is not None and program is not None
+        outs = list(map(shaped, self.transform.results(program, self.padded_sizes)))
         info = program.out_tree.unflatten(outs)
         if program.counts:
             counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
@@ -228,7 +228,7 @@ def kernel(
         bucket=transform.bucket(bucket),
         call=call,
         sizes=transform.sizes(call, shapes, 0 if is_poisoned else None),
-        at=padded_sizes,
+        padded_sizes=padded_sizes,
         pads=pads,
         size_constant_shapes=shapes,
         transform=transform,

@@ -26,7 +26,7 @@ from bucketjit._runtime.learning import Learning, rounded_up
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Strategy, checked_bucket
-from bucketjit.strategies.rounding import Extended
+from bucketjit.strategies.rounding import extended
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 
@@ -82,10 +82,10 @@ def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None
     strategy = strategy or config.strategy_of(variable)
     try:
         return checked_bucket(strategy, variable, n)
-    except BucketOverflowError:
+    except BucketOverflowError as error:
         match config.overflow_per_dim.get(variable, config.overflow):
             case Overflow.EXTEND:
-                return checked_bucket(Extended(strategy), variable, n)
+                return checked_bucket(extended(strategy, error.largest), variable, n)
             case Overflow.EXACT:
                 return n
         raise
