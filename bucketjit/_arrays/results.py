@@ -6,7 +6,6 @@ result with open axes are rebuilt, so 400 parameter arrays next to it cost nothi
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,10 +34,10 @@ def finisher(
         changes = {i: as_numpy for i in range(tree.num_leaves)}
     for i, shape in logical.items():
         if out is Out.PADDED:
-            changes[i] = functools.partial(Padded.of_result, sizes=shape)
+            changes[i] = _padded(shape)
         elif shape != padded[i]:
-            by_host = functools.partial(_cut_numpy, shape=shape)
-            changes[i] = by_host if out is Out.NUMPY else unpadder(padded[i], shape, weak[i])
+            by_host = out is Out.NUMPY
+            changes[i] = _cut_numpy(shape) if by_host else unpadder(padded[i], shape, weak[i])
     return at_leaves(tree, changes)
 
 
@@ -67,10 +66,21 @@ def as_padded(value: Any) -> Any:
     return Padded.of_result(value, value.shape) if value.ndim else value
 
 
-def _cut_numpy(value: Any, shape: tuple[int, ...]) -> Any:
-    """A result cut to a shape as a host array; typed keys stay arrays of JAX."""
-    host = as_numpy(value)
-    return cut(host, shape) if isinstance(host, np.ndarray) else unpad(value, shape)
+# Closures, which are faster than partial functions: warm calls run them.
+
+
+def _padded(shape: tuple[int, ...]) -> Change:
+    return lambda value: Padded.of_result(value, shape)
+
+
+def _cut_numpy(shape: tuple[int, ...]) -> Change:
+    """A change that cuts a leaf to this shape as a host array; typed keys stay arrays of JAX."""
+
+    def cut_numpy(value: object) -> Any:
+        host = as_numpy(value)
+        return cut(host, shape) if isinstance(host, np.ndarray) else unpad(value, shape)
+
+    return cut_numpy
 
 
 def at_leaves(tree: PyTreeDef, changes: Mapping[int, Change]) -> Change | None:
