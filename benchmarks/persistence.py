@@ -67,7 +67,7 @@ def child(mode: str, directory: str, options: argparse.Namespace) -> None:
     for call in calls:
         resolved = engine.resolve(engine.signer.sign(call, {}))
         bucket = engine.buckets.of(resolved.program, resolved)
-        engine.provider.prepare(engine.requests.masked(resolved, bucket), first_run=False)
+        engine.provider.prepare(engine.requests.of(resolved, bucket), first_run=False)
     start, stolen = time.perf_counter() - began, host.stolen()
     for call in calls:
         jax.block_until_ready(executor(*call))

@@ -164,19 +164,7 @@ class Sharded:
 
     @property
     def count(self) -> int:
-        """How many shards there are."""
         return int(self.mesh.shape[self.axis])
-
-
-@dataclasses.dataclass(frozen=True)
-class AheadOfCalls:
-    """Compile every bucket that the strategies list with the first call of a program.
-
-    Attributes:
-        workers: Number of threads that compile; None for as many as there are cores, up to four.
-    """
-
-    workers: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,11 +213,6 @@ def checked_count(warn_after: object) -> int | None:
     )
 
 
-def is_positive_int(value: object) -> bool:
-    """Whether ``value`` is an int of Python or NumPy, no bool, of at least 1."""
-    return is_int_from(value, 1)
-
-
 NOT_CHOSEN = strategies.Exact()  # another one than any that the user gives
 
 
@@ -255,7 +238,8 @@ class Config:
         max_bytes: The most bytes of executables in the cache; None for no bound.
         budget: How much may be compiled.
         background: How to compile in the background; None not to.
-        ahead: How to compile all listed buckets with the first call; None not to.
+        ahead: How many threads compile all listed buckets with the first call, 0 for as many as
+            there are cores, up to four; None not to.
         listeners: Functions that get each event.
         overflow: What to do with sizes beyond the largest bucket.
         overflow_per_dim: The same by variable, where it differs.
@@ -286,7 +270,7 @@ class Config:
     max_bytes: int | None = None
     budget: CompileBudget = dataclasses.field(default_factory=CompileBudget)
     background: Background | None = None
-    ahead: AheadOfCalls | None = None
+    ahead: int | None = None
     listeners: tuple[Listener, ...] = ()
     overflow: Overflow = Overflow.ERROR
     overflow_per_dim: Mapping[str, Overflow] = dataclasses.field(default_factory=dict)
@@ -299,7 +283,6 @@ class Config:
     out_shardings: Any = None
 
     def strategy_of(self, dim: str) -> Strategy:
-        """The strategy of a dimension variable."""
         return self.per_dim.get(dim, self.default)
 
     def has_room(self, dim: str) -> bool:
@@ -335,8 +318,7 @@ class Config:
         return self.default is NOT_CHOSEN and not self.per_dim
 
 
-def check_seconds(what: str, given: Any) -> None:
-    """Check a limit of time."""
-    is_number = isinstance(given, int | float) and not isinstance(given, bool)
-    if given is not None and not (is_number and given >= 0):
-        raise SpecError(f"{what} must be seconds, or None, got {given!r}")
+def check_seconds(what: str, seconds: Any) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and seconds >= 0):
+        raise SpecError(f"{what} must be seconds, or None, got {seconds!r}")

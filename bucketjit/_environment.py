@@ -16,9 +16,10 @@ import os
 import sys
 
 from bucketjit._events import Event, logger
-from bucketjit.errors import SpecError
+from bucketjit.errors import MaskingError, SpecError
 
 DISABLE, LOG = "BUCKETJIT_DISABLE", "BUCKETJIT_LOG"
+DISABLED = MaskingError(f"{DISABLE} is set: plain jit", f"leave {DISABLE} out of the environment")
 
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 

@@ -18,20 +18,10 @@ from dataclasses import dataclass, field, replace
 
 from bucketjit._raised import frames_inside
 
-
-def _logger() -> logging.Logger:
-    """The logger, silent until the program configures logging.
-
-    Without a handler, `logging` prints warnings to standard error. What is warned of, such as a
-    fallback, would be told there twice.
-    """
-    found = logging.getLogger("bucketjit")
-    if not any(isinstance(handler, logging.NullHandler) for handler in found.handlers):
-        found.addHandler(logging.NullHandler())
-    return found
-
-
-logger = _logger()
+logger = logging.getLogger("bucketjit")
+# Without a handler, `logging` prints to standard error what `warnings` tells there, too.
+if not any(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+    logger.addHandler(logging.NullHandler())
 
 LONGEST = 2000  # characters of an event's detail and of a warning
 LONGEST_LABEL = 500  # characters: monitoring systems take labels of 2,048 bytes, 4 a character

@@ -44,6 +44,16 @@ def is_of_machine(error: BaseException) -> bool:
     return False
 
 
+class WithoutErrors:
+    """A context that ends at an error of the user's function; one of the machine is raised."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: object, frames: object) -> bool:
+        return isinstance(error, Exception) and not is_of_machine(error)
+
+
 def handled_before(error: BaseException) -> BaseException | None:
     """The error that was being handled when ``error`` was raised; None if there was none."""
     return _cause_and_context(error)[1]

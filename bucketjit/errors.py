@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 __all__ = [
@@ -112,9 +111,6 @@ class MutationError(ArgumentError):
         super().__init__(message)
         self.leaves = leaves
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.leaves)
-
 
 class StrategyError(BucketJitError, ValueError):
     """A strategy could not choose a bucket."""
@@ -164,14 +160,9 @@ class AgreementError(BucketJitError, RuntimeError):
             that are late or have failed.
     """
 
-    def __init__(
-        self, message: str, step: int = 0, processes: Mapping[int, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, message: str, step: int = 0, processes: Mapping[int, str] = {}) -> None:
         super().__init__(message)
-        self.step, self.processes = step, processes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.step, dict(self.processes))
+        self.step, self.processes = step, dict(processes)
 
 
 class ExportError(BucketJitError, ValueError):

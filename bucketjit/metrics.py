@@ -66,15 +66,15 @@ class _Collector:
     def collect(self) -> list[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        told: defaultdict[str, defaultdict[tuple[str, ...], float]]
-        told = defaultdict(lambda: defaultdict(float))
+        totals: defaultdict[str, defaultdict[tuple[str, ...], float]]
+        totals = defaultdict(lambda: defaultdict(float))
         with _lock:
             executors = sorted(self.executors.items())
         for name, executor in executors:
             for metric, labels, value in _samples(executor.stats()):
-                told[metric][name, *map(shown_reason, labels)] += value
+                totals[metric][name, *map(shown_reason, labels)] += value
         families: list[Metric] = []
-        for metric, values in told.items():
+        for metric, values in totals.items():
             text, labels = _METRICS[metric]
             kind = CounterMetricFamily if metric.endswith("_total") else GaugeMetricFamily
             family = kind(f"bucketjit_{metric}", text, labels=("function", *labels))
@@ -184,10 +184,10 @@ def _samples(stats: Stats) -> Iterator[tuple[str, tuple[str, ...], float]]:
         yield "fallback_calls_total", (reason,), calls
     for dimension, share in stats.dimension_waste.items():
         yield "dimension_waste_ratio", (dimension,), share
-    for made in (made for program in stats.programs for made in program.computed):
-        label = made.size, made.bound, made.line
-        yield "computed_size_rows_total", label, made.selected
-        yield "computed_size_bounds_total", label, made.rows
+    for size in (size for program in stats.programs for size in program.computed):
+        label = size.size, size.bound, size.line
+        yield "computed_size_rows_total", label, size.selected
+        yield "computed_size_bounds_total", label, size.rows
     for bucket in stats.buckets:
         sizes = ",".join(f"{v}={n}" for v, n in bucket.sizes.items())
         where = sizes, str(bucket.exact).lower()

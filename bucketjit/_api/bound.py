@@ -29,8 +29,7 @@ class BoundMethod(Generic[P, R]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function; see `BucketedExec.__call__`."""
-        result: R = self.__func__(self.__self__, *args, **kwargs)
-        return result
+        return self.__func__(self.__self__, *args, **kwargs)
 
     def _mapping(self, method: Any, /, *args: Any, in_axes: Any = None, **kwargs: Any) -> Any:
         """A call of ``map``, whose examples share the object; ``in_axes`` does not speak of it."""

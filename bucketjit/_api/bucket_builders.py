@@ -86,9 +86,8 @@ class BucketBuilders(Served[P, R]):
             TypeError, ValueError: A parameter is not as `strategies.Pow2` takes it.
             SpecError: ``dim`` is no name, or there is no such overflow policy.
         """
-        return self.with_strategy(
-            strategies.Pow2(min=min, max=max, multiple_of=multiple_of), dim, overflow=overflow
-        )
+        strategy = strategies.Pow2(min=min, max=max, multiple_of=multiple_of)
+        return self.with_strategy(strategy, dim, overflow=overflow)
 
     def with_linear(
         self,
@@ -117,11 +116,8 @@ class BucketBuilders(Served[P, R]):
             TypeError, ValueError: A parameter is not as `strategies.Linear` takes it.
             SpecError: ``dim`` is no name, or there is no such overflow policy.
         """
-        return self.with_strategy(
-            strategies.Linear(step, min=min, max=max, multiple_of=multiple_of),
-            dim,
-            overflow=overflow,
-        )
+        strategy = strategies.Linear(step, min=min, max=max, multiple_of=multiple_of)
+        return self.with_strategy(strategy, dim, overflow=overflow)
 
     def with_exponential(
         self,
@@ -150,11 +146,8 @@ class BucketBuilders(Served[P, R]):
             TypeError, ValueError: A parameter is not as `strategies.Exponential` takes it.
             SpecError: ``dim`` is no name, or there is no such overflow policy.
         """
-        return self.with_strategy(
-            strategies.Exponential(base, min=min, max=max, multiple_of=multiple_of),
-            dim,
-            overflow=overflow,
-        )
+        strategy = strategies.Exponential(base, min=min, max=max, multiple_of=multiple_of)
+        return self.with_strategy(strategy, dim, overflow=overflow)
 
     def with_buckets(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from bucketjit._api.bucket_builders import BucketBuilders
 from bucketjit._api.options import bound
-from bucketjit._config import Agreed, AheadOfCalls, Persistent
+from bucketjit._config import Agreed, Persistent
 from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.call_path import P, R
 from bucketjit.errors import SpecError
@@ -147,7 +147,7 @@ class Compiling(BucketBuilders[P, R]):
             >>> sorted(bucket.sizes["n"] for bucket in eager.stats().buckets)
             [8, 64]
         """
-        return self._with(ahead=AheadOfCalls(bound("workers", workers)))
+        return self._with(ahead=bound("workers", workers) or 0)
 
     def with_persistence(
         self, directory: str | os.PathLike[str] | None, *, max_bytes: int | None = None

@@ -1,8 +1,8 @@
 """`BucketedExec`, the callable that users make from a function, and `jit`, its decorator.
 
 Its ``with_...`` methods and its other methods are in the files beside this one, by topic, and the
-call path is in `bucketjit._runtime.call_path`. Here are its options, calls inside of
-transformations, and `BucketedExec.explain`.
+call path is in `bucketjit._runtime.call_path`. Here are its options, and calls inside of
+transformations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import jax
 
@@ -21,9 +21,8 @@ from bucketjit._api.staging import Staging
 from bucketjit._arrays.padding import copied, without_padding
 from bucketjit._arrays.results import as_numpy, as_padded
 from bucketjit._config import Config, Out
-from bucketjit._environment import DISABLE, is_disabled, log_as_asked
+from bucketjit._environment import DISABLED, is_disabled, log_as_asked
 from bucketjit._jax.config import jit_disabled, only_differentiated
-from bucketjit._jax.tracebacks import boundary
 from bucketjit._runtime.call_path import P, R
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.derivatives import Derivatives, Inlined, nested, note_inlined
@@ -31,13 +30,6 @@ from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.engine_parts import SharedState
 from bucketjit._runtime.fast_path.dispatch import FastPath
 from bucketjit._tracing.signer import Signer
-from bucketjit.errors import MaskingError
-
-if TYPE_CHECKING:
-    from bucketjit._stages.explain import Explanation
-
-_REASON = f"{DISABLE} is set: plain jit"
-WHY = MaskingError(_REASON, f"leave {DISABLE} out of the environment")
 
 
 def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..., Any]:
@@ -52,7 +44,7 @@ def plain_jit(config: Config, signer: Signer, counters: Counters) -> Callable[..
             args, kwargs = signer.changed(copied, args, kwargs)
         args, kwargs = without_padding((args, dict(kwargs)))
         result = config.fn(*args, **kwargs) if jit_disabled() else jitted(args, kwargs)
-        counters.call(CallCounter({}, reason=_REASON))
+        counters.call(CallCounter({}, reason=DISABLED.reason))
         if config.out is Out.JAX:
             return result
         return jax.tree_util.tree_map(as_numpy if config.out is Out.NUMPY else as_padded, result)
@@ -167,7 +159,7 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
         if config.ahead is not None:
             from bucketjit._stages.ahead import Ahead
 
-            self._engine.preparer = Ahead(config.ahead.workers)
+            self._engine.preparer = Ahead(config.ahead)
         make: Callable[[Config], Any] = functools.partial(self._of, shared=self._engine.shared)
         self._derivatives = Derivatives(self._engine, make)
         # `updated=()`: do not copy `fn.__dict__`. An attribute of a callable object could have the
@@ -229,47 +221,10 @@ class BucketedExec(Staging[P, R], Bindable[P, R]):
             self._inlined = Inlined(engine.config.fn, engine.name, engine.signer, **placed)
         return self._inlined(args, kwargs)
 
-    def _in_places(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return args, kwargs
-
-    def _forget(self) -> None:
+    def cache_clear(self) -> None:
+        """Drop every executable and program, and reset the counters."""
         self._derivatives.clear()
-
-    @boundary
-    def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
-        """Explain what a call with these arguments would do, without compiling or running it.
-
-        Args:
-            *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
-                arrays.
-            rules: Whether the text lists the program, its guards, and each operation that is
-                masked: by which rule, and where it is in your code. The attributes have these in
-                any case. A parameter of the function of that name gets the keyword instead.
-            **kwargs: The keyword arguments, likewise.
-
-        Returns:
-            What would run, in which bucket, and how much of it is padding; or why the call would
-            run exact, and what to do about it. ``print`` it.
-
-        Raises:
-            ArgumentError, SpecError, StrategyError: What the call would raise.
-
-        Examples:
-            >>> import bucketjit, jax, jax.numpy as jnp
-            >>> total = bucketjit.jit(lambda x: jnp.sum(x + 1), dynamic_axes="n", buckets="pow2")
-            >>> told = total.explain(jax.ShapeDtypeStruct((5,), jnp.float32))
-            >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
-            ('masked', {'n': 8}, ['reduce_sum'])
-        """
-        from bucketjit._processes.together import call_of_shard
-        from bucketjit._stages.explain import asked, explain
-
-        rules, kwargs = asked(self._engine.signer, rules, kwargs)
-        signed = self._engine.signer.sign(args, kwargs, structs=True)
-        call = call_of_shard(self._engine, signed)
-        return explain(self._engine, call, rules, unpadded=None if self._plain is None else WHY)
+        super().cache_clear()
 
 
 @overload

@@ -274,7 +274,12 @@ def sized(tree: T, n: object, axis: int = 0) -> T:
         raise ArgumentError(f"sized: expected an integer scalar n, got {shown}")
     if not isinstance(n, jax.core.Tracer):
         size = operator.index(n)  # type: ignore[arg-type]
-        cut = [_slice(x, size, rows, axis) for x in arrays]
+        if size < 0 or size > rows:
+            raise ArgumentError(
+                f"sized: n is {size}, and the arrays have {rows} rows; give a number from 0 to "
+                f"{rows}"
+            )
+        cut = [x[(slice(None),) * (axis % x.ndim) + (slice(size),)] for x in arrays]
     else:
         opened = selecting()
         if opened is None:
@@ -286,11 +291,3 @@ def sized(tree: T, n: object, axis: int = 0) -> T:
         first = [jnp.moveaxis(jnp.asarray(x), axis, 0) for x in arrays]
         cut = [jnp.moveaxis(x, 0, axis) for x in opened.cut(first, n)]
     return jax.tree_util.tree_unflatten(structure, cut)
-
-
-def _slice(array: Any, n: int, rows: Any, axis: int) -> Any:
-    if n < 0 or n > rows:
-        raise ArgumentError(
-            f"sized: n is {n}, and the arrays have {rows} rows; give a number from 0 to {rows}"
-        )
-    return array[(slice(None),) * (axis % array.ndim) + (slice(n),)]

@@ -13,15 +13,11 @@ from bucketjit._api.options import budget_of, flag
 from bucketjit._api.served import Served
 from bucketjit._artifact.archive import MAGIC, Archive
 from bucketjit._artifact.saved_engine import LoadedFunction
-from bucketjit._artifact.saved_program import LoadedProgram, Source
+from bucketjit._artifact.saved_program import Source
 from bucketjit._artifact.transformed import Transformed
 from bucketjit._config import CompileBudget
 from bucketjit._events import counted, one_line, shown
-from bucketjit._ir.interface import Interface
 from bucketjit._jax.tracebacks import boundary
-from bucketjit._runtime.engine import Engine
-from bucketjit._runtime.engine_parts import SharedState
-from bucketjit._stages.explain import Explanation, MaskedEquation, asked, explain
 from bucketjit._stages.modules import dynamic as modules
 from bucketjit._stages.warmup import WarmupReport, check_options, warm_up
 from bucketjit.errors import ArtifactError, ExportError
@@ -36,29 +32,28 @@ class Loaded(Served[..., Any]):
     derivatives were saved; ``jax.vmap`` and `map` run it once for each example. Calling it from
     several threads is safe.
 
-    Its other methods are those of `BucketedExec` about the cache, compiles, statistics and events.
+    Its other methods are those of `BucketedExec` about the cache, compiles, statistics and events,
+    and `explain`, which tells what was masked when the function was saved.
 
     Args:
         functions: The function, and its pullbacks.
         changes: The options that the user has changed.
     """
 
+    _equations = staticmethod(lambda program, bucket: program.record.masked)
+
     def __init__(
         self, functions: tuple[LoadedFunction, ...], changes: Mapping[str, Any] | None = None
     ) -> None:
         self._functions = functions
         self._changes = dict(changes or {})
-        engines: list[Engine] = []
-        shared: SharedState | None = None
-        for function in functions:
-            engines.append(function.engine(shared, **self._changes))
-            shared = engines[0].shared
-        self._engines = engines
-        self._engine = engines[0]
-        self._config = self._engine.config
+        self._engine = first = functions[0].engine(**self._changes)
+        others = (function.engine(first.shared, **self._changes) for function in functions[1:])
+        self._config = first.config
         self._fast_path = self._engine.memory.fast_path
         self._of_copies = None
-        self._transformed = Transformed(functions, engines)
+        self._in_places = functions[0].by_position
+        self._transformed = Transformed(functions, [first, *others])
         self.__name__ = functions[0].record.name
 
     def __reduce__(self) -> Any:
@@ -95,15 +90,6 @@ class Loaded(Served[..., Any]):
             args, kwargs = self._in_places(args, kwargs)
         return super().__call__(*args, **kwargs)
 
-    @boundary
-    def _forget(self) -> None:
-        pass  # nothing is made of the executables besides
-
-    def _in_places(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return self._functions[0].by_position(args, kwargs)
-
     def _inside(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self._transformed.call(args, kwargs)
 
@@ -130,27 +116,6 @@ class Loaded(Served[..., Any]):
     def signature(self) -> dict[str, str]:
         """The type of each argument by its path, such as ``{"x": "float32[b, 8]"}``."""
         return {leaf.path: str(leaf) for leaf in self._functions[0].arguments.facts.leaves}
-
-    @boundary
-    def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
-        """Explain what a call with these arguments would do; see `BucketedExec.explain`.
-
-        Args:
-            *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
-                arrays.
-            rules: Whether the text lists the program and what is masked.
-            **kwargs: The keyword arguments, likewise.
-
-        Returns:
-            The explanation. What is masked is as it was when the function was saved.
-
-        Raises:
-            ArgumentError, BucketOverflowError, ArtifactError: What the call would raise.
-        """
-        rules, kwargs = asked(self._engine.signer, rules, kwargs)
-        args, kwargs = self._functions[0].by_position(args, kwargs)
-        call = self._engine.signer.sign(args, kwargs, structs=True)
-        return explain(self._engine, call, rules, _masked_equations)
 
     @boundary
     def warmup(
@@ -190,11 +155,6 @@ class Loaded(Served[..., Any]):
         buckets = counted(len(self.buckets), "bucket")
         size = counted(len(self._engine.cache), "executable")
         return one_line(f"<Loaded {name}({arguments}{more}), {buckets}, {size}>")
-
-
-def _masked_equations(program: Interface, bucket: Mapping[str, int]) -> tuple[MaskedEquation, ...]:
-    assert isinstance(program, LoadedProgram)
-    return program.record.masked
 
 
 def load(

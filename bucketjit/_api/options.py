@@ -73,13 +73,24 @@ E = TypeVar("E", bound=enum.Enum)
 
 def config_of(fn: Callable[..., Any], options: Options) -> _config.Config:
     """Check the options of a bucketed function."""
-    if unknown := options.keys() - OPTIONS.keys():
-        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(OPTIONS)}")
+    names = Options.__annotations__
+    if unknown := options.keys() - names.keys():
+        raise TypeError(f"there is no option {min(unknown)!r}; there are {', '.join(names)}")
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     fields: dict[str, Any] = {}
     for name, value in options.items():
-        fields |= OPTIONS[name](value)
+        match name:
+            case "buckets" if value is None:
+                continue
+            case "buckets":
+                fields |= _by_dim(name, strategy_of, "default", "per_dim", value)
+            case "overflow":
+                fields |= _by_dim(name, overflow_policy, "overflow", "overflow_per_dim", value)
+            case "compile_budget":
+                fields["budget"] = budget_of(value)
+            case _:
+                fields[name] = _CHECKS[name](name, value) if name in _CHECKS else value
     if named := positions_of(fn, fields.pop("donate_argnames", None), "donate_argnames"):
         donated = fields.get("donate_argnums")
         every = donated if isinstance(donated, Iterable) else () if donated is None else (donated,)
@@ -131,7 +142,7 @@ def flag(name: str, value: object) -> bool:
     return value
 
 
-def budget_of(budget: _config.CompileBudget | int | None) -> _config.CompileBudget:
+def budget_of(budget: Any) -> _config.CompileBudget:
     """A compile budget, or that of so many compiles."""
     return budget if isinstance(budget, _config.CompileBudget) else _config.CompileBudget(budget)
 
@@ -192,35 +203,18 @@ def _constraints(constraints: object) -> tuple[str, ...]:
     return texts
 
 
-def _field(
-    name: str, check: Callable[[Any], object] = lambda value: value
-) -> Callable[[Any], dict[str, Any]]:
-    """An option that is one field of the configuration, checked."""
-    return lambda value: {name: check(value)}
-
-
-# Each option by name, with what makes fields of `Config` of it.
-OPTIONS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
-    "dynamic_axes": _field("dynamic_axes"),
-    "buckets": lambda value: (
-        {} if value is None else _by_dim("buckets", strategy_of, "default", "per_dim", value)
-    ),
-    "overflow": partial(_by_dim, "overflow", overflow_policy, "overflow", "overflow_per_dim"),
-    "constraints": _field("constraints", _constraints),
-    "static_argnums": _field("static_argnums"),
-    "static_argnames": _field("static_argnames"),
-    "donate_argnums": _field("donate_argnums"),
-    "donate_argnames": _field("donate_argnames"),
-    "fallback": _field("fallback", partial(member, _config.Fallback, "fallback")),
-    "check": _field("check", partial(member, _config.Check, "check")),
-    "out": _field("out", partial(member, _config.Out, "out")),
-    "copy_inputs": _field("copy_inputs", partial(flag, "copy_inputs")),
-    "maxsize": _field("maxsize", partial(bound, "maxsize")),
-    "compile_budget": _field("budget", budget_of),
-    "compiler_options": _field("compiler_options", _config.checked_options),
-    "warn_after": _field("warn_after", _config.checked_count),
-    "in_shardings": _field("in_shardings", partial(shardings_tree, "in_shardings")),
-    "out_shardings": _field("out_shardings", partial(shardings_tree, "out_shardings")),
+# What checks the options that are fields of the configuration as they are, by name and value.
+_CHECKS: Mapping[str, Callable[[str, Any], object]] = {
+    "constraints": lambda _, value: _constraints(value),
+    "fallback": partial(member, _config.Fallback),
+    "check": partial(member, _config.Check),
+    "out": partial(member, _config.Out),
+    "copy_inputs": flag,
+    "maxsize": bound,
+    "compiler_options": lambda _, value: _config.checked_options(value),
+    "warn_after": lambda _, value: _config.checked_count(value),
+    "in_shardings": shardings_tree,
+    "out_shardings": shardings_tree,
 }
 
 

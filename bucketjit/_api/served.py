@@ -13,6 +13,7 @@ from bucketjit._api.options import bound, positive
 from bucketjit._compile.budget import CompileGuard
 from bucketjit._compile.cache import CacheInfo
 from bucketjit._config import DEFAULT_MAXSIZE, Background, check_seconds, is_int_from
+from bucketjit._environment import DISABLED
 from bucketjit._events import Listener
 from bucketjit._jax.config import NO_TRACE, THREAD_TRACE, jit_disabled
 from bucketjit._jax.tracebacks import boundary
@@ -22,14 +23,13 @@ from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
     from bucketjit._runtime.rows.map import MapExplanation
+    from bucketjit._stages.explain import Explanation
 
 
 class Served(CallPath[P, R], Views):
     """The methods of `BucketedExec` and of `Loaded`."""
 
     _with: Callable[..., Self]  # a new function with some options changed
-    _in_places: Any  # the method that puts arguments by name into the places where they are known
-    _forget: Callable[[], None]  # forgets what was made of the executables besides
 
     def __copy__(self) -> Self:
         return self._with()
@@ -111,8 +111,7 @@ class Served(CallPath[P, R], Views):
                 "function itself, or map a bucketed function without with_agreement or "
                 "with_processes"
             )
-        if engine.config.shardings:
-            refuse_on_shards(engine.config, "map")
+        refuse_on_shards(engine.config, "map")
         args, kwargs = self._in_places(args, kwargs)
         options = options_of(engine.config.out, reduce, token_budget, out)
         examples = examples_of(engine.signer, args, kwargs, in_axes)
@@ -164,6 +163,41 @@ class Served(CallPath[P, R], Views):
         options = options_of(engine.config.out, reduce, token_budget, out)
         return explain_map(engine, examples_of(engine.signer, args, kwargs, in_axes), options)
 
+    @boundary
+    def explain(self, *args: Any, rules: bool | None = None, **kwargs: Any) -> Explanation:
+        """Explain what a call with these arguments would do, without compiling or running it.
+
+        Args:
+            *args: The positional arguments of the call; ``jax.ShapeDtypeStruct`` will do for
+                arrays.
+            rules: Whether the text lists the program, its guards, and each operation that is
+                masked: by which rule, and where it is in your code. The attributes have these in
+                any case. A parameter of the function of that name gets the keyword instead.
+            **kwargs: The keyword arguments, likewise.
+
+        Returns:
+            What would run, in which bucket, and how much of it is padding; or why the call would
+            run exact, and what to do about it. ``print`` it.
+
+        Raises:
+            ArgumentError, SpecError, StrategyError: What the call would raise.
+
+        Examples:
+            >>> import bucketjit, jax, jax.numpy as jnp
+            >>> total = bucketjit.jit(lambda x: jnp.sum(x + 1), dynamic_axes="n", buckets="pow2")
+            >>> told = total.explain(jax.ShapeDtypeStruct((5,), jnp.float32))
+            >>> told.kind, dict(told.bucket), [e.primitive for e in told.masked]
+            ('masked', {'n': 8}, ['reduce_sum'])
+        """
+        from bucketjit._processes.together import call_of_shard
+        from bucketjit._stages.explain import asked, explain
+
+        engine, unpadded = self._engine, None if self._plain is None else DISABLED
+        rules, kwargs = asked(engine.signer, rules, kwargs)
+        args, kwargs = self._in_places(args, kwargs)
+        call = call_of_shard(engine, engine.signer.sign(args, kwargs, structs=True))
+        return explain(engine, call, rules, self._equations, unpadded)
+
     def cache_size(self) -> int:
         """How many executables the cache holds."""
         return len(self._engine.cache)
@@ -174,7 +208,6 @@ class Served(CallPath[P, R], Views):
 
     def cache_clear(self) -> None:
         """Drop every executable and program, and reset the counters."""
-        self._forget()
         self._engine.clear()
 
     def pin(self, pinned: bool = True, **sizes: int) -> int:
@@ -222,9 +255,8 @@ class Served(CallPath[P, R], Views):
             )
         if not entries:
             self._engine.signer.refuse_unknown(dict.fromkeys(sizes, "a size to pin"))
-        meant = [
-            key for key, entry in entries if all(entry.sizes.get(v) == n for v, n in sizes.items())
-        ]
+        wanted = sizes.items()
+        meant = [key for key, e in entries if all(e.sizes.get(v) == n for v, n in wanted)]
         return sum(cache.pin(key, pinned) for key in meant)
 
     def forbid_compiles(self) -> CompileGuard:

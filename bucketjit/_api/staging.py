@@ -204,6 +204,9 @@ class Staging(Compiling[P, R]):
             >>> artifact[:4]
             b'ML\xefR'
         """
+        from bucketjit._jax.stablehlo import write_module
+        from bucketjit._stages.modules.bounded import bounded_module
+
         engine = self._engine
         if engine.config.check is not Check.OFF:  # masked programs of checked calls take more
             return self._with(check=Check.OFF).export_bounded(*args, **kwargs)
@@ -213,22 +216,15 @@ class Staging(Compiling[P, R]):
             call = self._resolved(args, kwargs)
             if call.program is None:
                 engine.signer.parameters.check_call(args, kwargs)
-            return self._bounded(call)
-
-    def _bounded(self, call: Call) -> bytes:
-        from bucketjit._jax.stablehlo import write_module
-        from bucketjit._stages.modules.bounded import bounded_module
-
-        engine, constraints = self._engine, call.signature.constraints
-        decision = engine.decisions.decide(call)
-        if not isinstance(decision, Masked):
-            raise ExportError(f"cannot export with bounds: {decision.why}")
-        try:
-            lowered = engine.requests.kernel(call, decision.bucket).as_lowered().lowered
-        except MaskingError as error:
-            raise ExportError(f"cannot export with bounds: {error}") from error
-        assert lowered is not None
-        return write_module(bounded_module(lowered, call, decision.bucket, constraints))
+            decision = engine.decisions.decide(call)
+            if not isinstance(decision, Masked):
+                raise ExportError(f"cannot export with bounds: {decision.why}")
+            try:
+                lowered = engine.requests.kernel(call, decision.bucket).as_lowered().lowered
+            except MaskingError as error:
+                raise ExportError(f"cannot export with bounds: {error}") from error
+            of_bucket = call, decision.bucket, call.signature.constraints
+            return write_module(bounded_module(lowered, *of_bucket))
 
     def _resolved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call that is not run: it opens no axes."""

@@ -31,7 +31,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bucketjit._jax.arrays import is_on_several_devices, other_memory, sharding_for
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import WithoutErrors
 
 _ALIGNMENT = 16  # bytes; XLA refuses operands whose address is not a multiple of it
 _MOST = 2**31 - 1  # the largest int32; the programs below count elements in int32
@@ -99,7 +99,6 @@ def _view(array: jax.Array, shape: tuple[int, ...], offset: int = 0) -> jax.Arra
 
 
 def _device_of(array: jax.Array) -> Any:
-    """A device of an array."""
     return next(iter(array.sharding.device_set))
 
 
@@ -114,10 +113,7 @@ def can_view(array: jax.Array) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _is_in_device_memory(sharding: Any) -> bool:
-    """Whether an array is on devices of this process, in the memory that they use by themselves.
-
-    A view of an array in pinned host memory would be taken for one in the memory of the GPU.
-    """
+    """Whether an array is in the memory that its devices use; pinned host memory is not."""
     is_cut_by_mesh = isinstance(sharding, NamedSharding) or not is_on_several_devices(sharding)
     return sharding.is_fully_addressable and is_cut_by_mesh and not other_memory(sharding)
 
@@ -127,15 +123,12 @@ def _exports(dtype: np.dtype[Any], platform: str) -> bool:
     """Whether arrays of a dtype can be exported by DLPack, in row-major order, on a platform."""
     if platform not in ("cpu", "gpu", "cuda", "rocm"):
         return False
-    try:
+    with WithoutErrors():  # a dtype that DLPack lacks raises one of several exceptions
         probe: Any = jnp.zeros((2, 2), dtype, device=jax.local_devices(backend=platform)[0])
         capsule = probe.__dlpack__(max_version=_UNVERSIONED)
         strides = _Tensor.from_address(_pointer_of(capsule)).strides
         return not strides or (strides[0], strides[1]) == (2, 1)
-    except Exception as error:  # a dtype that DLPack lacks raises one of several exceptions
-        if is_of_machine(error):
-            raise
-        return False
+    return False
 
 
 def can_pad(array: jax.Array, shape: tuple[int, ...]) -> bool:
@@ -215,7 +208,6 @@ _of_shards = jax.make_array_from_single_device_arrays
 
 
 def _shards(array: jax.Array) -> list[jax.Array]:
-    """The shards of an array, each on its device."""
     return [shard.data for shard in array.addressable_shards]
 
 
@@ -252,11 +244,7 @@ def _moved(
 
 
 def sizes_beside(array: jax.Array, sizes: tuple[int, ...]) -> Any:
-    """Sizes as an int32 vector for a program that takes ``array``.
-
-    On an accelerator the vector is there already the second time. JAX would copy a NumPy array in
-    each call, which ``jax.transfer_guard("disallow")`` refuses.
-    """
+    """Sizes as an int32 vector beside ``array``: NumPy's in each call would be a transfer."""
     devices = getattr(getattr(array, "sharding", None), "device_set", ())
     if len(devices) != 1 or next(iter(devices)).platform == "cpu":
         return np.array(sizes, np.int32)

@@ -122,7 +122,6 @@ def _is_cut_by_type(array: object) -> bool:
 
 
 def _pad_host(host: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """`pad` for an array in host memory."""
     return _host_padder(host, shape)(host)
 
 

@@ -36,17 +36,14 @@ def finisher(
         if out is Out.PADDED:
             changes[i] = _padded(shape)
         elif shape != padded[i]:
-            changes[i] = (
-                _cut_numpy(shape) if out is Out.NUMPY else unpadder(padded[i], shape, weak[i])
-            )
+            by_host = out is Out.NUMPY
+            changes[i] = _cut_numpy(shape) if by_host else unpadder(padded[i], shape, weak[i])
     return at_leaves(tree, changes)
 
 
 def as_numpy(value: Any) -> Any:
     """A result without padding as a host array; typed keys, which NumPy lacks, stay as they are."""
-    if is_key(value):
-        return value
-    return np.asarray(value)
+    return value if is_key(value) else np.asarray(value)
 
 
 def joined(parts: Sequence[Padded], weak_type: bool, out: Out) -> Any:
@@ -69,8 +66,10 @@ def as_padded(value: Any) -> Any:
     return Padded.of_result(value, value.shape) if value.ndim else value
 
 
+# Closures, which are faster than partial functions: warm calls run them.
+
+
 def _padded(shape: tuple[int, ...]) -> Change:
-    """A change that wraps a leaf as `Padded` with these sizes."""
     return lambda value: Padded.of_result(value, shape)
 
 

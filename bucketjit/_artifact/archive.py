@@ -52,7 +52,6 @@ def write_archive(path: Path, manifest: Manifest, contents: Contents, key: bytes
 
 
 def pack(file: BinaryIO, manifest: Manifest, contents: Contents, key: bytes | None = None) -> None:
-    """Write an archive into an open file."""
     raw = manifest.encoded()
     with zipfile.ZipFile(file, "w") as archive:
         _add(archive, file, manifests.NAME, raw)
@@ -63,7 +62,6 @@ def pack(file: BinaryIO, manifest: Manifest, contents: Contents, key: bytes | No
 
 
 def checked_path(path: object, what: str) -> Path:
-    """The path of a file."""
     try:
         name = os.fsdecode(path)  # type: ignore[arg-type]
     except TypeError:
@@ -86,7 +84,6 @@ def member_of(data: bytes | memoryview) -> Member:
 
 
 def checked_key(key: object) -> bytes | None:
-    """A secret as bytes."""
     if key is None:
         return None
     if not isinstance(key, str | bytes) or not key:
@@ -122,18 +119,11 @@ class _Memory(mmap.mmap):
 
 
 class Archive:
-    """A ``.bkt`` file that was opened, and whose members have the digests of its manifest.
-
-    Attributes:
-        path: The file.
-        manifest: What it holds.
-        is_signed: Whether it has a signature. It was checked if a key was given.
-    """
+    """A ``.bkt`` file; a signature was checked if a key was given, and all digests are right."""
 
     def __init__(
         self, path: str | os.PathLike[str], key: object = None, data: bytes | None = None
     ) -> None:
-        """Open a file, and check every member."""
         secret = checked_key(key)
         self.path = Path(path) if data is not None else checked_path(path, "load")
         with open(self.path, "rb") if data is None else io.BytesIO(data) as file:
@@ -158,7 +148,6 @@ class Archive:
         del self._zip, self._memory
 
     def read(self, name: str) -> bytes:
-        """The bytes of a member."""
         return bytes(self._member(name))
 
     def view(self, name: str) -> memoryview:

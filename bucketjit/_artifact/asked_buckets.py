@@ -23,7 +23,7 @@ from bucketjit._ir.expressions import Shape, holds, is_symbolic, smallest_holdin
 from bucketjit._ir.guards import Guard
 from bucketjit._ir.interface import Interface, SizeConstants
 from bucketjit._ir.program import Program
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import WithoutErrors
 from bucketjit._runtime.decisions import Because, Decision, Masked, Unpadded
 from bucketjit._runtime.engine import Engine
 from bucketjit._stages.warmup import asked
@@ -98,11 +98,7 @@ def unmasked(why: MaskingError, where: str = "") -> ArtifactError:
 
 
 class _Search:
-    """Finds programs and buckets; see `buckets_of`.
-
-    Attributes:
-        buckets: The buckets so far, by program.
-    """
+    """Finds the ``buckets`` of each program; see `buckets_of`."""
 
     def __init__(self, engine: Engine, call: Call, tokens: Tokens) -> None:
         self._engine, self._like, self._tokens = engine, call, tokens
@@ -119,18 +115,16 @@ class _Search:
             calls.append((dict(bucket), call))
 
     def ask(self, sizes: Mapping[str, int]) -> None:
-        """Add the bucket of sizes that were asked for."""
         call, decision = self._decided(sizes)
-        if isinstance(decision, Masked):
-            self._add(decision.program, decision.bucket, call)
-            if fewer := decision.program.sizes_before(call.sizes, decision.bucket):
-                call, decision = self._decided({**sizes, **fewer})
-                if isinstance(decision, Masked):
-                    self._add(decision.program, decision.bucket, call)
-        elif decision.because is Because.EMPTY:
-            raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
-        else:
+        if isinstance(decision, Unpadded):
+            if decision.because is Because.EMPTY:
+                raise SpecError(f"sizes: one size at least is 1 or more, got {shown(call.sizes)}")
             raise unmasked(decision.why, f" at {shown(call.sizes)}")
+        self._add(decision.program, decision.bucket, call)
+        if fewer := decision.program.sizes_before(call.sizes, decision.bucket):
+            call, decision = self._decided({**sizes, **fewer})
+            if isinstance(decision, Masked):
+                self._add(decision.program, decision.bucket, call)
 
     def look_below(self) -> None:
         """Add what sizes below the largest buckets need besides."""
@@ -172,11 +166,10 @@ class _Search:
         if holder is not None and any(holds(bucket, sizes) for bucket, _ in self.buckets[holder]):
             return
         empty, key = dict.fromkeys(variables_in(self._tokens), 0), (opened, *sizes.values())
-        try:
+        decision: Decision | None = None
+        with WithoutErrors():  # of the function, which does not take sizes nobody asked for
             call, decision = self._decided({**empty, **sizes})
-        except Exception as error:  # of the function, which does not take sizes nobody asked for
-            if is_of_machine(error):
-                raise
+        if decision is None:
             return
         if isinstance(decision, Unpadded):
             self._unmasked[key] = decision.why, call
@@ -235,7 +228,6 @@ def _edges(variable: str, largest: int, guards: Sequence[Guard]) -> set[int]:
 def table_of(
     program: Program, calls: Sequence[BucketCall], add: Callable[[str, bytes], str], where: str
 ) -> tuple[SizeTable, list[BucketCall]]:
-    """Tabulate the size constants of a program."""
     assert program.pairing is not None
     variables = [v for v in calls[0][1].variables if v not in program.unfitted]
     largest = {v: max(bucket[v] for bucket, _ in calls) for v in variables}

@@ -58,11 +58,7 @@ class SavedLeaf:
 
 @dataclass(frozen=True)
 class Output:
-    """A result.
-
-    Attributes:
-        dtype, axes, weak_type: See `SavedLeaf`.
-    """
+    """A result; see `SavedLeaf`."""
 
     dtype: str
     axes: Axes
@@ -366,7 +362,6 @@ def _check_expression(text: str, variables: Set[str], place: str) -> None:
 
 
 def guard_of(text: str, place: str = NAME) -> Guard:
-    """The guard that a text is."""
     if (sides := _COMPARISON.fullmatch(text)) is None:
         raise _error(place, f"{text[:60]!r} is no comparison of sizes")
     return Guard(*sides.groups())

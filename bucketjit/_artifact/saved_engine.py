@@ -49,17 +49,7 @@ from bucketjit.strategies import Boundaries
 
 
 class LoadedFunction:
-    """A function of a file: what its calls are compared with, and its programs.
-
-    Attributes:
-        source: What the file holds.
-        record: The function in its manifest.
-        tree: Tree of ``(args, kwargs)`` without static arguments.
-        programs: Its programs.
-        types: Type of each leaf of the arguments.
-        arguments: The arguments that calls may have.
-        tokens: A token per axis of each leaf.
-    """
+    """A function of a file: what its calls are compared with, and its programs."""
 
     def __init__(self, source: Source, record: SavedFunction) -> None:
         self.source, self.record = source, record
@@ -98,7 +88,6 @@ class LoadedFunction:
             ) from error
 
     def name_of(self, position: int) -> str:
-        """How errors name a positional argument."""
         names = self.record.names
         return names[position] if position < len(names) else f"args[{position}]"
 
@@ -222,7 +211,7 @@ class LoadedFunction:
             )
         tokens = self.tokens_of(program)
         call = call.resolved(Resolution(tokens, sizes, program, size_constants=constants))
-        entry = engine.requests.masked(call, bucket).build()
+        entry = engine.requests.of(call, bucket).build()
         device = device_of(call.leaves)
         try:
             raw, kept, _ = serialized(entry.compiled, Placement.on(device))

@@ -30,7 +30,7 @@ from bucketjit._ir.jax_patches import lenient_jax
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.config import eval_context
 from bucketjit._jax.serialization import NotPlain, Placement, deserialized
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import WithoutErrors
 from bucketjit._stages.modules import saved as modules
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
@@ -78,20 +78,13 @@ class Source:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LoadedProgram(Interface):
-    """A program of a file.
-
-    Attributes:
-        record: What the manifest says of it.
-        source: The file.
-        constants: The arrays that it closes over.
-    """
+    """A program of a file, whose manifest has its ``record``; it closes over ``constants``."""
 
     record: SavedProgram
     source: Source
     constants: list[Any]
 
     def bucket(self, sizes: Mapping[str, int]) -> Bucket:
-        """The record of a bucket."""
         return next(b for b in self.record.buckets if dict(b.sizes) == dict(sizes))
 
     @functools.cached_property
@@ -102,16 +95,7 @@ class LoadedProgram(Interface):
 
 @dataclass(frozen=True)
 class LoadedPairing:
-    """The concrete traces that a program was made from, as far as a file has them.
-
-    Attributes:
-        samples: The sizes that the traces were made at.
-        why: Why the function was not traced with symbolic sizes.
-        buckets: The buckets of the program.
-        table: The constants that depend on the logical sizes; None if there are none.
-        constants: Constants by logical sizes.
-        variables: The variables of these.
-    """
+    """The concrete traces that a program was made from, as far as a file has them."""
 
     samples: Sequence[Mapping[str, int]]
     why: str
@@ -123,7 +107,6 @@ class LoadedPairing:
 
     @property
     def num_size_constants(self) -> int:
-        """How many constants depend on the logical sizes."""
         return 0 if self.table is None else len(self.table.members)
 
     def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
@@ -133,7 +116,6 @@ class LoadedPairing:
         return self.constants.get(tuple(sizes[v] for v in self.variables))
 
     def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The unfitted sizes of a bucket."""
         if self.table is None:
             return {}
         for bucket in self.buckets:
@@ -143,7 +125,6 @@ class LoadedPairing:
 
 
 def loaded_program(source: Source, record: SavedProgram, out_tree: Any) -> LoadedProgram:
-    """A program of a function."""
     place = f"{source.path}: manifest.json"
     guards = tuple(map(guard_of, record.guards))
     with lenient_jax():
@@ -210,7 +191,6 @@ def _shape(axes: Axes, scope: Any) -> Shape:
 
 
 def shape_at(axes: Axes, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """A shape at some sizes."""
     return tuple(axis if isinstance(axis, int) else evaluate_text(axis, sizes) for axis in axes)
 
 
@@ -259,14 +239,13 @@ class SavedBodies:
         self._check = config.check
 
     def workarounds(self, program: Interface) -> Workarounds:
-        """See `bucketjit._compile.bodies.Bodies`. What hooks add is in the modules already."""
+        """What XLA needs besides; what hooks add is in the modules already."""
         assert isinstance(program, LoadedProgram)
         return program.workarounds
 
     def in_bucket(
         self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
     ) -> Kernel:
-        """See `bucketjit._compile.bodies.Bodies`."""
         program = call.program
         assert isinstance(program, LoadedProgram)
         record = program.bucket(bucket)
@@ -291,7 +270,7 @@ class SavedBodies:
         return kernel(transform, body, *how, program.constants)
 
     def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
-        """See `bucketjit._compile.bodies.Bodies`; the module of all sizes serves these calls."""
+        """The kernel of an exact shape: the module of all sizes serves these calls."""
         program = call.signature.resolve(call.shapes).program
         if not isinstance(program, LoadedProgram):
             raise ArtifactError(
@@ -310,7 +289,6 @@ class SavedBodies:
         return exact_kernel(call, run, sizes, call.donate, of_xla, program.constants)
 
     def place(self, files: object) -> InFile:
-        """See `bucketjit._compile.bodies.Bodies`."""
         return InFile()
 
 
@@ -355,17 +333,13 @@ class InFile:
         bucket = program.bucket(kernel.bucket)
         if not bucket.executables or not program.source.executables:
             return None
-        try:
+        with WithoutErrors():  # its module can be compiled in its place
             placement = Placement.on(device_of([*program.constants, *kernel.leaves]))
             member, kept = bucket.executables[environment_digest(placement.device)]
             xla = deserialized(program.source.executables[member], placement)
-        except Exception as error:  # its module can be compiled in its place
-            if is_of_machine(error):
-                raise
-            return None
-        return loaded(
-            kernel, xla, kept, kernel.results(), placement, None, lambda error: None, began
-        )
+            how = kernel.results(), placement, None, lambda error: None, began
+            return loaded(kernel, xla, kept, *how)
+        return None
 
     def save(self, entry: Executable) -> None:
         """Nothing: the file is not written to."""

@@ -20,18 +20,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from bucketjit._arrays.padding import copied, fresh, without_padding
+from bucketjit._arrays.padding import copied, fresh, of_words, without_padding
 from bucketjit._artifact.saved_engine import LoadedFunction
 from bucketjit._artifact.saved_program import LoadedProgram
 from bucketjit._compile.executable import sizes_argument
 from bucketjit._config import Out
 from bucketjit._ir.expressions import evaluate
-from bucketjit._jax.arrays import is_key, key_impl, with_type
+from bucketjit._jax.arrays import is_key, with_type
 from bucketjit._jax.config import eval_context, only_differentiated
 from bucketjit._runtime.decisions import Masked
 from bucketjit._runtime.derivatives import note_inlined
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.equations import is_differentiable
+from bucketjit._tracing.call import Call
 from bucketjit.errors import ArtifactError
 
 _INLINED = (
@@ -48,15 +49,10 @@ class Transformed:
 
     def __init__(self, functions: Sequence[LoadedFunction], engines: Sequence[Engine]) -> None:
         self._functions, self._engines = functions, engines
-        self._differentiable = functools.cache(self._made_differentiable)
-        self._mapped = functools.cache(self._made_mapped)
+        self._function = functools.cache(self._made)
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function.
-
-        Warns:
-            InlinedWarning: Another transformation than a derivative is around the call.
-        """
+        """Call the function; one inside of another transformation than a derivative is noted."""
         function, engine = self._functions[0], self._engines[0]
         args, kwargs = without_padding((args, dict(kwargs)))
         call = engine.signer.sign(args, kwargs)
@@ -66,50 +62,10 @@ class Transformed:
         # A size cannot be an array of JAX, so it is a part of the function.
         sizes = tuple((i, int(x)) for i, (x, kind) in enumerate(leaves) if kind.dtype is None)
         arrays = [x for x, kind in leaves if kind.dtype is not None]
-        return function.programs[0].out_tree.unflatten(self._differentiable(0, sizes)(*arrays))
+        return function.programs[0].out_tree.unflatten(self._function(0, sizes)(*arrays))
 
-    def _made_differentiable(self, order: int, sizes: Sizes) -> Callable[..., Any]:
-        """A function of flat arrays, with the rule of its derivative."""
-
-        @jax.custom_vjp
-        def call(*leaves: Any) -> tuple[Any, ...]:
-            return self._serve(order, sizes, *leaves)
-
-        def forward(*leaves: Any) -> Any:
-            if order + 1 >= len(self._functions):
-                saved = len(self._functions) - 1
-                raise ArtifactError(
-                    f"{self._functions[0].record.name}: the file was saved with derivatives="
-                    f"{saved}; save it with derivatives={order + 1} to differentiate it so often"
-                )
-            return call(*leaves), tuple(map(copied, leaves))
-
-        def backward(leaves: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
-            # A cotangent has the weak type of its result; the pullback is saved without.
-            floats = [with_type(ct, ct.dtype, False) for ct in cotangents if is_differentiable(ct)]
-            pulled = iter(self._differentiable(order + 1, ())(*leaves, *floats))
-            return tuple(
-                next(pulled) if is_differentiable(x) else np.zeros(np.shape(x), jax.dtypes.float0)
-                for x in leaves
-            )
-
-        call.defvjp(forward, backward)
-        return call
-
-    def _serve(self, order: int, sizes: Sizes, *arrays: Any) -> tuple[Any, ...]:
-        """Run a function: in its engine, or as a part of what is being traced."""
-        function, engine = self._functions[order], self._engines[order]
-        if any(isinstance(x, jax.core.Tracer) for x in arrays):
-            return self._mapped(order, sizes)(*arrays)
-        with eval_context(), jax.disable_jit(False):
-            if function.record.donated:  # the derivative needs them, too
-                arrays = tuple(map(fresh, arrays))
-            args, kwargs = function.tree.unflatten(_with_sizes(arrays, sizes))
-            call = engine.signer.sign(args, kwargs)
-            return tuple(jax.tree_util.tree_leaves(engine.serve(call, out=Out.JAX)))
-
-    def _made_mapped(self, order: int, sizes: Sizes) -> Callable[..., Any]:
-        """A function of flat arrays that ``jax.vmap`` runs once for each example."""
+    def _made(self, order: int, sizes: Sizes) -> Callable[..., Any]:
+        """A function of flat arrays, with the rule of its derivative, and of a map."""
         # JAX caches the function for later maps. It must not keep the loaded function alive.
         alive = weakref.ref(self)
 
@@ -117,22 +73,53 @@ class Transformed:
             transformed = alive()
             if transformed is None:
                 raise ArtifactError("the loaded function is gone; keep it as long as it is mapped")
-            args, kwargs = transformed._functions[order].tree.unflatten(_with_sizes(arrays, sizes))
-            return _inlined(transformed._engines[order], args, kwargs)
+            call = transformed._signed(order, sizes, arrays)
+            return _inlined(transformed._engines[order], call)
 
-        return jax.custom_batching.sequential_vmap(inlined)
+        mapped = jax.custom_batching.sequential_vmap(inlined)
+
+        @jax.custom_vjp
+        def serve(*arrays: Any) -> tuple[Any, ...]:
+            if any(isinstance(x, jax.core.Tracer) for x in arrays):
+                return mapped(*arrays)
+            with eval_context(), jax.disable_jit(False):
+                if self._functions[order].record.donated:  # the derivative needs them, too
+                    arrays = tuple(map(fresh, arrays))
+                call = self._signed(order, sizes, arrays)
+                result = self._engines[order].serve(call, out=Out.JAX)
+                return tuple(jax.tree_util.tree_leaves(result))
+
+        def forward(*arrays: Any) -> Any:
+            if order + 1 >= len(self._functions):
+                saved = len(self._functions) - 1
+                raise ArtifactError(
+                    f"{self._functions[0].record.name}: the file was saved with derivatives="
+                    f"{saved}; save it with derivatives={order + 1} to differentiate it so often"
+                )
+            return serve(*arrays), tuple(map(copied, arrays))
+
+        def backward(arrays: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+            # A cotangent has the weak type of its result; the pullback is saved without.
+            floats = [with_type(ct, ct.dtype, False) for ct in cotangents if is_differentiable(ct)]
+            pulled = iter(self._function(order + 1, ())(*arrays, *floats))
+            return tuple(
+                next(pulled) if is_differentiable(x) else np.zeros(np.shape(x), jax.dtypes.float0)
+                for x in arrays
+            )
+
+        serve.defvjp(forward, backward)
+        return serve
+
+    def _signed(self, order: int, sizes: Sizes, arrays: Sequence[Any]) -> Call:
+        """The call of flat arrays, with its sizes in their places."""
+        leaves = list(arrays)
+        for position, size in sizes:  # in increasing order
+            leaves.insert(position, size)
+        return self._engines[order].signer.sign(*self._functions[order].tree.unflatten(leaves))
 
 
-def _with_sizes(arrays: Sequence[Any], sizes: Sizes) -> list[Any]:
-    leaves = list(arrays)
-    for position, size in sizes:  # in increasing order
-        leaves.insert(position, size)
-    return leaves
-
-
-def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _inlined(engine: Engine, call: Call) -> tuple[Any, ...]:
     """The flat results at the sizes of a traced call: pad, call the kernel, slice."""
-    call = engine.signer.sign(args, kwargs)
     call, decision = engine.chosen(call)
     program = call.program
     if isinstance(program, LoadedProgram) and program.counts:
@@ -167,7 +154,5 @@ def _inlined(engine: Engine, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 def _padded(value: Any, shape: Sequence[int]) -> Any:
     if is_key(value):
-        words = jax.random.key_data(value)
-        padded = _padded(words, (*shape, *words.shape[value.ndim :]))
-        return jax.random.wrap_key_data(padded, impl=key_impl(value.dtype))
+        return of_words(value, lambda words: _padded(words, (*shape, *words.shape[value.ndim :])))
     return jnp.pad(value, [(0, n - m) for n, m in zip(shape, value.shape, strict=True)])

@@ -70,13 +70,7 @@ class SaveOptions:
 
 
 class _Members:
-    """The members of the archive that is being made.
-
-    Attributes:
-        contents: The bytes of each member.
-        records: What the manifest says of each.
-        constants: The constants, each once.
-    """
+    """The members of the archive that is being made: bytes, records, and each constant once."""
 
     def __init__(self) -> None:
         self.contents: dict[str, bytes | memoryview] = {}
@@ -106,7 +100,6 @@ def save(
     kwargs: dict[str, Any],
     options: SaveOptions,
 ) -> None:
-    """Write a file; see `BucketedExec.save`."""
     key = archives.checked_key(options.key)
     if engine.config.always_exact:
         raise ArtifactError(
@@ -162,11 +155,7 @@ def save(
 
 
 class _FunctionWriter:
-    """Adds the members of a function, or of a pullback.
-
-    Attributes:
-        exported: The last module.
-    """
+    """Adds the members of a function, or of a pullback; ``exported`` is the last module."""
 
     def __init__(
         self, engine: Engine, call: Call, options: SaveOptions, members: _Members, place: str
@@ -178,7 +167,6 @@ class _FunctionWriter:
         self._types = [(t.dtype, t.weak_type) for t in kinds]
 
     def function(self, sizes: Sequence[Mapping[str, int]]) -> manifests.SavedFunction:
-        """Add the members of all programs."""
         engine = self._engine
         call = engine.resolve(self._like)
         tokens, logical = call.signature.open_axes(call, call.shapes)

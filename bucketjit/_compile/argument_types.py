@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.extend.backend import get_default_device
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from bucketjit._tracing.shards import Shardings
 
 
+def is_open(token: str) -> bool:
+    """Whether a token of an axis names a size that varies."""
+    return token != STATIC and not token.isdigit()
+
+
 def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
     """Position and padded shape of each leaf that has open axes."""
     assert call.program is not None
@@ -39,11 +44,9 @@ def padded_leaf_shapes(call: Call, bucket: Mapping[str, int]) -> Pads:
     pads = []
     rows = zip(call.tokens, call.shapes, call.signature.types, strict=True)
     for i, (row, shape, kind) in enumerate(rows):
-        if kind.dtype is not None and any(t != STATIC and not t.isdigit() for t in row):
+        if kind.dtype is not None and any(map(is_open, row)):
             padded = tuple(
-                n
-                if t == STATIC or t.isdigit()
-                else rooms.get(t) or upper_bound_text(t, lower, bucket)
+                rooms.get(t) or upper_bound_text(t, lower, bucket) if is_open(t) else n
                 for t, n in zip(row, shape, strict=True)
             )
             if not can_be(padded, kind.dtype):
@@ -81,10 +84,7 @@ def at_sizes(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> Call:
 
 
 def abstract(call: Call, padded: Mapping[int, tuple[int, ...]]) -> list[Any]:
-    """The leaves of a call as types: shape, dtype and placement, as ``jit`` lowers for them.
-
-    Python scalars and size arguments stay values.
-    """
+    """The types that ``jit`` lowers for; Python scalars and size arguments stay values."""
     leaves: list[Any] = []
     placed = call.signature.placed if padded else {}
     for i, (x, kind) in enumerate(zip(call.leaves, call.signature.types, strict=True)):
@@ -172,13 +172,9 @@ class Expected:
         return leaves
 
 
-class Body(Protocol):
-    """Computes the results of a program at padded sizes, flat, with its counts after them."""
-
-    def __call__(
-        self, vector: Any, constants: Sequence[Any], arrays: Sequence[Any], poison: Any = None
-    ) -> list[Any]:
-        """Compute the results."""
+# Computes the results of a program at padded sizes, flat, with its counts after them, of the vector
+# of the sizes, the size constants, the arrays, and in checked calls a poison.
+Body = Callable[..., list[Any]]
 
 
 class Transform:
@@ -214,7 +210,7 @@ class Transform:
         """Position and shape of each leaf that is padded, from those of one call."""
         return pads
 
-    def given(self, call: Call) -> Sequence[int]:
+    def leaves(self, call: Call) -> Sequence[int]:
         """The leaves of a call that the kernel takes."""
         return range(len(call.leaves))
 
@@ -222,9 +218,7 @@ class Transform:
         self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The types of the arguments: positional and by keyword."""
-        types: tuple[tuple[Any, ...], dict[str, Any]]
-        types = call.tree.unflatten(abstract(call, pads))
-        return types
+        return call.tree.unflatten(abstract(call, pads))
 
     def sizes(self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None) -> Any:
         """The first argument, or its type; ``constants`` are the padded shapes of these."""

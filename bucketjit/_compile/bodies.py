@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import Body, Transform, padded_leaf_shapes
 from bucketjit._compile.files.store import ExecutableFiles
 from bucketjit._compile.kernel import Kernel, exact_kernel, kernel
-from bucketjit._compile.workarounds import Workarounds, exact_options, hooks, workarounds
+from bucketjit._compile.workarounds import Workarounds, hooks, library_options, workarounds
 from bucketjit._config import Check, Config
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._ir.expressions import is_symbolic
@@ -21,7 +21,6 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
 from bucketjit._jax.arrays import with_type
 from bucketjit._jax.names import REMEDY_OF_VERSIONS, trouble_of_versions
-from bucketjit._jax.tracebacks import as_user_code
 from bucketjit._masking.array_ops import block_of, select, zeros_from
 from bucketjit._masking.interpreter import Hook, interpret
 from bucketjit._masking.padding import AROUND_NOTHING, Around, Padding
@@ -36,26 +35,8 @@ if TYPE_CHECKING:
 Options = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # those of bucketjit -> all of them
 
 
-class Bodies(Protocol):
-    """Where the bodies of kernels come from: from a traced program, or from a file."""
-
-    def workarounds(self, program: Interface) -> Workarounds:
-        """What a program needs for XLA to compute it correctly. The result is the same object."""
-
-    def in_bucket(
-        self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
-    ) -> Kernel:
-        """The kernel of a bucket, with the options that hold now."""
-
-    def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
-        """The kernel of an exact shape, with the options that hold now."""
-
-    def place(self, files: ExecutableFiles) -> Any:
-        """The place of an executable among files; None if there is none."""
-
-
 class TracedBodies:
-    """The bodies of a function that is traced."""
+    """The bodies of a function that is traced; `SavedBodies` has the same methods for a file."""
 
     def __init__(self, config: Config, rules: Callable[[], RuleTable]) -> None:
         self._check, self._rules = config.check, rules
@@ -63,7 +44,7 @@ class TracedBodies:
         self._workarounds = weakref.WeakKeyDictionary()
 
     def workarounds(self, program: Interface) -> Workarounds:
-        """See `Bodies.workarounds`."""
+        """What a program needs for XLA to compute it correctly: one object for each program."""
         program_workarounds = self._workarounds.get(program)
         if program_workarounds is None:
             assert isinstance(program, Program)
@@ -73,7 +54,7 @@ class TracedBodies:
     def in_bucket(
         self, call: Call, bucket: Mapping[str, int], transform: Transform, options: Options
     ) -> Kernel:
-        """See `Bodies.in_bucket`."""
+        """The kernel of a bucket, with the options that hold now."""
         program, rules = call.program, self._rules
         assert isinstance(program, Program)
         needed = self.workarounds(program)
@@ -89,13 +70,12 @@ class TracedBodies:
         return kernel(transform, body, call, bucket, pads, self._check, of_xla)
 
     def exact(self, call: Call, sizes: Mapping[str, int], options: Options) -> Kernel:
-        """See `Bodies.exact`."""
         is_checked = self._check is not Check.OFF
         # Masked results are compared with these, so these must be right then.
-        return exact_body(call, sizes, is_checked, options(exact_options(is_checked)))
+        return exact_body(call, sizes, is_checked, options(library_options(is_checked)))
 
     def place(self, files: ExecutableFiles) -> Stored | None:
-        """See `Bodies.place`."""
+        """The place of an executable among files; None if there is none."""
         store = files.store() if self._check is Check.OFF else None
         if store is None:
             return None
@@ -157,10 +137,7 @@ def masked(
 
 
 def _ended(out: Any, shape: tuple[Any, ...], sizes: BucketSizes) -> Any:
-    """An output with its padding set to 0.
-
-    Garbage in the padding must not leave the executable: `Padded` results show it.
-    """
+    """An output with its padding set to 0: `Padded` results show what is there."""
     opened = [axis for axis, size in enumerate(shape) if is_symbolic(size)]
     if not opened:
         return out
@@ -192,21 +169,11 @@ def exact_body(
         return fn(*args, **kwargs)
 
     donated = () if is_checked else tuple(call.donate)
-    return exact_kernel(
-        call,
-        run,
-        sizes,
-        donated,
-        options,
-        describe=lambda function, args, kwargs: as_user_code(function, fn, args, kwargs),
-    )
+    return exact_kernel(call, run, sizes, donated, options)
 
 
 def result_types(call: Call) -> Any:
-    """The types of the function's results. The function is traced, and not compiled.
-
-    Raises whatever the function raises for these arguments.
-    """
+    """The types of the results. It is traced, not compiled, and raises what the function raises."""
     exact = exact_body(call)
     return exact.function.eval_shape(*exact.args, **exact.kwargs)
 
@@ -225,10 +192,7 @@ def one_by_one(call: Call) -> Any:
 
 
 def eagerly(call: Call) -> Any:
-    """The function's results, for a function that computes sizes, which ``jit`` cannot trace.
-
-    Raises whatever the function raises for these arguments.
-    """
+    """The results of a function that ``jit`` cannot trace, as it computes sizes."""
     args, kwargs = call.tree.unflatten(
         shape[0] if t.dtype is None else jnp.asarray(plain(x))
         for x, shape, t in zip(call.leaves, call.shapes, call.signature.types, strict=True)

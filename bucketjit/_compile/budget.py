@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import CompileBudget
-from bucketjit._events import LONGEST, Event, printable, shown
-from bucketjit._raised import frames_inside
+from bucketjit._events import Event, shown, warn
 from bucketjit.errors import CompileBudgetError, CompileBudgetWarning
 
 
@@ -25,11 +23,7 @@ class Spending:
 
 
 class Allowance:
-    """What may still be compiled.
-
-    Attributes:
-        spent: What was compiled since the last `clear`, each of which starts a new object.
-    """
+    """What may still be compiled; ``spent`` is a new object after each `clear`."""
 
     def __init__(self, name: str, budget: CompileBudget, tell: Callable[[Event], None]) -> None:
         self.spent = Spending()
@@ -49,7 +43,6 @@ class Allowance:
             self._forbidden = max(0, self._forbidden + by)
 
     def affordable(self) -> bool:
-        """Whether one more compile is allowed now."""
         budget, spent = self._budget, self.spent
         return not (
             self._forbidden
@@ -60,11 +53,7 @@ class Allowance:
     def build(
         self, request: CompileRequest, is_asked_for: bool, stored: Iterable[Executable]
     ) -> Executable:
-        """Compile a request and count it; a compile that fails counts by its seconds only.
-
-        Raises:
-            CompileBudgetError: It is not allowed; ``stored`` is what there is in its place.
-        """
+        """Compile a request; `CompileBudgetError` if that is not allowed. Failures cost seconds."""
         spent = self._begin()
         if spent is None:
             message = self._refusal(request, stored)
@@ -73,7 +62,7 @@ class Allowance:
             self.tell_refusal(request, message)
             if self._forbidden or self._budget.action == "error":
                 raise CompileBudgetError(message)
-            _warn(message)
+            warn(message, CompileBudgetWarning)
             spent = self._begin(is_free=True)
         assert spent is not None
         began, failed = time.perf_counter(), 1
@@ -110,16 +99,15 @@ class Allowance:
             "arguments that are placed like these."
         )
         self._tell(Event("budget", self._name, entry.sizes, detail=what))
-        _warn(f"{self._name}: {what}")
+        warn(f"{self._name}: {what}", CompileBudgetWarning)
 
     def tell_refusal(self, request: CompileRequest, message: str) -> None:
-        """Emit an event for a compile that is not allowed."""
         detail = message.removeprefix(f"{self._name}: ")  # the event has the name
         self._tell(Event("budget", self._name, request.sizes, detail=detail))
 
     def _refusal(self, request: CompileRequest, stored: Iterable[Executable]) -> str:
         """Why an executable may not be compiled and which one is nearest, as a message."""
-        sizes = shown(request.logical) or "these arguments"
+        sizes = shown(request.call.sizes) or "these arguments"
         wanted = f"{_kind(request.program is None)} {shown(request.sizes) or '()'}"
         return (
             f"{self._name}: a call with {sizes} needs the {wanted}, which is not compiled, and "
@@ -181,17 +169,11 @@ def _nearest(request: CompileRequest, stored: Iterable[Executable]) -> str:
             "derivative of, or for sizes at which the function does something else. Make such a "
             "call before, or warm up these very sizes."
         )
-    small = [v for v, n in request.logical.items() if nearest.sizes.get(v, n) < n]
+    small = [v for v, n in request.call.sizes.items() if nearest.sizes.get(v, n) < n]
     which = f" (too small in {', '.join(small)})" if small else ""
     phrase = f"{_kind(nearest.exact)} is {shown(nearest.sizes)}{which}"
     return f"The nearest compiled {phrase}. {advice}"
 
 
 def _kind(exact: bool) -> str:
-    """How messages call an executable."""
     return "exact shape" if exact else "bucket"
-
-
-def _warn(message: str) -> None:
-    """Warn of a compile beyond the budget, at the line of the caller's code."""
-    warnings.warn(printable(message, LONGEST), CompileBudgetWarning, stacklevel=frames_inside())

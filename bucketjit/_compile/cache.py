@@ -22,11 +22,7 @@ _GONE = 256  # slots that have left and are still read: calls under way may coun
 
 
 class AtomicCount:
-    """A count that threads increase without a lock: ``add`` is one C call, which is atomic.
-
-    Attributes:
-        add: Adds 1. What it returns has no meaning.
-    """
+    """A count that threads increase without a lock: ``add`` is one C call, which is atomic."""
 
     __slots__ = ("_lock", "_not_counted", "add")
 
@@ -43,7 +39,6 @@ class AtomicCount:
             return count
 
     def reset(self) -> None:
-        """Count from 0."""
         with self._lock:
             self._not_counted = self.add() + 1
 
@@ -76,7 +71,6 @@ class Slot(Generic[V]):
         return self.uses.read(), self.last_used
 
     def use(self) -> V | None:
-        """Mark the entry as just used and return it."""
         self.last_used = time.monotonic()
         self.uses.add()
         return self.entry
@@ -106,16 +100,16 @@ class _Flight(Generic[V]):
     Attributes:
         owner: The thread that compiles.
         landed: The owner holds it until the compile is done.
-        found: The slot and the entry; None if the compile failed.
+        result: The slot and the entry; None if the compile failed.
         error: Why it failed; None after an interrupt, which is for the owner only.
     """
 
-    __slots__ = ("error", "found", "landed", "owner")
+    __slots__ = ("error", "landed", "owner", "result")
 
     def __init__(self) -> None:
         self.owner = threading.get_ident()
         self.landed = threading.Lock()
-        self.found: tuple[Slot[V], V] | None = None
+        self.result: tuple[Slot[V], V] | None = None
         self.error: Exception | None = None
 
 
@@ -176,7 +170,6 @@ class ExecutableCache(Generic[K, V]):
         self.evictions = 0
 
     def get(self, key: K) -> V | None:
-        """Return a stored entry and mark it as just used."""
         self._on_change()
         with self._lock:
             slot = self._slots.get(key)
@@ -217,8 +210,8 @@ class ExecutableCache(Generic[K, V]):
                             pass
                         if flight.error is not None:
                             raise flight.error
-                        if flight.found is not None:  # else it was interrupted: compile here
-                            slot, entry = flight.found
+                        if flight.result is not None:  # else it was interrupted: compile here
+                            slot, entry = flight.result
                             if is_use:
                                 slot.uses.add()
                             return entry
@@ -246,13 +239,16 @@ class ExecutableCache(Generic[K, V]):
                 del self._flights[key]
             else:
                 self._take_out(slot)
-            flight.found = slot, entry
+            flight.result = slot, entry
 
     def _make_room(self, weight: int, evicted: list[tuple[K, V, str]]) -> None:
         """Evict entries until one more of this weight fits. Pinned ones stay, fit or not."""
         most = math.inf if self._maxsize is None else self._maxsize
         heaviest = math.inf if self._max_bytes is None else self._max_bytes
-        while (full := len(self._slots) >= most) or self._weight() + weight > heaviest:
+        while True:
+            total = sum(slot.weight for slot in self._slots.values())
+            if not (full := len(self._slots) >= most) and total + weight <= heaviest:
+                return
             loose = [(slot.last_used, key) for key, slot in self._slots.items() if not slot.pinned]
             if not loose:
                 return
@@ -274,9 +270,6 @@ class ExecutableCache(Generic[K, V]):
         if len(self._gone) > _GONE:
             self._hits += self._gone.popleft().uses.read()
         return entry
-
-    def _weight(self) -> int:
-        return sum(slot.weight for slot in self._slots.values())
 
     def _tell(self, entries: list[tuple[K, V, str]]) -> None:
         """Call ``on_evict`` for each entry; without the lock, as it may call the cache."""
@@ -316,7 +309,6 @@ class ExecutableCache(Generic[K, V]):
     # --- looking: nothing is counted or marked as used ---
 
     def slot(self, key: K) -> Slot[V] | None:
-        """The slot of a stored entry, or None."""
         with self._lock:
             return self._slots.get(key)
 
@@ -326,15 +318,12 @@ class ExecutableCache(Generic[K, V]):
             return list(self._slots.items())
 
     def items(self) -> list[tuple[K, V]]:
-        """The stored keys and entries, a snapshot in the order of their compiles."""
         return [(key, slot.entry) for key, slot in self.slots() if slot.entry is not None]
 
     def __contains__(self, key: K) -> bool:
-        """Whether a key is stored."""
         return self.slot(key) is not None
 
     def __len__(self) -> int:
-        """The number of entries stored."""
         return len(self._slots)
 
     def info(self, count: Callable[[Slot[V]], tuple[int, float]] = Slot.told) -> CacheInfo:

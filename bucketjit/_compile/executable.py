@@ -20,7 +20,6 @@ from bucketjit._arrays.results import Change, at_leaves, finisher
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._ir.program import Program
-from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.compiler import run_once, signature_counter
 from bucketjit._jax.jaxprs import CALLBACKS, all_equations, bodies, open_jaxpr
 from bucketjit._tracing.call import Call
@@ -119,10 +118,7 @@ class Executable:
 
     @functools.cached_property
     def memory(self) -> Mapping[str, int]:
-        """What XLA's memory analysis tells of a device, in bytes; empty if it tells nothing.
-
-        A donated argument is counted once, as a result.
-        """
+        """Bytes on a device by XLA's memory analysis; a donated argument is counted as a result."""
         analysis = self.compiled.memory_analysis()
         if analysis is None:
             return {}
@@ -139,14 +135,6 @@ class Executable:
         devices = self.compiled.runtime_executable().local_devices()
         return len(devices) == 1 and devices[0].platform == "cpu"
 
-    def sizes_for(self, call: Call) -> Any:
-        """The first argument of a run for a call, see `sizes_argument`.
-
-        It is put on the device by request: as an argument from the host it would be an implicit
-        transfer, which ``jax.transfer_guard("disallow")`` refuses.
-        """
-        return on_default_device(sizes_argument(call, self.size_constant_shapes))
-
     @property
     def is_checked_after_runs(self) -> bool:
         """Whether the sizes that a run computes may say that its results are to be dropped."""
@@ -154,7 +142,6 @@ class Executable:
 
     @functools.cached_property
     def padded_elements(self) -> int:
-        """Elements of the arguments that it pads."""
         return sum(math.prod(shape) for _, shape in self.pads)
 
     @functools.cached_property
@@ -180,40 +167,25 @@ class Executable:
 
     @functools.cached_property
     def _padded_outs(self) -> tuple[Mapping[int, tuple[int, ...]], Mapping[int, bool]]:
-        """The padded shapes and the weak types of the outputs with open axes."""
-        return {o.position: o.padded for o in self.outs}, {
-            o.position: o.weak_type for o in self.outs
-        }
+        padded = {o.position: o.padded for o in self.outs}
+        return padded, {o.position: o.weak_type for o in self.outs}
 
     def finisher(self, call: Call, out: Out, observer: Selected | None = None) -> Change | None:
         """A function that cuts results to their logical sizes; None if there is nothing to cut.
 
         A handler keeps it, so it must not refer to the call, which has the arguments.
         """
-        ordered = call.ordered
+        ordered, outs, tree, program = call.ordered, self.outs, self.out_tree, self.counted
 
         def finisher_at(computed: Sequence[int]) -> Change | None:
-            logical = {o.position: o.logical(*ordered, *computed) for o in self.outs}
-            return finisher(self.out_tree, logical, *self._padded_outs, out)
+            logical = {o.position: o.logical(*ordered, *computed) for o in outs}
+            return finisher(tree, logical, *self._padded_outs, out)
 
-        if self.counted is not None:
-            return self._finisher_of_counts(self.counted, call, out, finisher_at, observer)
-        finish = finisher_at(())
-        nested = call.size_constants.out_tree
-        if nested is None:
-            return finish
-        return lambda result: nested.unflatten(result if finish is None else finish(result))
-
-    def _finisher_of_counts(
-        self,
-        program: Interface,
-        call: Call,
-        out: Out,
-        finisher_at: Callable[[Sequence[int]], Change | None],
-        observer: Selected | None,
-    ) -> Change:
-        ordered, outs, tree = call.ordered, self.outs, self.out_tree
-        sizes = dict(zip(call.variables, ordered, strict=True))
+        if program is None:
+            finish, nested = finisher_at(()), call.size_constants.out_tree
+            if nested is None:
+                return finish
+            return lambda result: nested.unflatten(result if finish is None else finish(result))
 
         def later(wait: Callable[[], Sequence[int]]) -> Change | None:
             return at_leaves(tree, {o.position: as_padded_later(o, wait) for o in outs})
@@ -222,6 +194,7 @@ class Executable:
             return lambda value: Padded.of_result(value, lambda: out.logical(*ordered, *wait()))
 
         waits = out is not Out.PADDED or program.is_checked_after_runs
+        sizes = dict(zip(call.variables, ordered, strict=True))
         counts = counts_of(program, sizes, observer)
         return finisher_of_counts(counts, finisher_at, None if waits else later)
 
@@ -241,10 +214,7 @@ class Executable:
 
 
 def _placement(leaf: Any) -> tuple[Any, bool]:
-    """The sharding and the weak type of a leaf.
-
-    ``jit`` compiles once more where these differ. All else is part of the signature.
-    """
+    """The sharding and the weak type of a leaf: where they differ, ``jit`` compiles once more."""
     placed = isinstance(leaf, jax.ShapeDtypeStruct) or getattr(leaf, "committed", False)
     is_scalar = isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
     weak = is_scalar or bool(getattr(leaf, "weak_type", False))
@@ -258,14 +228,7 @@ _MEMORY = {
 
 
 class OpenOut(NamedTuple):
-    """An output with open axes.
-
-    Attributes:
-        position: Position among the leaves of the result.
-        logical: Returns its logical shape for the logical sizes.
-        padded: Its padded shape.
-        weak_type: Whether it is weakly typed.
-    """
+    """An output with open axes: its position, its logical shape by sizes, its padded one."""
 
     position: int
     logical: Callable[..., tuple[int, ...]]
@@ -285,24 +248,25 @@ def sizes_argument(
 
 def arguments_with(entry: Executable, call: Call, kind: str | None) -> list[Any]:
     """The flat array arguments of a call, padded with a poison. Size arguments are left out."""
-    from bucketjit._masking.checks import pad_poisoned
-
-    leaves = list(call.leaves)
-    if kind is not None:
-        for i, shape in entry.pads:
-            leaves[i] = pad_poisoned(leaves[i], shape, kind)
+    leaves = call.leaves if kind is None else _poisoned(entry, call, kind)
     types = call.signature.types
     return [x for x, t in zip(leaves, types, strict=True) if t.dtype is not None]
 
 
-def run_poisoned(entry: Executable, call: Call, which: int, out: Out) -> Any:
-    """Run an executable that was built with poison, on arguments padded with the same poison."""
-    from bucketjit._masking.checks import POISONS, pad_poisoned
+def _poisoned(entry: Executable, call: Call, kind: str) -> list[Any]:
+    from bucketjit._masking.checks import pad_poisoned
 
     leaves = list(call.leaves)
     for i, shape in entry.pads:
-        leaves[i] = pad_poisoned(leaves[i], shape, POISONS[which])
-    args, kwargs = call.tree.unflatten(leaves)
+        leaves[i] = pad_poisoned(leaves[i], shape, kind)
+    return leaves
+
+
+def run_poisoned(entry: Executable, call: Call, which: int, out: Out) -> Any:
+    """Run an executable that was built with poison, on arguments padded with the same poison."""
+    from bucketjit._masking.checks import POISONS
+
+    args, kwargs = call.tree.unflatten(_poisoned(entry, call, POISONS[which]))
     sizes = sizes_argument(call, entry.size_constant_shapes, which)
     result = entry.run(sizes, args, kwargs)
     finish = entry.finisher(call, out)

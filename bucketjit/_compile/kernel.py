@@ -32,7 +32,7 @@ from bucketjit._jax.arrays import platforms_of, traced_for
 from bucketjit._jax.compiler import compile_here, is_defect_of_xla, reused_arguments
 from bucketjit._jax.jaxprs import shaped
 from bucketjit._jax.serialization import Placement, loaded_function
-from bucketjit._jax.tracebacks import traced_anew
+from bucketjit._jax.tracebacks import as_user_code, traced_anew
 from bucketjit._raised import in_one_line
 from bucketjit._tracing.call import Call
 from bucketjit.errors import MaskingError
@@ -50,7 +50,7 @@ class Kernel(NamedTuple):
         bucket: The sizes that it is compiled for: those of its bucket, or of the exact shape.
         call: The call that needs it, without its arrays.
         sizes: The type of the sizes; None if the kernel is exact.
-        at: The padded sizes; None if the kernel is exact.
+        padded_sizes: The padded sizes; None if the kernel is exact.
         pads, size_constant_shapes: See `Executable`.
         transform: What the kernel takes.
         lowered: What it was lowered to; None if it is still to be lowered.
@@ -65,7 +65,7 @@ class Kernel(NamedTuple):
     bucket: Mapping[str, int]
     call: Call
     sizes: Any = None
-    at: BucketSizes | None = None
+    padded_sizes: BucketSizes | None = None
     pads: Pads = ()
     size_constant_shapes: tuple[tuple[int, ...], ...] = ()
     transform: Transform | None = None
@@ -73,8 +73,7 @@ class Kernel(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it runs unpadded."""
-        return self.at is None
+        return self.padded_sizes is None
 
     @property
     def types(self) -> tuple[Any, ...]:
@@ -83,21 +82,16 @@ class Kernel(NamedTuple):
 
     @property
     def leaves(self) -> list[Any]:
-        """The leaves of all arguments, as types."""
         return jax.tree_util.tree_leaves((self.types, self.kwargs))
 
     def placement(self) -> Placement:
-        """Where it runs."""
         return placement_of(self.leaves, self.call.signature.shardings)
 
     def results(self) -> tuple[list[Any], Any]:
-        """The types of the results of a bucket, with the counts if there are any; and their tree.
-
-        They are known without a trace.
-        """
+        """The types of the results, with the counts if there are any, and their tree; untraced."""
         program = self.call.program
-        assert self.transform is not None and self.at is not None and program is not None
-        outs = list(map(shaped, self.transform.results(program, self.at)))
+        assert self.transform is not None and self.padded_sizes is not None and program is not None
+        outs = list(map(shaped, self.transform.results(program, self.padded_sizes)))
         info = program.out_tree.unflatten(outs)
         if program.counts:
             counts = shaped(jax.ShapeDtypeStruct((len(program.counts),), jnp.int32))
@@ -105,10 +99,13 @@ class Kernel(NamedTuple):
         return outs, info
 
     def as_lowered(self) -> Kernel:
-        """The same kernel, lowered."""
         if self.lowered is not None:
             return self
-        with forgetful_jax(), self._around():  # a trace that fails must not be kept
+        around: tuple[Any, Any] = selecting_jax(), traced_anew()
+        if not self.is_exact:
+            alone = self.call.signature.target is not None
+            around = _refusing_defects(), traced_for(platforms_of(self.leaves), alone)
+        with forgetful_jax(), around[0], around[1]:  # a trace that fails must not be kept
             return self._replace(lowered=self.function.lower(*self.types, **self.kwargs))
 
     def build(self) -> Executable:
@@ -118,17 +115,6 @@ class Kernel(NamedTuple):
         with _refusing_defects() if not self.is_exact else nullcontext():
             compiled = compile_here(lowered)
         return self.executable(self.function, compiled, lowered.out_info, began)
-
-    @contextmanager
-    def _around(self) -> Iterator[None]:
-        """The context of a trace."""
-        if self.is_exact:
-            with selecting_jax(), traced_anew():
-                yield
-        else:
-            alone = self.call.signature.target is not None
-            with _refusing_defects(), traced_for(platforms_of(self.leaves), alone):
-                yield
 
     def executable(
         self, function: Any, compiled: Any, results: Any, began: float, loaded: bool = False
@@ -177,7 +163,7 @@ class Kernel(NamedTuple):
             return frozenset()
         shared = self.function.constants if isinstance(self.function, WithConstants) else ()
         front = len(jax.tree_util.tree_leaves((shared, self.sizes)))
-        leaves, opened = self.transform.given(self.call), {i for i, _ in self.pads}
+        leaves, opened = self.transform.leaves(self.call), {i for i, _ in self.pads}
         return frozenset(leaves[i - front] for i in reused_arguments(compiled)) & opened
 
 
@@ -211,16 +197,16 @@ def kernel(
     assert program is not None
     is_poisoned = check is Check.POISON
     pads = transform.pads(call, pads)
-    opened, positions = dict(pads), transform.given(call)
+    opened, positions = dict(pads), transform.leaves(call)
     expected = Expected({k for k, i in enumerate(positions) if i in opened})
     are_arrays = [kinds[i].dtype is not None for i in positions]
     leaves_of = [i for i, is_array in zip(positions, are_arrays, strict=True) if is_array]
 
-    def run(shared: Sequence[Any], sizes: Any, args: tuple[Any, ...], named: Any) -> Any:
-        leaves = expected.check(args, named)
+    def run(shared: Sequence[Any], args: tuple[Any, ...], named: Any) -> Any:
+        leaves = expected.check(args[1:], named)
         arrays = [x for x, is_array in zip(leaves, are_arrays, strict=True) if is_array]
         transformed = transform.run(body(shared), program, leaves_of, opened)
-        return with_counts(program, transformed(sizes, arrays, is_poisoned))
+        return with_counts(program, transformed(args[0], arrays, is_poisoned))
 
     padded_sizes = program.sizes_in(bucket)
     shapes = tuple(map(padded_sizes.padded_shape, program.size_constant_shapes))
@@ -233,11 +219,7 @@ def kernel(
     padded = [opened.get(i, shape) for i, shape in enumerate(call.shapes)]
     placed = call.signature.shardings.options(call.tree, padded, program, outs)
     return Kernel(
-        function=jitted(
-            lambda shared, args, named: run(shared, args[0], args[1:], named),
-            *(name, [1 + i for i in donated], options, constants),
-            **placed,
-        ),
+        function=jitted(run, name, [1 + i for i in donated], options, constants, **placed),
         args=args,
         kwargs=kwargs,
         expected=expected,
@@ -246,7 +228,7 @@ def kernel(
         bucket=transform.bucket(bucket),
         call=call,
         sizes=transform.sizes(call, shapes, 0 if is_poisoned else None),
-        at=padded_sizes,
+        padded_sizes=padded_sizes,
         pads=pads,
         size_constant_shapes=shapes,
         transform=transform,
@@ -260,7 +242,6 @@ def exact_kernel(
     donated: Sequence[int],
     options: Mapping[str, Any],
     constants: list[Any] | None = None,
-    describe: Callable[..., None] = lambda function, args, kwargs: None,
 ) -> Kernel:
     """The kernel of an exact shape. Nothing is traced."""
     expected = Expected(set())
@@ -270,13 +251,12 @@ def exact_kernel(
         leaves = expected.check(args, named)
         return run(shared, leaves, jax.tree_util.tree_structure((args, named)))
 
-    name = getattr(call.signature.fn, "__name__", "exact")
+    fn, placed = call.signature.fn, call.signature.shardings.options(call.tree, call.shapes)
+    if constants is None:
+        as_user_code(exact, fn, args, kwargs)
     return Kernel(
         function=jitted(
-            exact,
-            *(name, donated, options, constants),
-            lambda function: describe(function, args, kwargs),
-            **call.signature.shardings.options(call.tree, call.shapes),
+            exact, getattr(fn, "__name__", "exact"), donated, options, constants, **placed
         ),
         args=args,
         kwargs=kwargs,
@@ -294,7 +274,6 @@ def jitted(
     donated: Sequence[int],
     options: Mapping[str, Any],
     constants: list[Any] | None,
-    describe: Callable[..., None] = lambda function: None,
     **shardings: Any,
 ) -> Any:
     """A function under ``jit``, with shared constants as a further first argument if it has any."""
@@ -305,7 +284,7 @@ def jitted(
 
     front = 0 if constants is None else 1
     function.__name__ = name
-    describe(function)
+    vars(function).update(vars(run))  # how JAX names the function and its arguments
     donate = tuple(front + i for i in sorted(donated))
     jitted_function = jax.jit(
         function, donate_argnums=donate, compiler_options=dict(options), **shardings

@@ -29,37 +29,34 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from bucketjit._ir.dataflow import ELEMENTWISE, Analysis, follow
 from bucketjit._jax.jaxprs import CALLS, Atom, all_equations, bodies, dtype_of, name_of, shape_of
 
+
+def named(*texts: str) -> frozenset[str]:
+    """The names in texts: of primitives, opcodes, dtypes."""
+    return frozenset(" ".join(texts).split())
+
+
 _EXTREMA = ("reduce_max", "reduce_min")
-_CHOICES = frozenset(
-    (
-        *("max", "min", "cummax", "cummin", "pmax", "pmin"),
-        *("reduce_window_max", "reduce_window_min", "scatter-max", "scatter-min"),
-    )
+_CHOICES = named(
+    "max min cummax cummin pmax pmin reduce_window_max reduce_window_min scatter-max scatter-min"
 )
 _ELEMENTWISE = frozenset(ELEMENTWISE)
 # Primitives whose result is NaN wherever an operand is. For products see `_is_strict`.
-_STRICT = frozenset(
-    (
-        *("add", "add_any", "sub", "div", "neg", "abs", "exp", "exp2", "log", "log1p"),
-        *("copy", "stop_gradient", "convert_element_type", "integer_pow"),
-    )
+_STRICT = named(
+    "add add_any sub div neg abs exp exp2 log log1p copy stop_gradient convert_element_type",
+    "integer_pow",
 )
 # Primitives whose results are not truth values as numbers, and those that keep that.
-_NUMBERS = frozenset(("exp", "log", "tanh"))
-_KEEP_NUMBERS = frozenset(("transpose", "reshape", "broadcast_in_dim", "squeeze", "neg"))
+_NUMBERS = named("exp log tanh")
+_KEEP_NUMBERS = named("transpose reshape broadcast_in_dim squeeze neg")
 # Primitives whose result depends on the sign or the bits of a NaN.
-_READ_SIGNS = frozenset(("top_k", "approx_top_k", "bitcast_convert_type"))
+_READ_SIGNS = named("top_k approx_top_k bitcast_convert_type")
 
 
 def may_lose_nan(jaxpr: Jaxpr) -> bool:
     """Whether results may change if an operation that chooses between floats loses a NaN."""
-    return _shows(jaxpr) or _reads_signs(jaxpr)
-
-
-def _reads_signs(jaxpr: Jaxpr) -> bool:
-    """Whether a program has an extremum, and an operation that reads the sign or bits of a NaN."""
     names = {name_of(e) for e in all_equations(jaxpr) if _is_of_floats(e.invars)}
-    return not names.isdisjoint(_EXTREMA) and not names.isdisjoint(_READ_SIGNS)
+    reads_signs = not names.isdisjoint(_EXTREMA) and not names.isdisjoint(_READ_SIGNS)
+    return reads_signs or _shows(jaxpr)
 
 
 def _is_of_floats(atoms: Sequence[Atom]) -> bool:
@@ -164,10 +161,7 @@ def _differs(fact: _Fact | None) -> bool:
 
 
 def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
-    """Whether an equation chooses between floats other than extrema and literals.
-
-    ``max(-inf, m)`` of an extremum ``m`` adds no loss.
-    """
+    """Whether an equation chooses between floats other than extrema and literals."""
     if name_of(eqn) not in _CHOICES or not _is_of_floats(eqn.outvars):
         return False
     pairs = zip(eqn.invars, ins, strict=True)
@@ -175,10 +169,7 @@ def _chooses(eqn: JaxprEqn, ins: Sequence[_Fact | None]) -> bool:
 
 
 def _after(eqn: JaxprEqn, ins: Sequence[_Fact | None], numbers: Set[Atom]) -> _Fact | None:
-    """What is known of the result of an equation; None if it is not one that the pass knows.
-
-    ``numbers`` are values that are known to be no truth values as numbers.
-    """
+    """What is known of the result of an equation; ``numbers`` are no truth values."""
     if not ins:
         return None
     name, first = name_of(eqn), eqn.invars[0]

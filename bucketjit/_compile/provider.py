@@ -44,11 +44,14 @@ class Workers:
 
     def __init__(self, background: Background) -> None:
         self._background = background
-        self._begin()
+        self.begin()
         _all_workers().add(self)
 
-    def _begin(self, can_work: bool = True) -> None:
-        """Start with no jobs and no threads, and with a lock that no thread holds."""
+    def begin(self, can_work: bool = True) -> None:
+        """Start with no jobs and no threads, and with a lock that no thread holds.
+
+        A fork does so: it has none of its parent's threads, one of which may hold the lock.
+        """
         self._can_work, self._is_ending = can_work, False
         self._waiting: dict[Hashable, Callable[[], Any]] = {}
         self._running: set[Hashable] = set()
@@ -126,10 +129,6 @@ class Workers:
         for thread in list(self._threads):
             thread.join()
 
-    def begin_in_fork(self) -> None:
-        """Drop the parent's threads, jobs, and locks, which a thread of the parent may hold."""
-        self._begin(can_work=not is_started())
-
 
 @functools.cache
 def _all_workers() -> weakref.WeakSet[Workers]:
@@ -138,7 +137,7 @@ def _all_workers() -> weakref.WeakSet[Workers]:
 
     def after_in_child() -> None:
         for workers in list(pools):
-            workers.begin_in_fork()
+            workers.begin(can_work=not is_started())
 
     def end() -> None:
         # The interpreter stops daemon threads wherever they are. XLA must not be stopped in a
@@ -159,13 +158,7 @@ def _all_workers() -> weakref.WeakSet[Workers]:
 
 
 class Provided(NamedTuple):
-    """An executable, and where this call got it from.
-
-    Attributes:
-        entry: The executable.
-        source: Where it came from.
-        stands_in: Whether it is a stand-in for the bucket that was requested.
-    """
+    """An executable, and its source; it may stand in for the bucket that was requested."""
 
     entry: Executable
     source: Source = "cache"
@@ -173,12 +166,7 @@ class Provided(NamedTuple):
 
 
 class ExecutableProvider:
-    """Gets executables for an engine and those of its derivatives.
-
-    Attributes:
-        allowance: What may still be compiled.
-        workers: The threads that compile in the background; None without background compiles.
-    """
+    """Gets executables for an engine and those of its derivatives."""
 
     def __init__(
         self,
@@ -202,14 +190,13 @@ class ExecutableProvider:
     def get(
         self, key: Hashable, request: Callable[[], CompileRequest], may_stand_in: bool = True
     ) -> Provided:
-        """The executable of a key, or a stand-in."""
         entry = self._cache.get(key)
         if entry is not None:
             return Provided(entry)
         wanted = request()
         # What failed in the background compiles here, so that the caller gets the error.
         if may_stand_in and self.workers is not None and wanted.mark not in self._failed:
-            larger = wanted.stand_in()
+            larger = wanted.requests.smallest(wanted)
             entry = None if larger is None else self._cache.get(larger)
             if entry is not None:
                 self._compile_later(self.workers, wanted, entry)
@@ -219,31 +206,21 @@ class ExecutableProvider:
     def prepare(
         self,
         request: CompileRequest,
-        first_run: bool,
+        first_run: bool = False,
         *,
         is_asked_for: bool = True,
         epoch: object = None,
-    ) -> Source:
-        """Compile the executable of a request, unless it is stored or in a file.
-
-        Raises:
-            Cleared: There was a `clear` since ``epoch``.
-        """
+    ) -> Provided:
+        """Compile what is neither stored nor in a file; `Cleared` if there was a `clear` since."""
         if epoch is not None and epoch is not self.epoch:
             raise Cleared
-        if request.key in self._cache:
-            return "cache"
-        return self._obtain(request, first_run, is_asked_for, is_call=False).source
+        return self._obtain(request, first_run, is_asked_for, is_call=False)
 
-    def get_own(self, request: CompileRequest) -> Executable:
-        """The executable of a request itself, never a stand-in."""
-        return self._obtain(request, is_call=False).entry
-
-    def get_apart(self, request: CompileRequest) -> Executable:
+    def get_apart(self, request: CompileRequest) -> Provided:
         """The executable of a request, which is neither looked for nor stored in the cache."""
         events: list[Event] = []
         try:
-            return self._load_or_build(request, events).entry
+            return self._load_or_build(request, events)
         finally:
             for event in events:
                 self._tell(event)

@@ -21,52 +21,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
+from bucketjit._compile.nan_reductions import named
 from bucketjit._ir.dataflow import ELEMENTWISE, Analysis, follow, follow_inside, through
 from bucketjit._jax.jaxprs import CALLBACKS, CALLS, Atom, all_equations, bodies, is_literal, name_of
 
 # Sets of primitives. Choices return some of the numbers of an operand.
-_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"))
-_CHOICES = frozenset(
-    (
-        *("reduce_max", "reduce_min", "argmax", "argmin", "cummax", "cummin", "reduce"),
-        *("sort", "top_k", "approx_top_k", "reduce_window_max", "reduce_window_min"),
-        *("reduce_window", "scatter-max", "scatter-min", "select_and_gather_add"),
-        *("max", "min", "clamp"),
-    )
+_COMPARISONS = named("eq ne lt le gt ge eq_to lt_to le_to")
+_CHOICES = named(
+    "reduce_max reduce_min argmax argmin cummax cummin reduce sort top_k approx_top_k max min",
+    "clamp reduce_window_max reduce_window_min reduce_window scatter-max scatter-min",
+    "select_and_gather_add",
 )
 # Their results have the numbers of their first operand, up to the sign.
-_MOVES = frozenset(
-    (
-        *("broadcast_in_dim", "reshape", "transpose", "squeeze", "rev", "copy", "stop_gradient"),
-        *("convert_element_type", "reduce_precision", "neg", "abs", "real", "imag"),
-        "bitcast_convert_type",
-        *("slice", "dynamic_slice", "gather", "split", "unstack"),
-        *("sharding_constraint", "reshard", "pvary", "reduce_max", "reduce_min"),
-        *("cummax", "cummin", "top_k", "approx_top_k", "reduce_window_max", "reduce_window_min"),
-    )
+_MOVES = named(
+    "broadcast_in_dim reshape transpose squeeze rev copy stop_gradient convert_element_type",
+    "reduce_precision neg abs real imag bitcast_convert_type slice dynamic_slice gather split",
+    "unstack sharding_constraint reshard pvary reduce_max reduce_min cummax cummin top_k",
+    "approx_top_k reduce_window_max reduce_window_min",
 )
 # Each result has the numbers of the operand in the same place.
-_MOVES_OF_EACH = frozenset(("sort", "optimization_barrier", "device_put"))
+_MOVES_OF_EACH = named("sort optimization_barrier device_put")
 # Their results have numbers of several operands, and may have others in some positions.
-_MIXTURES = frozenset(
-    (
-        *("concatenate", "stack", "pad", "dynamic_update_slice", "select_n", "max", "min", "clamp"),
-        *("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min"),
-        *("reduce", "reduce_window", "select_and_gather_add"),
-    )
+_MIXTURES = named(
+    "concatenate stack pad dynamic_update_slice select_n max min clamp scatter scatter-add",
+    "scatter-sub scatter-mul scatter-max scatter-min reduce reduce_window select_and_gather_add",
 )
 _MOVES_BITS = _MOVES - {"convert_element_type"}
 _FUNCTIONS = frozenset(ELEMENTWISE) - _MOVES - _MIXTURES
 _COMPUTED = _FUNCTIONS | {"reduce_sum", "reduce_prod"}
-_DIFFERENCES = frozenset(("sub", "add", "add_any", "div"))  # ``y + -m`` is 0, ``y / m`` is 1
+_DIFFERENCES = named("sub add add_any div")  # ``y + -m`` is 0, ``y / m`` is 1
 _DECIDE_BY_TWO = _DIFFERENCES | _COMPARISONS | {"rem"}
 _KEEP_DIFFERENCES = frozenset(ELEMENTWISE) | _MOVES | _MOVES_OF_EACH | _MIXTURES
 # At a difference of nearly 0, or just below 0, they return something quite different than at 0.
-_READ_SIGNS = frozenset(
-    (
-        *("sign", "sqrt", "rsqrt", "cbrt", "log", "log2", "log1p", "pow", "floor", "ceil", "round"),
-        *("asin", "acos", "acosh", "atanh", "bitcast_convert_type", *_COMPARISONS),
-    )
+_READ_SIGNS = _COMPARISONS | named(
+    "sign sqrt rsqrt cbrt log log2 log1p pow floor ceil round asin acos acosh atanh",
+    "bitcast_convert_type",
 )
 _READ = _READ_SIGNS | {"convert_element_type", "rem", "div"}  # in some cases; see `_read`
 # Sources that are remembered of a value, the latest ones. A kernel of XLA is not made of more.
@@ -109,11 +98,7 @@ def recomputed_values(jaxpr: Jaxpr) -> Mapping[Any, Hashable]:
 
 
 class _Following(Analysis[_Facts]):
-    """Follows a program, and collects the values that must be computed once.
-
-    Attributes:
-        numbers: For each variable, the number of its value in each call of its program.
-    """
+    """Collects the values that must be computed once; ``numbers`` has one for each call."""
 
     # The second turn meets what the first one has carried on. A fixed point would take hundreds of
     # turns: each turn of a loop within a loop makes new values.

@@ -11,13 +11,14 @@ import weakref
 from collections import ChainMap
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 
 from bucketjit._compile.argument_types import ONE, Transform, placement_of, without_values
 from bucketjit._compile.cache import ExecutableCache
 from bucketjit._compile.executable import Executable
+from bucketjit._compile.files import directory
 from bucketjit._compile.files.environment import environment
 from bucketjit._compile.files.record import Record
 from bucketjit._compile.files.store import ExecutableFiles
@@ -33,7 +34,7 @@ from bucketjit._tracing.resolution import UNRESOLVED
 from bucketjit.errors import SpecError
 
 if TYPE_CHECKING:
-    from bucketjit._compile.bodies import Bodies
+    from bucketjit._compile.bodies import TracedBodies
     from bucketjit._compile.kernel import Kernel
     from bucketjit._compile.rows import Rows
     from bucketjit._compile.workarounds import Workarounds
@@ -44,23 +45,16 @@ _MOST_UNNAMED = 8
 
 NO_OPTIONS: Mapping[str, Any] = {}
 
-MakeBodies: TypeAlias = "Callable[[Config, Callable[[], Mapping[Any, Rule]]], Bodies]"
-
 
 class Requests:
-    """Makes the compile requests of one engine.
-
-    Attributes:
-        rules: Returns the rule table. It is called late: importing the rules takes 50 ms.
-        files: Where executables are kept in files.
-    """
+    """Makes the compile requests of one engine; importing the rules late saves 50 ms."""
 
     def __init__(
         self,
         config: Config,
         name: str,
         cache: ExecutableCache[Any, Executable],
-        bodies: MakeBodies | None = None,
+        bodies: Callable[..., Any] | None = None,
         transform: Transform = ONE,
     ) -> None:
         self._config = config
@@ -75,7 +69,7 @@ class Requests:
         self._takes_options = True  # whether XLA takes bucketjit's own options; see `_built`
 
     @functools.cached_property
-    def _bodies(self) -> Bodies:
+    def _bodies(self) -> TracedBodies:
         """Where the bodies of kernels come from; by default from the traced function."""
         if self._make_bodies is not None:
             return self._make_bodies(self._config, self.rules)
@@ -84,9 +78,12 @@ class Requests:
         return TracedBodies(self._config, self.rules)
 
     @staticmethod
-    def masked_key(program: Interface, bucket: Mapping[str, int]) -> tuple[Interface, Hashable]:
-        """The cache key of a bucket's executable: the program and the padded sizes."""
-        return program, tuple(bucket.values())
+    def masked_key(
+        program: Interface, bucket: Mapping[str, int], rows: Rows | None = None
+    ) -> tuple[Interface, tuple[Any, ...]]:
+        """The cache key of a bucket's executable: the program, and the padded sizes after rows."""
+        lead = () if rows is None else (rows,)
+        return program, (*lead, *bucket.values())
 
     @staticmethod
     def exact_key(call: Call) -> Any:
@@ -105,7 +102,7 @@ class Requests:
             return []
         return [
             record
-            for record in store.records()
+            for record in directory.records(store.directory)
             if not record.exact and (record.program, record.environment) == wanted
         ]
 
@@ -113,33 +110,38 @@ class Requests:
         """The workarounds that a program needs for XLA to compute it correctly."""
         return self._bodies.workarounds(program)
 
-    def masked(
+    def of(
         self,
         call: Call,
-        bucket: Mapping[str, int],
+        bucket: Mapping[str, int] | None = None,
+        rows: Rows | None = None,
         lowered: Kernel | None = None,
         options: Mapping[str, Any] = NO_OPTIONS,
     ) -> CompileRequest:
-        """The request for the executable of a bucket."""
-        assert call.program is not None
-        key = self.masked_key(call.program, bucket)
-        return self._request(key, call, bucket, self._transform, lowered, options)
+        """The request for a bucket, for rows of examples in it, or without one for an exact shape.
 
-    def rows(self, call: Call, bucket: Mapping[str, int], rows: Rows) -> CompileRequest:
-        """The request for the executable of a batch; see `bucketjit._compile.rows`."""
-        from bucketjit._compile.rows import rows_key
-
-        self._transform.refuse("map")
-        assert call.program is not None
-        key = rows_key(call.program, bucket, rows)
-        return self._request(key, call, bucket, rows)
-
-    def exact(
-        self, call: Call, lowered: Kernel | None = None, options: Mapping[str, Any] = NO_OPTIONS
-    ) -> CompileRequest:
-        """The request for the executable of the exact shape of a call."""
-        key = self.exact_key(call)
-        return self._request(key, call, None, self._transform, lowered, options)
+        Its kernel is ``lowered`` if there is one, as long as its options hold.
+        """
+        transform: Transform = self._transform if rows is None else rows
+        if rows is not None:
+            self._transform.refuse("map")
+        key, sizes, program = self.exact_key(call), call.sizes or _unnamed_sizes(call), None
+        if bucket is not None:
+            assert (program := call.program) is not None
+            key, sizes = self.masked_key(program, bucket, rows), transform.bucket(bucket)
+        keeps = not options and not transform.summed
+        return CompileRequest(
+            key=key,
+            sizes=sizes,
+            program=program,
+            requests=self,
+            call=without_values(call),
+            bucket=bucket,
+            transform=transform,
+            options=options,
+            latest=lowered,
+            kept=self._bodies.place(self.files) if keeps else None,
+        )
 
     def kernel(self, call: Call, bucket: Mapping[str, int] | None = None) -> Kernel:
         """The kernel of a bucket, or without one that of the exact shape. Nothing is lowered."""
@@ -160,35 +162,8 @@ class Requests:
         sizes = call.sizes or _unnamed_sizes(call)
         return self._bodies.exact(call.resolved(UNRESOLVED), sizes, of_xla)
 
-    def _request(
-        self,
-        key: tuple[Any, ...],
-        call: Call,
-        bucket: Mapping[str, int] | None,
-        transform: Transform,
-        lowered: Kernel | None = None,
-        options: Mapping[str, Any] = NO_OPTIONS,
-    ) -> CompileRequest:
-        """The request for a kernel: ``lowered`` if there is one, as long as its options hold."""
-        keeps = not options and not transform.summed
-        return CompileRequest(
-            key=key,
-            sizes=(call.sizes or _unnamed_sizes(call))
-            if bucket is None
-            else transform.bucket(bucket),
-            logical=call.sizes,
-            program=None if bucket is None else call.program,
-            requests=self,
-            call=without_values(call),
-            bucket=bucket,
-            transform=transform,
-            options=options,
-            latest=lowered,
-            kept=self._bodies.place(self.files) if keeps else None,
-        )
-
     def smallest(self, request: CompileRequest) -> Hashable | None:
-        """See `CompileRequest.stand_in`."""
+        """The key of the smallest stored bucket or batch of its program that would do, or None."""
         from bucketjit._compile.rows import Rows
         from bucketjit._ir.expressions import holds
 
@@ -209,28 +184,24 @@ class Requests:
         return min(larger, key=lambda key: math.prod(larger[key].values()), default=None)
 
     def build(self, request: CompileRequest) -> Executable:
-        """Compile a request, again without wrong reductions if XLA has made one."""
+        """Compile a request, again without wrong reductions if XLA has made one.
+
+        That cannot help if XLA takes none of bucketjit's options, or if the user has set one.
+        """
+        from bucketjit._compile.workarounds import OPTIONS, has_wrong_reductions
+
         executable = self._built(request)
         needed = None if request.program is None else self.needed(request.program)
-        if needed is None or needed.avoids_reductions:
+        if needed is None or needed.avoids_reductions or not self._takes_options:
             return executable
-        if not self._must_rebuild(executable, request.options):
+        by_user = {*self._config.compiler_options, *request.options}
+        text = executable.compiled.as_text() if OPTIONS.isdisjoint(by_user) else None
+        if not has_wrong_reductions(text or ""):
             return executable
         needed.avoids_reductions = True  # later buckets of the program are compiled so at once
         rebuilt = self._built(request)
         rebuilt.compile_seconds += executable.compile_seconds
         return rebuilt
-
-    def _must_rebuild(self, built: Executable, options: Mapping[str, Any]) -> bool:
-        """Whether XLA computes the executable wrongly, and a compile with other options can help.
-
-        It cannot if XLA takes none of bucketjit's options, or if the user has set one of them.
-        """
-        from bucketjit._compile.workarounds import OPTIONS, must_rebuild
-
-        by_user = {**self._config.compiler_options, **options}
-        is_ours = self._takes_options and OPTIONS.isdisjoint(by_user)
-        return is_ours and must_rebuild(built.compiled)
 
     def _options(self, more: Mapping[str, Any], ours: Mapping[str, Any]) -> Mapping[str, Any]:
         """Options of XLA; those of the user override bucketjit's, and ``more`` overrides both."""
@@ -302,7 +273,6 @@ class CompileRequest:
     Attributes:
         key: Its key in the cache.
         sizes: Size of each variable: of its bucket, or of the exact shape.
-        logical: Logical sizes of the call that needs it.
         program: The program it is compiled from; None at an exact shape.
         call: The call, without its arrays.
         options: Options of XLA that override those of the function.
@@ -312,7 +282,6 @@ class CompileRequest:
 
     key: tuple[Any, ...]
     sizes: Mapping[str, int]
-    logical: Mapping[str, int]
     program: Interface | None
     requests: Requests
     call: Call
@@ -330,20 +299,10 @@ class CompileRequest:
         return self.latest
 
     def build(self) -> Executable:
-        """Compile it."""
         return self.requests.build(self)
-
-    def stand_in(self) -> Hashable | None:
-        """The key of the smallest stored bucket or batch of its program that would do, or None."""
-        return self.requests.smallest(self)
 
     @property
     def mark(self) -> Hashable:
         """Stands for `key` where a request is remembered, without keeping its program alive."""
-        return key_without_owner(self.key)
-
-
-def key_without_owner(key: tuple[Any, ...]) -> Hashable:
-    """A key with a weak reference in the place of its program or signature."""
-    owner, *sizes = key
-    return weakref.ref(owner), *sizes
+        owner, *sizes = self.key
+        return weakref.ref(owner), *sizes

@@ -52,7 +52,6 @@ def batch_sizes(
     size_constant_shapes: Sequence[tuple[int, ...]],
     poison: int | None = None,
 ) -> BatchSizes:
-    """The first argument of the executable of a batch."""
     vectors = np.empty((count, len(sizes[0])), np.int32)
     vectors[: len(sizes)] = sizes
     vectors[len(sizes) :] = sizes[-1]
@@ -94,11 +93,9 @@ class Rows(Transform):
         return {name: self.count, **bucket}
 
     def details(self) -> tuple[int, list[int], bool]:
-        """The number of rows, which leaves have their own, and whether they take turns."""
         return self.count, sorted(self.mapped), self.in_turn
 
     def pads(self, call: Call, pads: Pads) -> Pads:
-        """Position and shape of each leaf that is padded or stacked."""
         padded = dict(pads)
         for i in self.mapped:
             if call.signature.types[i].dtype is not None:
@@ -108,18 +105,13 @@ class Rows(Transform):
     def types(
         self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The types of the arguments of a batch.
-
-        Mapped leaves have no device, as a batch is filled on the host, unless the rows are sharded.
-        """
+        """The types of the arguments. Mapped leaves are on the host, unless rows are sharded."""
         leaves = list(call.leaves)
         for i in self.mapped:
             dtype = call.signature.types[i].dtype
             if dtype is not None:
                 leaves[i] = jax.ShapeDtypeStruct(pads[i], dtype, sharding=self.placement)
-        types: tuple[tuple[Any, ...], dict[str, Any]]
-        types = call.tree.unflatten(abstract(call.with_leaves(leaves), pads))
-        return types
+        return call.tree.unflatten(abstract(call.with_leaves(leaves), pads))
 
     def sizes(
         self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None
@@ -155,11 +147,6 @@ class Rows(Transform):
             return outs
 
         return batch
-
-
-def rows_key(program: Interface, bucket: Mapping[str, int], rows: Rows) -> tuple[Interface, Any]:
-    """The cache key of the executable of a batch."""
-    return program, (rows, *bucket.values())
 
 
 def _in_turn(

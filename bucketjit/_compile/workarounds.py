@@ -1,6 +1,6 @@
 """Options and hooks so that XLA's CPU backend computes a program rightly.
 
-`workarounds` decides before a compile, `must_rebuild` after it.
+`workarounds` decides before a compile, `has_wrong_reductions` after it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from bucketjit._compile.nan_reductions import may_lose_nan
+from bucketjit._compile.nan_reductions import may_lose_nan, named
 from bucketjit._compile.recomputed_values import recomputed_values
 from bucketjit._ir.bucket_sizes import BucketSizes
 from bucketjit._masking.array_ops import kept_in_memory
@@ -29,26 +29,25 @@ _INSTRUCTION = re.compile(
 )
 _OPERAND = re.compile(r"%([\w.\-]+)")
 
-_ELEMENTWISE = frozenset(
-    (
-        *("add", "subtract", "multiply", "divide", "negate", "abs", "sign", "power", "remainder"),
-        *("exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "tanh"),
-        *("sqrt", "rsqrt", "cbrt", "sine", "cosine", "tan", "erf", "atan2", "is-finite"),
-        *("floor", "ceil", "round-nearest-even", "round-nearest-afz"),
-        *("compare", "select", "and", "or", "xor", "not", "convert", "copy"),
-    )
+_ELEMENTWISE = named(
+    "add subtract multiply divide negate abs sign power remainder exponential log log-plus-one",
+    "exponential-minus-one logistic tanh sqrt rsqrt cbrt sine cosine tan erf atan2 is-finite floor",
+    "ceil round-nearest-even round-nearest-afz compare select and or xor not convert copy",
 )
 _CARRIED = _ELEMENTWISE | {"bitcast", "reshape", "transpose"}
 # Opcodes and dtypes that the library is known to compute rightly together with a reduction.
-_TRUSTED = frozenset(("parameter", "constant", "iota", "broadcast", "reduce", "dot", *_CARRIED))
-_DTYPES = frozenset(("pred", "s32", "u32", "s64", "u64", "f16", "bf16", "f32", "f64"))
+_TRUSTED = _CARRIED | named("parameter constant iota broadcast reduce dot")
+_DTYPES = named("pred s32 u32 s64 u64 f16 bf16 f32 f64")
 
 # Results whose elements may all differ. An array of equal numbers is a broadcast in XLA's text.
-_FULL = frozenset(("parameter", "constant", "dot", "reduce"))
+_FULL = named("parameter constant dot reduce")
 
 
 def has_wrong_reductions(text: str) -> bool:
-    """Whether an executable has a library reduction that may be wrong."""
+    """Whether an executable has a library reduction that may be wrong.
+
+    It is then compiled again, with `Workarounds.avoids_reductions` set.
+    """
     called = set(_CALLED.findall(text))
     if not called:
         return False
@@ -125,11 +124,7 @@ OPTIONS = frozenset(library_options(True))
 
 
 class Workarounds:
-    """The options and hooks that a program needs; `workarounds` makes them.
-
-    Attributes:
-        avoids_reductions: Whether XLA's library must not compute the program's reductions.
-    """
+    """The options and hooks that a program needs; `workarounds` makes them."""
 
     def __init__(
         self, avoids_reductions: bool, recomputed: Callable[[], Mapping[Any, Hashable]] = dict
@@ -143,7 +138,6 @@ class Workarounds:
         return computing_once(recomputed) if recomputed else None
 
     def options(self) -> Mapping[str, Any]:
-        """The options of XLA for the program, by name."""
         return library_options(self.avoids_reductions)
 
 
@@ -152,21 +146,7 @@ def workarounds(jaxpr: Jaxpr) -> Workarounds:
     return Workarounds(may_lose_nan(jaxpr), lambda: recomputed_values(jaxpr))
 
 
-def exact_options(is_reference: bool) -> Mapping[str, Any]:
-    """The options of XLA for the exact run, which computes what ``jax.jit`` computes."""
-    return library_options(is_reference)
-
-
-def must_rebuild(compiled: jax.stages.Compiled) -> bool:
-    """Whether an executable has reductions that XLA's library may compute wrongly.
-
-    It must then be compiled again, with `Workarounds.avoids_reductions` set.
-    """
-    return has_wrong_reductions(compiled.as_text() or "")
-
-
 def hooks(*factories: Callable[[], Hook] | None) -> Callable[[], Hook] | None:
-    """Chain hooks of `interpret`."""
     several = [factory for factory in factories if factory is not None]
 
     def begun() -> Hook:

@@ -57,7 +57,6 @@ class LocalShards:
 
 
 def checked_axis(mesh: Any, axis: Any) -> Sharded:
-    """Check what the user chose."""
     if not isinstance(mesh, Mesh):
         raise SpecError(
             "with_processes: mesh must be a jax.sharding.Mesh, such as jax.make_mesh("
@@ -86,7 +85,6 @@ def _by_shard(mesh: Mesh, axis: str) -> list[tuple[Any, ...]]:
 
 @functools.lru_cache(maxsize=64)
 def local_shards(chosen: Sharded) -> LocalShards:
-    """The shards of this process."""
     mesh, axis = chosen.mesh, chosen.axis
     here = jax.process_index()
     rows = [row for row in _by_shard(mesh, axis) if row[0].process_index == here]
@@ -114,10 +112,7 @@ def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:
 
 
 def global_whole(shards: LocalShards, value: Any) -> jax.Array:
-    """An array of which each device has a copy.
-
-    Its types are those of ``value``: the executable checks them.
-    """
+    """An array of which each device has a copy, of the types that the executable checks."""
     weak = isinstance(value, int | float | complex) and not isinstance(value, bool | np.generic)
     if isinstance(value, jax.Array):
         if _is_placed(value.sharding, value.ndim, shards.whole):
@@ -188,14 +183,12 @@ class AllShards(Transform):
         """
         return {_SHARED_SEARCH: False} if is_kept and jax.process_count() > 1 else {}
 
-    def given(self, call: Call) -> list[int]:
-        """The leaves of a call that are arrays, not sizes."""
+    def leaves(self, call: Call) -> list[int]:
         return array_leaves(call)
 
     def types(
         self, call: Call, pads: Mapping[int, tuple[int, ...]]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The types of the global arrays."""
         shards, types = self._shards, []
         for i in array_leaves(call):
             kind, padded = call.signature.types[i], pads.get(i)
@@ -210,24 +203,18 @@ class AllShards(Transform):
     def sizes(
         self, call: Call, constants: Sequence[tuple[int, ...]], poison: int | None
     ) -> jax.ShapeDtypeStruct:
-        """The type of the sizes, a row for each shard."""
         shards, variables = self._shards, len(call.variables)
         return jax.ShapeDtypeStruct((shards.count, variables), np.int32, sharding=shards.rows)
 
     def donated(self, call: Call, pads: Mapping[int, tuple[int, ...]]) -> Iterable[int]:
-        """The places, among the arrays, of donated ones without open axes.
-
-        Of the others, the padded parts are made for the call and freed after it.
-        """
+        """The places of donated arrays without open axes; padded parts are freed anyway."""
         leaves = call.donated_leaves
         return (k for k, i in enumerate(array_leaves(call)) if i in leaves and i not in pads)
 
     def details(self) -> Sequence[Any]:
-        """The axis of the shards."""
         return (self._shards.axis,)
 
     def results(self, program: Interface, sizes: BucketSizes) -> list[jax.ShapeDtypeStruct]:
-        """The types of the global results."""
         opened, count = program.open_outs, self._shards.count
         return [
             x.update(shape=(x.shape[0] * count, *x.shape[1:])) if i in opened else x

@@ -34,12 +34,7 @@ _LOOK_AHEAD = (0.0, 0.1, 0.2, 0.3)  # pauses between looks at the next meeting, 
 
 
 class Job:
-    """The processes of a job. All of them must make the same calls, in the same order.
-
-    Attributes:
-        rank: The index of this process.
-        calls: Numbers the calls over all functions.
-    """
+    """The processes of a job, which all make the same calls; ``calls`` numbers these."""
 
     def __init__(self, store: KeyValueStore, rank: int, count: int) -> None:
         self.rank = rank
@@ -86,8 +81,7 @@ class Job:
         if self.rank == 0 and step % _GROUP == 1 and step > _GROUP:
             # Who gives a text to a meeting has read the list of the one before.
             self._store.delete(f"{ROOT}/{step // _GROUP - 1}/")
-        texts: list[str | None] = json.loads(published)
-        return texts
+        return json.loads(published)
 
     def _is_begun(self, step: int) -> bool:
         for pause in _LOOK_AHEAD:
@@ -108,7 +102,6 @@ def _job_of(store_client: Any) -> Job:
 
 
 def this_job() -> Job:
-    """The job of this process."""
     if (store_client := client()) is None:
         raise AgreementError(
             f"JAX has {jax.process_count()} processes, and they have no key-value store to agree "
@@ -119,14 +112,7 @@ def this_job() -> Job:
 
 
 class Meeting(NamedTuple):
-    """The processes before one call.
-
-    Attributes:
-        name: The name of the function.
-        seconds: How long to wait for other processes.
-        job: The processes; None if this process is alone, or a function knows the bucket.
-        number: The number of the call.
-    """
+    """The processes before a call; ``job`` is None if this one is alone, or knows the bucket."""
 
     name: str
     seconds: float
@@ -151,7 +137,6 @@ class Meeting(NamedTuple):
         return [json.loads(text) for text in texts if text]
 
     def error(self, acts: Mapping[int, str], remedy: str) -> AgreementError:
-        """The error for processes that do not agree."""
         every = "; ".join(f"process {i} {act}" for i, act in sorted(acts.items()))
         return AgreementError(
             f"{self.name}, call {self.number}: {every}. No process runs this call: {remedy}",

@@ -205,10 +205,7 @@ class OnShards:
         self._checked: weakref.WeakSet[Interface] = weakref.WeakSet()
 
     def cut(self, engine: Engine, arguments: Arguments) -> ShardedCall:
-        """Cut a call into those of the shards of this process, and resolve them.
-
-        Arrays of several devices that are not placed as results become local.
-        """
+        """Resolve the calls of the shards of this process; other arrays of devices become local."""
         if any(map(_is_spread, jax.tree_util.tree_leaves(arguments))):
             arguments = jax.tree_util.tree_map(_local, arguments)
         call = engine.signer.sign(*arguments)

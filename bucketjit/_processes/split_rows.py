@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit._arrays.padding import part as part_of
-from bucketjit._compile.argument_types import at_sizes
-from bucketjit._ir.dynamic_axes import STATIC
+from bucketjit._compile.argument_types import at_sizes, is_open
 from bucketjit._ir.expressions import is_symbolic, variables_in, variables_of
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.engine import Engine
@@ -25,12 +24,7 @@ from bucketjit.errors import ArgumentError
 
 
 class Part(NamedTuple):
-    """The call of one shard of this process.
-
-    Attributes:
-        call: The call, resolved.
-        cuts: The first row, and the row after the last one, of each leaf that is cut.
-    """
+    """The call of one shard of this process, and where each leaf of it is cut."""
 
     call: Call
     cuts: Mapping[int, tuple[int, int]]
@@ -81,7 +75,7 @@ def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
     opened = {
         i: row
         for i, (row, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind.dtype is not None and not all(map(_is_closed, row))
+        if kind.dtype is not None and any(map(is_open, row))
     }
     sizes, rows = bind_sizes(tokens, call.shapes, signature.paths), _rows_of(opened, count)
     each, more = divmod(total := sizes[rows], count)
@@ -117,13 +111,9 @@ def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
     return ShardedCall(call, parts, rows)
 
 
-def _is_closed(token: str) -> bool:
-    return token == STATIC or token.isdigit()
-
-
 def _rows_of(opened: Mapping[int, Sequence[str]], count: int) -> str:
     """The variable of the rows, along which a call is cut."""
-    leading = [row[0] for row in opened.values() if not _is_closed(row[0])]
+    leading = [row[0] for row in opened.values() if is_open(row[0])]
     names = sorted({v for token in leading for v in variables_of(token)})
     if len(names) == 1:
         return names[0]

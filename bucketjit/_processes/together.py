@@ -120,7 +120,6 @@ class Agreement:
         return callable(self._chosen.by) or self._shards is not None or jax.process_count() > 1
 
     def serve(self, engine: Engine, arguments: Arguments) -> Any:
-        """Run a call on all processes."""
         with contextlib.nullcontext() if self._shards is None else outside_of_meshes():
             meeting = meeting_of(engine.name, self._chosen.timeout, callable(self._chosen.by))
             try:
@@ -134,7 +133,15 @@ class Agreement:
             if masked is None:
                 return engine.serve_resolved(offer.call)
             entry, is_compiled = self._executable(engine, meeting, offer, masked, is_ready)
-            return self._run(engine, offer, masked, entry, is_compiled)
+            if offer.sharded is not None:
+                assert self._shards is not None
+                result = self._shards.run(engine, offer.sharded, entry, engine.config.out)
+            else:
+                served = engine.served(masked.key, entry, offer.call)
+                result = engine.run(entry, offer.call, served, engine.config.out)
+            if is_compiled:
+                engine.recompiles.note(offer.call, entry)
+            return result
 
     def _offer(self, engine: Engine, arguments: Arguments) -> Offer:
         sharded = None
@@ -193,8 +200,16 @@ class Agreement:
         failed = offer.error is not None
         every = meeting.all([offer.digest, list(offer.bucket.values()), ready, failed])
         digests, buckets, readies, failures = zip(*every, strict=True)
-        if any(failures) or len(set(digests)) > 1:
-            self._raise_difference(engine, meeting, offer, any(failures))
+        if any(failures) or len(set(digests)) > 1:  # the processes describe theirs to each other
+            if meeting.job is None and offer.error is not None:
+                raise offer.error
+            lines = described(engine, offer.call)
+            if offer.error is not None:
+                lines[0] += f", and cannot pad it: {in_one_line(offer.error)}"
+            remedy = "every process must make the same calls in the same order"
+            if any(failures):
+                remedy = "all must be able to pad it; see the error, or explain(), of that one"
+            raise meeting.error(differences(meeting.all(lines)), remedy) from offer.error
         if not offer.bucket or program is None:
             return None, True
         sizes = map(max, zip(*buckets, strict=True))
@@ -206,20 +221,6 @@ class Agreement:
             raise meeting.error(acts, "the program does not hold for these sizes")
         return Masked(program, bucket), all([*bucket.values()] in map(list, x) for x in readies)
 
-    def _raise_difference(
-        self, engine: Engine, meeting: Meeting, offer: Offer, has_failed: bool
-    ) -> None:
-        """Raise the error for calls that differ; the processes describe theirs to each other."""
-        if meeting.job is None and offer.error is not None:
-            raise offer.error
-        lines = described(engine, offer.call)
-        if offer.error is not None:
-            lines[0] += f", and cannot pad it: {in_one_line(offer.error)}"
-        remedy = "every process must make the same calls in the same order"
-        if has_failed:
-            remedy = "all of them must be able to pad it; see the error, or explain(), of that one"
-        raise meeting.error(differences(meeting.all(lines)), remedy) from offer.error
-
     def _executable(
         self, engine: Engine, meeting: Meeting, offer: Offer, masked: Masked, is_ready: bool
     ) -> tuple[Executable, bool]:
@@ -228,7 +229,7 @@ class Agreement:
         try:
             entry, source, _ = engine.provider.get(
                 masked.key,
-                lambda: engine.requests.masked(offer.call, masked.bucket),
+                lambda: engine.requests.of(offer.call, masked.bucket),
                 may_stand_in=False,
             )
         except errors.MaskingError as refusal:
@@ -244,20 +245,6 @@ class Agreement:
         if failed is not None:
             raise failed
         return entry, source == "compile"
-
-    def _run(
-        self, engine: Engine, offer: Offer, masked: Masked, entry: Executable, is_compiled: bool
-    ) -> Any:
-        call, out = offer.call, engine.config.out
-        if offer.sharded is not None:
-            assert self._shards is not None
-            result = self._shards.run(engine, offer.sharded, entry, out)
-        else:
-            served = engine.served(masked.key, entry, call, out)
-            result = engine.run(entry, call, served, out)
-        if is_compiled:
-            engine.recompiles.note(call, entry)
-        return result
 
 
 def _of_user(

@@ -26,7 +26,7 @@ from bucketjit._runtime.learning.learning import Learning, rounded_up
 from bucketjit._tracing.call import Call
 from bucketjit.errors import BucketOverflowError
 from bucketjit.strategies.base import Strategy, checked_bucket
-from bucketjit.strategies.rounding import Extended
+from bucketjit.strategies.rounding import extended
 
 _CUT = 1024  # cut buckets remembered per program, see `_cut_bucket`
 
@@ -73,23 +73,19 @@ def padded_sizes(
     multiples: Mapping[str, int],
     sizes: Mapping[str, int],
 ) -> dict[str, int]:
-    """The bucket of each variable, by the strategy that fits its device, or by its own.
-
-    It is rounded up to a multiple of what meshes and kernels demand.
-    """
+    """The bucket of each variable, a multiple of what meshes and kernels demand."""
     bucket = {v: padded_size(config, v, n, fitted.get(v)) for v, n in sizes.items()}
     return rounded_up(bucket, multiples) if multiples else bucket
 
 
 def padded_size(config: Config, variable: str, n: int, strategy: Strategy | None = None) -> int:
-    """The bucket of one variable, by its strategy."""
     strategy = strategy or config.strategy_of(variable)
     try:
         return checked_bucket(strategy, variable, n)
-    except BucketOverflowError:
+    except BucketOverflowError as error:
         match config.overflow_per_dim.get(variable, config.overflow):
             case Overflow.EXTEND:
-                return checked_bucket(Extended(strategy), variable, n)
+                return checked_bucket(extended(strategy, error.largest), variable, n)
             case Overflow.EXACT:
                 return n
         raise
@@ -135,13 +131,9 @@ class ChoosesBuckets(Protocol):
         """Why a bucket was learnt, or which of its sizes fit the device of a call; or ``""``."""
         return ""
 
-    def clear(self) -> None:
-        """Forget what was learnt from calls."""
-        return
-
 
 class Buckets:
-    """Chooses the bucket of each call of one configuration."""
+    """Chooses the bucket of each call of one configuration; what it learns goes with a program."""
 
     def __init__(
         self, config: Config, lock: AbstractContextManager[Any], requests: Requests
@@ -154,16 +146,9 @@ class Buckets:
         self._largest = weakref.WeakKeyDictionary[Interface, dict[Any, dict[str, int]]]()
         self._demanded = weakref.WeakKeyDictionary[Interface, Mapping[str, int]]()
 
-    def clear(self) -> None:
-        """Forget the cut buckets and the largest unfitted sizes."""
-        self._cut.clear()
-        self._largest.clear()
-        self._learning.clear()
-
     def learning(
         self, program: Interface | None, call: Call | None = None, of_rows: bool = False
     ) -> Learning | None:
-        """What learns the buckets of a program; None if nothing does."""
         if not self._learns or program is None:
             return None
         with self._lock:
@@ -206,7 +191,6 @@ class Buckets:
         return {v: on_platforms(s, v, program, platforms)[0] for v, s in every.items()}
 
     def why(self, program: Interface, call: Call, bucket: Mapping[str, int]) -> str:
-        """See `ChoosesBuckets.why`."""
         learning, reasons = self.learning(program), []
         platforms = other_platforms(call.leaves, call.signature.target)
         multiples = self._multiples(program, call)
@@ -238,7 +222,6 @@ class Buckets:
             return {**bucket, **seen}
 
     def beyond(self, program: Interface, sizes: Mapping[str, int]) -> tuple[str, bool] | None:
-        """Why sizes are beyond their largest bucket and stay exact (`Overflow.EXACT`)."""
         beyond: dict[str, int] = {}
         exact, policies = 0, self._config.overflow_per_dim
         for variable, n in sizes.items():
@@ -278,8 +261,7 @@ class Buckets:
             cuts = self._cut.setdefault(program, cachetools.LRUCache(_CUT))
             if key not in cuts:
                 cuts[key] = _cut_bucket(program, sizes, bucket)
-            cut: dict[str, int] = cuts[key]
-            return cut
+            return cuts[key]
 
 
 def _cut_bucket(

@@ -24,8 +24,6 @@ from bucketjit._tracing.leaf_types import note_arguments
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_THREAD_TRACE, _NO_TRACE = THREAD_TRACE, NO_TRACE
-
 
 class CallPath(Generic[P, R]):
     """A callable whose calls an engine serves."""
@@ -36,6 +34,9 @@ class CallPath(Generic[P, R]):
     _of_copies: Callable[..., Any] | None
     _inside: Any  # the method that makes a call inside a transformation, or without ``jit``
     _plain: Callable[[tuple[Any, ...], Mapping[str, Any]], Any] | None = None
+    _equations: Any = None  # makes those that are masked, of a program that is not traced here
+    # Puts arguments by name into the places where they are known.
+    _in_places: Any = staticmethod(lambda args, kwargs: (args, kwargs))
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function.
@@ -59,7 +60,7 @@ class CallPath(Generic[P, R]):
         """
         try:
             # Inside a transformation (jit, vmap, grad) there is nothing to pad.
-            if _THREAD_TRACE.value not in _NO_TRACE:
+            if THREAD_TRACE.value not in NO_TRACE:
                 return self._inside(args, kwargs)
             failed = None
             path = self._fast_path

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bucketjit._compile.cache import AtomicCount, Slot
-from bucketjit._compile.executable import Executable
 from bucketjit._ir.interface import Interface
 from bucketjit._runtime.statistics import (
     MOMENTS,
@@ -89,7 +88,6 @@ class CallCounter:
         self.reason = reason
 
     def told(self) -> int:
-        """How many calls it has counted."""
         return self.calls.read()
 
 
@@ -163,13 +161,7 @@ _RETIRED = 256
 
 
 class Counters:
-    """The counters of a bucketed function, without those of its cache: hits, misses, evictions.
-
-    Safe to use from several threads.
-
-    Attributes:
-        history: The moments of its snapshots.
-    """
+    """The counters of a bucketed function, without those of its cache. Threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -313,22 +305,21 @@ class Counters:
     def buckets(self, slots: Iterable[Slot[Any]], moment: Moment) -> tuple[BucketStats, ...]:
         """The statistics of the executables in the slots of a cache."""
         return tuple(
-            self._bucket(entry, slot, moment) for slot in slots if (entry := slot.entry) is not None
-        )
-
-    def _bucket(self, entry: Executable, slot: Slot[Any], moment: Moment) -> BucketStats:
-        hits, last_used = moment.told(slot)
-        return BucketStats(
-            sizes=FrozenDict(entry.sizes),
-            hits=hits,
-            compile_seconds=entry.compile_seconds,
-            exact=entry.exact,
-            last_used=self._since + (last_used - self._started),
-            nbytes=entry.nbytes,
-            flops=entry.flops if entry.flops >= 0 else None,
-            pinned=slot.pinned,
-            device="" if entry.origin is None else entry.origin.signature.device,
-            memory=FrozenDict(entry.memory),
+            BucketStats(
+                sizes=FrozenDict(entry.sizes),
+                hits=hits,
+                compile_seconds=entry.compile_seconds,
+                exact=entry.exact,
+                last_used=self._since + (last_used - self._started),
+                nbytes=entry.nbytes,
+                flops=entry.flops if entry.flops >= 0 else None,
+                pinned=slot.pinned,
+                device="" if entry.origin is None else entry.origin.signature.device,
+                memory=FrozenDict(entry.memory),
+            )
+            for slot in slots
+            if (entry := slot.entry) is not None
+            for hits, last_used in [moment.told(slot)]
         )
 
     def snapshot(

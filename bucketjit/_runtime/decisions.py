@@ -48,7 +48,6 @@ class Refusals:
         self._by_bucket = weakref.WeakKeyDictionary[Interface, dict[Hashable, MaskingError]]()
 
     def note(self, key: tuple[Interface, Hashable], refusal: MaskingError) -> None:
-        """Remember that a program cannot be masked."""
         program, bucket = key
         place = bucket if refusal.in_bucket else None
         self._by_bucket.setdefault(program, {})[place] = refusal.without_frames()
@@ -96,7 +95,6 @@ class Refusals:
         return None
 
     def clear(self) -> None:
-        """Forget all refusals."""
         self._by_bucket.clear()
         self.batches.clear()
         self.version += 1
@@ -139,13 +137,7 @@ def refuse_global(call: Call, bucket: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class Masked:
-    """The call is padded to a bucket, and its program is masked there.
-
-    Attributes:
-        program: The program.
-        bucket: Padded size of each variable, unfitted sizes of the program included.
-        beyond: Why some variables keep their exact size, in words; None if none does.
-    """
+    """The call is padded to a bucket; ``beyond`` says why some variables keep their size."""
 
     program: Interface
     bucket: Mapping[str, int]
@@ -153,7 +145,6 @@ class Masked:
 
     @property
     def key(self) -> tuple[Interface, Hashable]:
-        """The key of the executable in the cache."""
         return Requests.masked_key(self.program, self.bucket)
 
 
@@ -168,12 +159,7 @@ class Because(enum.Enum):
 
 @dataclass(frozen=True)
 class Unpadded:
-    """The call runs at its exact shape.
-
-    Attributes:
-        because: The kind of the reason. Only `Because.UNMASKED` is a fallback.
-        why: The reason and the remedy, in words.
-    """
+    """The call runs at its exact shape; only `Because.UNMASKED` is a fallback."""
 
     because: Because
     why: MaskingError
@@ -197,7 +183,6 @@ class Decisions:
         self._refusals = refusals
 
     def decide(self, call: Call) -> Decision:
-        """Decide what a call does."""
         program = call.program
         if program is None:
             if call.refusal is not None:

@@ -50,23 +50,19 @@ class Derivatives:
         self._functions: dict[Any, equations.Bucketed] = {}
 
     def clear(self) -> None:
-        """Forget all derivatives."""
         self._functions.clear()
 
     def engine_at(self, call: Call, path: equations.Path) -> Engine:
         """The engine that serves the calls of a derivative."""
         call = self._engine.resolve(call)
-        refusal = self.refusal(call)
-        program = call.program
-        if not isinstance(program, Program) or refusal is not None:
-            if refusal is not None:
-                raise refusal.without_frames()
+        if (refusal := self.refusal(call)) is not None:
+            raise refusal.without_frames()
+        if not isinstance(call.program, Program):
             raise MaskingError("it has no open axes", "name them in dynamic_axes")
-        derivative = self._function(call, program)
+        derivative = self._function(call, call.program)
         for step, key in path:
             derivative = getattr(derivative, step)(*key)
-        engine: Engine = getattr(derivative.execute, "_engine", self._engine)
-        return engine
+        return getattr(derivative.execute, "_engine", self._engine)
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Any] | None:
         """What makes a differentiated call in buckets; None if the call is not bucketed."""
@@ -229,11 +225,7 @@ def nested(
 
 
 class Inlined:
-    """A function inside ``jit``, ``vmap`` and the like, where it is a part of what is around it.
-
-    It sees what it would see under a ``jax.jit`` there. A change of an argument is refused, as in
-    buckets.
-    """
+    """A function inside ``jit`` and the like; it sees what it would see under ``jax.jit`` there."""
 
     def __init__(self, fn: Callable[..., Any], name: str, signer: Signer, **options: Any) -> None:
         self._fn, self._name, self._signer = fn, name, signer
@@ -242,11 +234,7 @@ class Inlined:
         self._eager: set[Statics] = set()  # of calls that compute sizes
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call the function; without ``jit`` if it computes sizes, as under `jax.grad`.
-
-        Raises:
-            SelectionError: It computes a size inside of another transformation.
-        """
+        """Call the function; without ``jit`` if it computes sizes, as under `jax.grad`."""
         statics = self._signer.parameters.split(args, kwargs)[2]
         if not (jax_config.only_differentiated() and statics in self._eager):
             try:

@@ -14,13 +14,15 @@ from typing import Any
 
 from bucketjit._arrays.padding import plain
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.executable import Executable, SignatureChanged
+from bucketjit._compile.executable import Executable, SignatureChanged, sizes_argument
 from bucketjit._compile.requests import CompileRequest
 from bucketjit._config import Check, Config, Fallback, Out
 from bucketjit._events import Event, emit, warn
 from bucketjit._ir.interface import Interface
+from bucketjit._jax.arrays import on_default_device
 from bucketjit._jax.tracebacks import hide_own_frames, hide_own_lines
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import WithoutErrors
+from bucketjit._runtime import runs
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import Because, Decision, Decisions, Masked, Refusals, Unpadded
 from bucketjit._runtime.engine_parts import TRACED, Parts, SharedState
@@ -28,14 +30,6 @@ from bucketjit._runtime.fast_path.dispatch import Arguments, ServedCall
 from bucketjit._runtime.fast_path.memory import RememberedCalls
 from bucketjit._runtime.learning.learning import Learning
 from bucketjit._runtime.recompiles import Recompiles
-from bucketjit._runtime.runs import (
-    NOT_PADDED,
-    counted,
-    counter_of,
-    exact_finisher,
-    run_eagerly,
-    run_padded,
-)
 from bucketjit._tracing.call import Call
 from bucketjit._tracing.computed.sizes import NothingSelected
 from bucketjit._tracing.resolution import bind_sizes
@@ -106,22 +100,16 @@ class Engine:
             for memory in (self.memory, *self.memories_apart):
                 memory.clear()
             self.refusals.clear()
-            self.takes_turns.clear()
-            self.explained.clear()
             self.recompiles.clear()
-            self.buckets.clear()
 
     @property
     def name(self) -> str:
-        """Name of the function in messages."""
         return getattr(self.config.fn, "__name__", type(self.config.fn).__name__)
 
     def emit(self, event: Event) -> None:
-        """Log an event, and hand it to the listeners."""
         emit(event, self.config.listeners)
 
     def serve(self, call: Call, arguments: Arguments | None = None, out: Out | None = None) -> Any:
-        """Run a call."""
         if self.config.always_exact:
             call = call.resolved(call.signature.declared(call.shapes))
             return self._run_exact(call, out or self.config.out, arguments)
@@ -161,7 +149,7 @@ class Engine:
                 result = self._run_exact(call, out, arguments)
                 is_eager = call.signature in self.refusals.eager
                 if is_eager and because is Because.NO_OPEN_AXIS:
-                    self.note_fallback(NOT_PADDED, is_eager=True)
+                    self.note_fallback(runs.NOT_PADDED, is_eager=True)
                 return result
 
     def _run_masked(self, masked: Masked, call: Call, out: Out, arguments: Arguments | None) -> Any:
@@ -175,7 +163,7 @@ class Engine:
         refused: MaskingError | None = None
         try:
             entry, source, stands_in = self.provider.get(
-                masked.key, lambda: self.requests.masked(call, masked.bucket)
+                masked.key, lambda: self.requests.of(call, masked.bucket)
             )
         except MaskingError as error:  # from the build: no rule masks an equation in this bucket
             refused = error
@@ -210,7 +198,8 @@ class Engine:
         if arguments is not None and not (stands_in or is_timed):
             # Every call that is larger, up to these padded sizes, has the same bucket.
             up_to = None if masked.beyond is not None else tuple(masked.bucket.values())
-            self.memory.add_masked(call, arguments, served, up_to)
+            opened = call.signature.open_leaves(call.tokens)
+            self.memory.add(call, arguments, opened, served, up_to)
         return result
 
     def tell_compiled(
@@ -225,9 +214,10 @@ class Engine:
         self, key: object, entry: Executable, call: Call, out: Out | None = None
     ) -> ServedCall:
         """How an executable serves a call."""
-        sizes = entry.sizes_for(call)
+        # An argument from the host would be a transfer, which a guard of JAX may refuse.
+        sizes = on_default_device(sizes_argument(call, entry.size_constant_shapes))
         finish = entry.finisher(call, out or self.config.out, self.counters)
-        line = counter_of(entry, call)
+        line = runs.counter_of(entry, call)
         learning, clock = self.buckets.learning(call.program), None
         if learning is not None:
             with self.lock:
@@ -237,8 +227,8 @@ class Engine:
 
     def run(self, entry: Executable, call: Call, served: ServedCall, out: Out) -> Any:
         """Run a call in a bucket, checked if that is configured, and count it."""
-        counting = counted(self.counters, served.line)
-        run = functools.partial(run_padded, entry, served.sizes, call, served.finish)
+        counting = runs.counted(self.counters, served.line)
+        run = functools.partial(runs.run_padded, entry, served.sizes, call, served.finish)
         if self.config.check is Check.OFF:
             with counting:
                 return run()
@@ -273,10 +263,7 @@ class Engine:
             self.refusals.note(request.key, refusal)
 
     def resolve(self, call: Call) -> Call:
-        """The sizes and the program of a call, which is traced if no known program holds at them.
-
-        What the signature learns from the call is emitted as events.
-        """
+        """A call with its sizes and its program; events say what its signature has learnt."""
         self.counters.history.settle(but="counts")
         began = time.perf_counter()
         with self.lock:
@@ -293,14 +280,10 @@ class Engine:
         signature = call.signature
         tokens = signature.guessed_tokens(call.shapes)
         sizes = bind_sizes(tokens, call.shapes, signature.paths)
-        try:
-            return self.resolve(
-                at_sizes(call, tokens, {v: n or 2 for v, n in sizes.items()})
-            ).program
-        except Exception as error:  # of the function, at sizes it was never called with
-            if is_of_machine(error):
-                raise
-            return None
+        filled = {v: n or 2 for v, n in sizes.items()}
+        with WithoutErrors():  # of the function, at sizes it was never called with
+            return self.resolve(at_sizes(call, tokens, filled)).program
+        return None
 
     def _run_exact(
         self,
@@ -313,18 +296,18 @@ class Engine:
         args, kwargs = call.tree.unflatten(map(plain, call.leaves))
         key = self.requests.exact_key(call)
         compiled = self.refusals.compiled_exact(
-            call, lambda: self.provider.get(key, lambda: self.requests.exact(call))
+            call, lambda: self.provider.get(key, lambda: self.requests.of(call))
         )
         if compiled is None:
             line = CallCounter(call.sizes, reason=reason)
-            with counted(self.counters, line) if is_call else nullcontext():
-                return run_eagerly(call, out, reason)
+            with runs.counted(self.counters, line) if is_call else nullcontext():
+                return runs.run_eagerly(call, out, reason)
         entry, source, _ = compiled
-        finish = exact_finisher(entry, call, None if reason is None else call.program, out)
+        finish = runs.exact_finisher(entry, call, None if reason is None else call.program, out)
         named = call.sizes or call.signature.guessed_sizes(call.shapes)
         line = CallCounter(named, reason=reason, key=call.shape_key)
         # A run that only checks another one (`is_call` is False) does not count as a call.
-        with counted(self.counters, line) if is_call else nullcontext():
+        with runs.counted(self.counters, line) if is_call else nullcontext():
             result = entry.run(None, args, kwargs)
             result = result if finish is None else finish(result)
         if is_call and source == "compile":
@@ -341,7 +324,7 @@ class Engine:
             result = self._run_exact(call, out, arguments, refusal.reason)
         elif isinstance(refusal, NothingSelected):  # the function may raise an error of its own
             with suppress(ArtifactError):  # without its source
-                run_eagerly(call, out, refusal.reason)
+                runs.run_eagerly(call, out, refusal.reason)
         is_eager = call.signature in self.refusals.eager
         self.note_fallback(refusal, counted=True, is_eager=is_eager)
         return result

@@ -32,14 +32,7 @@ def alive(engines: weakref.WeakKeyDictionary[Any, None]) -> list[Any]:
 
 
 class SharedState:
-    """Cache, provider and counters of a function and its derivatives.
-
-    Attributes:
-        cache: The executables.
-        provider: Loads or compiles executables.
-        counters: Count what is done.
-        engines: The engine of the function, and those of its derivatives; it keeps none alive.
-    """
+    """Cache, provider and counters of a function and its derivatives; it keeps no engine alive."""
 
     def __init__(self, config: Config, name: str, counters: Counters | None = None) -> None:
         self.counters = counters = counters or Counters()
@@ -90,14 +83,7 @@ class SharedState:
 
 
 class Parts(NamedTuple):
-    """What makes the parts of an engine that know where its programs come from.
-
-    Attributes:
-        signer: Makes what finds the signature of a call.
-        requests: Makes what makes compile requests.
-        buckets: Makes what chooses buckets.
-        lock: Makes the lock that is held while programs are traced.
-    """
+    """What makes the parts of an engine that know where its programs come from."""
 
     signer: Callable[[Config], Signer] = Signer
     requests: Callable[..., Requests] = Requests

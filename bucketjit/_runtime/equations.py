@@ -93,6 +93,10 @@ class Bucketed:
         """The float results as a function of the arguments at the positions ``wrt``."""
         return lambda *chosen: [x for x in self._of(wrt, primals, chosen) if is_differentiable(x)]
 
+    def _made(self, flat: Flat, what: str, ins: Shapes, outs: Shapes, of: Any = None) -> Bucketed:
+        derived(flat, self.flat, f"{what} of {self.flat.__name__}")
+        return Bucketed(flat, self.derive(flat, ins), ins, outs, self.derive, of=of)
+
     @_kept
     def pushforward(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
         """The function from arguments and tangents to the tangents of the float results."""
@@ -103,11 +107,9 @@ class Bucketed:
             chosen = [primals[i] for i in wrt]
             return list(jax.jvp(self._only(wrt, primals), chosen, list(tangents))[1])
 
-        derived(pushforward, self.flat, f"pushforward of {self.flat.__name__}")
         ins = (*self.ins, *(self.ins[i] for i in wrt))
         outs = tuple(self.outs[i] for i in floats)
-        execute, of = self.derive(pushforward, ins), (self, wrt, floats)
-        return Bucketed(pushforward, execute, ins, outs, self.derive, of=of)
+        return self._made(pushforward, "pushforward", ins, outs, (self, wrt, floats))
 
     @_kept
     def pullback(self, wrt: tuple[int, ...], floats: tuple[int, ...]) -> Bucketed:
@@ -119,10 +121,8 @@ class Bucketed:
             chosen = [primals[i] for i in wrt]
             return list(jax.vjp(self._only(wrt, primals), *chosen)[1](list(cotangents)))
 
-        derived(pullback, self.flat, f"pullback of {self.flat.__name__}")
         ins = (*self.ins, *(self.outs[i] for i in floats))
-        outs = tuple(self.ins[i] for i in wrt)
-        return Bucketed(pullback, self.derive(pullback, ins), ins, outs, self.derive)
+        return self._made(pullback, "pullback", ins, tuple(self.ins[i] for i in wrt))
 
     @_kept
     def with_gradient(self, wrt: tuple[int, ...]) -> Bucketed:
@@ -137,10 +137,8 @@ class Bucketed:
             (_, outs), gradient = jax.value_and_grad(loss, has_aux=True)(chosen)
             return [*outs, *gradient]
 
-        derived(with_gradient, self.flat, f"value and gradient of {self.flat.__name__}")
         outs = (*self.outs, *(self.ins[i] for i in wrt))
-        execute = self.derive(with_gradient, self.ins)
-        return Bucketed(with_gradient, execute, self.ins, outs, self.derive)
+        return self._made(with_gradient, "value and gradient", self.ins, outs)
 
 
 def is_differentiable(value: object) -> bool:
@@ -299,10 +297,7 @@ def _lower(*values: object, fn: Bucketed, types: object, gradients: int) -> list
 
 
 def register() -> None:
-    """Register the equation's rules with JAX. A second call does nothing.
-
-    Must be called before the first equation is made.
-    """
+    """Register the rules of the equation with JAX, once, before the first equation is made."""
     if bucketed_p in ad.primitive_jvps:
         return
     hold_weakly(Bucketed)  # JAX caches by equation parameters, and would keep the functions alive

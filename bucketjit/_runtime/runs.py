@@ -16,7 +16,7 @@ from bucketjit._compile.executable import Executable
 from bucketjit._config import Out
 from bucketjit._ir.interface import Interface
 from bucketjit._jax.compiler import failed_running
-from bucketjit._raised import is_of_machine, text_of
+from bucketjit._raised import WithoutErrors, text_of
 from bucketjit._runtime.counters import CallCounter, Counters
 from bucketjit._runtime.fast_path.bucket_handler import give_away
 from bucketjit._tracing.call import Call
@@ -55,13 +55,10 @@ def open_axes(call: Call) -> list[list[int]] | None:
         {v: by * n + more * i for i, (v, n) in enumerate(sizes.items(), start=1)}
         for by, more in _LARGER
     ]
-    try:
+    traced = []
+    with WithoutErrors():  # of the user's function, at sizes it was never called with
         traced = [result_types(at_sizes(call, tokens, each)) for each in (sizes, *larger)]
-    except Exception as error:  # from the user's function, at sizes it was never called with
-        if is_of_machine(error):
-            raise
-        return None
-    if len(set(map(jax.tree_util.tree_structure, traced))) > 1:
+    if len(set(map(jax.tree_util.tree_structure, traced))) != 1:
         return None
     results = zip(*map(jax.tree_util.tree_leaves, traced), strict=True)
     shapes = [[t.shape for t in types] for types in results]
@@ -75,7 +72,15 @@ def open_axes(call: Call) -> list[list[int]] | None:
 
 def run_padded(entry: Executable, sizes: Any, call: Call, finish: Change | None) -> Any:
     """Pad the arguments of a call, run an executable, and cut its results."""
-    args, kwargs = call.tree.unflatten(_padded(call.leaves, entry))
+    shapes, placed, leaves = dict(entry.pads), entry.placed, list(call.leaves)
+    for i, leaf in enumerate(call.leaves):
+        if i not in shapes:
+            leaves[i] = plain(leaf)
+        elif i in placed:
+            leaves[i] = pad_to_place(leaf, shapes[i], placed[i])
+        else:
+            leaves[i] = pad(leaf, shapes[i])
+    args, kwargs = call.tree.unflatten(leaves)
     result = entry.run(sizes, args, kwargs)
     give_away([call.leaves[i] for i in entry.reused_leaves])
     return result if finish is None else finish(result)
@@ -93,10 +98,7 @@ def counter_of(entry: Executable, call: Call) -> CallCounter:
 
 @contextmanager
 def counted(counters: Counters, line: CallCounter) -> Iterator[None]:
-    """Count a call once its executable has run, even if running it failed.
-
-    Errors from before the run, such as `SignatureChanged`, are not counted.
-    """
+    """Count a call once its executable has run, or has failed to run."""
     try:
         yield
     except Exception as error:
@@ -119,20 +121,6 @@ def exact_finisher(
     return at_leaves(entry.out_tree, dict.fromkeys(opened, change))
 
 
-def _padded(leaves: Sequence[Any], entry: Executable) -> list[Any]:
-    """The leaves of a call as an executable takes them."""
-    shapes, placed = dict(entry.pads), entry.placed
-
-    def padded(i: int, leaf: Any) -> Any:
-        if i not in shapes:
-            return plain(leaf)
-        if i in placed:
-            return pad_to_place(leaf, shapes[i], placed[i])
-        return pad(leaf, shapes[i])
-
-    return [padded(i, leaf) for i, leaf in enumerate(leaves)]
-
-
 # --- without jit ---
 
 OF_TRACERS = (jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError)
@@ -144,7 +132,6 @@ NOT_PADDED = MaskingError(
 
 
 def run_eagerly(call: Call, out: Out, reason: str | None) -> Any:
-    """Run the function of a call without ``jit``."""
     from bucketjit._compile.bodies import eagerly
 
     try:

@@ -78,10 +78,7 @@ K = TypeVar("K")
 
 
 class FrozenDict(dict[K, V]):
-    """A dict that cannot be changed: every method that would change it raises TypeError.
-
-    Unlike a mapping proxy it can be hashed, copied and pickled.
-    """
+    """A dict that cannot be changed; unlike a mapping proxy it can be hashed and pickled."""
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError("a snapshot cannot be changed")
@@ -344,7 +341,6 @@ class Moment:
         return self.kept.get(counter, now)
 
     def ask(self, part: str) -> Any:
-        """A part of the snapshot."""
         if part not in self._computed:
             self._computed.setdefault(part, self.parts[part](self))  # the first thread's is right
         return self._computed[part]
@@ -364,11 +360,9 @@ class History:
         self.held: list[weakref.ref[Moment]] = []
 
     def moments(self) -> list[Moment]:
-        """The moments, the oldest first."""
         return [moment for reference in self.held if (moment := reference()) is not None]
 
     def add(self, moment: Moment) -> None:
-        """Add a moment."""
         with self._lock:
             self.held = [*map(weakref.ref, self.moments()), weakref.ref(moment)]
             self.taken += 1
@@ -382,10 +376,7 @@ class History:
         return taken
 
     def settle(self, but: str = "") -> None:
-        """Compute all, or all but one part, before something else than counts changes.
-
-        Call it without a lock.
-        """
+        """Compute all parts but one before anything else changes. No lock may be held."""
         moments = self.moments() if self.held else ()
         for moment in moments:
             for part in moment.parts.keys() - {but}:

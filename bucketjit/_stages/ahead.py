@@ -24,7 +24,7 @@ import numpy as np
 
 from bucketjit import strategies
 from bucketjit._compile.argument_types import at_sizes
-from bucketjit._compile.provider import Cleared
+from bucketjit._compile.provider import Cleared, Provided
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback, is_int_from
@@ -68,9 +68,9 @@ def combinations(
     if isinstance(sizes, Mapping):
         check_names(sizes, variables)
         each = {v: _sizes_of(v, entry) for v, entry in sizes.items()}
-        if _count(each) > _LOOKED_AT_EACH:
+        if math.prod(map(len, each.values())) > _LOOKED_AT_EACH:
             each = {v: _ends(ns, functools.partial(bucket_of, v)) for v, ns in each.items()}
-        if (count := _count(each)) > MOST_LISTED:
+        if (count := math.prod(map(len, each.values()))) > MOST_LISTED:
             raise SpecError(
                 f"sizes: {count} combinations of sizes, those in one bucket not counted; give "
                 "those that occur as a list of dicts"
@@ -102,7 +102,6 @@ def combinations(
 
 
 def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
-    """Check that all names are dimension variables."""
     if unknown := [v for v in sizes if v not in variables]:
         existing = _listed(variables)
         if variables:
@@ -114,10 +113,6 @@ def check_names(sizes: Mapping[str, Any], variables: Sequence[str]) -> None:
 
 def _listed(variables: Sequence[str]) -> str:
     return ", ".join(map(repr, variables)) or "no open axis; name those that vary in dynamic_axes"
-
-
-def _count(each: Mapping[str, Sequence[int]]) -> int:
-    return math.prod(map(len, each.values()))
 
 
 def _ends(sizes: Sequence[int], bucket_of: Callable[[int], Hashable]) -> list[int]:
@@ -161,13 +156,7 @@ def _sizes_of(variable: str, entry: Any) -> list[int]:
 
 
 class Unmasked(NamedTuple):
-    """A call that cannot be masked.
-
-    Attributes:
-        why: Why it cannot be masked.
-        request: The request for its exact shape.
-        call: The call.
-    """
+    """A call that cannot be masked, why, and the request for its exact shape."""
 
     why: str
     request: CompileRequest
@@ -177,13 +166,10 @@ class Unmasked(NamedTuple):
 def requests_of(
     engine: Engine, call: Call, tokens: Tokens, sizes: dict[str, int], rows: Sequence[Rows] = ()
 ) -> list[CompileRequest] | Unmasked:
-    """What to compile for a call of some sizes: its bucket, or one executable for each of ``rows``.
-
-    It raises what the function raises if it does not take these sizes.
-    """
+    """What to compile for a call of some sizes, or for ``rows``; raises as the function does."""
     call = at_sizes(call, tokens, sizes)
     if engine.config.always_exact:
-        return [engine.requests.exact(call.resolved(Resolution(tokens, sizes, None)))]
+        return [engine.requests.of(call.resolved(Resolution(tokens, sizes, None)))]
     call, decision = engine.chosen(call)
     if isinstance(decision, Masked) and engine.buckets.learning(decision.program) is not None:
         # Who asks for sizes means their buckets, not a larger one that was learnt and holds them.
@@ -193,18 +179,18 @@ def requests_of(
         case Masked(program, bucket, None) if rows and not engine.refusals.of_batches(
             program, call, rows[0].mapped
         ):
-            return [engine.requests.rows(call, bucket, each) for each in rows]
+            return [engine.requests.of(call, bucket, each) for each in rows]
         case Masked(program, bucket):
-            requests = [engine.requests.masked(call, bucket)]
+            requests = [engine.requests.of(call, bucket)]
             if fewer := program.sizes_before(call.sizes, bucket):
                 call, decision = engine.chosen(at_sizes(call, tokens, fewer))
                 if isinstance(decision, Masked):
-                    requests.append(engine.requests.masked(call, decision.bucket))
+                    requests.append(engine.requests.of(call, decision.bucket))
             return requests
         case Unpadded(Because.UNMASKED, why) if engine.config.fallback is Fallback.ERROR:
             raise FallbackError(why.reason, why.remedy)
         case Unpadded(because, why):
-            request = engine.requests.exact(call)
+            request = engine.requests.of(call)
             if because in (Because.UNMASKED, Because.EMPTY):
                 return Unmasked(why.reason, request, call)
             return [request]
@@ -230,7 +216,7 @@ def compile_all(
     )
     count = workers or min(4, os.cpu_count() or 1)
     waiting = iter(requests)
-    running: dict[Future[Source], CompileRequest] = {}
+    running: dict[Future[Provided], CompileRequest] = {}
     config = ThreadConfig()  # JAX's context managers of this thread hold in the others too
     with ThreadPoolExecutor(count, thread_name_prefix="bucketjit-warmup") as pool:
         while True:
@@ -258,7 +244,7 @@ def compile_all(
                     raise error
                 if isinstance(error, MaskingError) and not error.is_defect:
                     engine.refuse(request, error)
-                yield request, error or future.result()
+                yield request, error or future.result().source
 
 
 def volume(sizes: Mapping[str, int]) -> int:
@@ -272,7 +258,7 @@ _MOST = 1024  # listed buckets that are compiled at most if the cache has no bou
 class Ahead:
     """Compiles the listed buckets of an engine, once for each program."""
 
-    def __init__(self, workers: int | None) -> None:
+    def __init__(self, workers: int) -> None:
         self._workers = workers
         # By program, whether the budget allowed compiles; if not, only files were loaded.
         self._begun: weakref.WeakKeyDictionary[Interface, bool] = weakref.WeakKeyDictionary()

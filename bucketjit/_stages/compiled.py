@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from jax.tree_util import PyTreeDef
 
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.requests import Requests
@@ -173,8 +172,8 @@ class Compiled(CallPath[..., Any], Stage):
         return (args if self.exact else args[1:]), kwargs
 
     def _of_results(self, tree: Any) -> Any:
-        of: PyTreeDef = self.out_tree
         leaves = jax.tree_util.tree_leaves(tree, is_leaf=lambda x: x is None)
+        of = self.out_tree
         return of.unflatten(leaves[: of.num_leaves])  # counts of computed sizes may follow
 
 
@@ -184,12 +183,7 @@ def _context() -> Any:
 
 
 class OneBucket(ChoosesBuckets):
-    """What calls of one executable may have: types, programs, sizes.
-
-    Attributes:
-        subject: What was compiled.
-        arguments: The types.
-    """
+    """What calls of one executable may have: types, programs, sizes."""
 
     def __init__(self, subject: Subject) -> None:
         call, name = subject.call, subject.engine.signer.name
@@ -229,7 +223,11 @@ class OneBucket(ChoosesBuckets):
         signature.target = call.signature.target
 
         def signature_of(key: Key) -> Signature:
-            self.check_configuration()
+            if _context() != self._context:
+                raise ArgumentError(
+                    "the configuration of JAX (jax_enable_x64, matmul precision, a mesh) differs "
+                    "from that at lowering; call it under the same configuration, or lower it again"
+                )
             return signature
 
         parts = Parts(
@@ -262,16 +260,7 @@ class OneBucket(ChoosesBuckets):
         programs = [(subject.program, frozenset[str]())]
         return fixed_signature(*described, constraints, programs, self._no_program)
 
-    def check_configuration(self) -> None:
-        """Raise an error if JAX is configured in another way."""
-        if _context() != self._context:
-            raise ArgumentError(
-                "the configuration of JAX (jax_enable_x64, matmul precision, a mesh) differs from "
-                "that at lowering; call it under the same configuration, or lower it again"
-            )
-
     def of(self, program: Interface, call: Call, learns: bool = True) -> dict[str, int]:
-        """The bucket, if it holds a call."""
         self.check(call.sizes)
         bucket = self.subject.bucket
         for name, size in zip(program.unfitted, call.size_constants.sizes, strict=True):
@@ -284,7 +273,6 @@ class OneBucket(ChoosesBuckets):
         return dict(bucket)
 
     def check(self, sizes: Mapping[str, int]) -> None:
-        """Raise an error if the executable does not serve these sizes."""
         beyond = [v for v, n in sizes.items() if n > self.subject.bucket[v]]
         if beyond:
             raise ArgumentError(in_words([self._beyond(v, sizes) for v in beyond]))

@@ -170,7 +170,6 @@ def describe(program: Interface) -> str:
 def masked_equations(
     program: Program, bucket: Mapping[str, int], rules: RuleTable
 ) -> tuple[MaskedEquation, ...]:
-    """The equations of a program that are masked in a bucket."""
     masked: dict[int, tuple[Any, MaskedEquation]] = {}
     watched = {key: _watched(rule, masked) for key, rule in rules.items()}
     static = program.sizes_in(bucket)
@@ -247,10 +246,7 @@ Equations = Callable[[Interface, Mapping[str, int]], tuple[MaskedEquation, ...]]
 def asked(
     signer: Signer, rules: object, kwargs: Mapping[str, Any]
 ) -> tuple[bool | None, dict[str, Any]]:
-    """Whether to list rules, and the keywords of the call.
-
-    A parameter of the function that is named ``rules`` gets that keyword.
-    """
+    """Whether to list rules, and the keywords; a parameter named ``rules`` gets that one."""
     parameters = signer.parameters
     if rules is not None and "rules" in [*parameters.positional, *(parameters.keyword_only or ())]:
         return None, {**kwargs, "rules": rules}
@@ -266,7 +262,6 @@ def explain(
     equations: Equations | None = None,
     unpadded: MaskingError | None = None,
 ) -> Explanation:
-    """Explain what a call would do; see `BucketedExec.explain`."""
     if engine.config.always_exact or unpadded is not None:
         call = call.resolved(call.signature.declared(call.shapes))
         return _explained_exact(engine, call, unpadded or NO_STRATEGY, rules)

@@ -59,17 +59,15 @@ class Lowered(Stage):
         options = checked_options(compiler_options)
         subject, engine = self._subject, self._subject.engine
         provider, requests, call = engine.provider, engine.requests, subject.call
-        if self.exact:
-            request = requests.exact(call, self._kernel, options)
-        else:
-            request = requests.masked(call, subject.bucket, self._kernel, options)
+        bucket = None if self.exact else subject.bucket
+        request = requests.of(call, bucket, None, self._kernel, options)
         # After a `cache_clear` nobody asks the cache for this program any more.
         is_apart = bool(options) or provider.epoch is not subject.epoch
         try:
             with jax.disable_jit(False):  # as in JAX, the stages do not depend on it
-                entry = provider.get_apart(request) if is_apart else provider.get_own(request)
+                entry = (provider.get_apart if is_apart else provider.prepare)(request).entry
                 if type(entry.compiled) is ForElsewhere:
-                    entry = provider.get_apart(dataclasses.replace(request, kept=None))
+                    entry = provider.get_apart(dataclasses.replace(request, kept=None)).entry
         except MaskingError as error:
             engine.refuse(request, error)
             raise
@@ -133,7 +131,6 @@ def _checked_dialect(dialect: str | None) -> str | None:
 
 
 def lower(subject: Subject) -> Lowered:
-    """Lower a call, masked in its bucket or at its exact shape."""
     requests, engine, call = subject.engine.requests, subject.engine, subject.call
     if not subject.exact:
         try:
@@ -226,7 +223,6 @@ class Traced(Stage):
 
 
 def trace(subject: Subject) -> Traced:
-    """The traced form of a call."""
     if not subject.exact:
         program = subject.program
         jaxpr = ClosedJaxpr(program.jaxpr, program.consts)

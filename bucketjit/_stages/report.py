@@ -31,14 +31,7 @@ _NESTED = (_COMPUTED, "memory")  # fields that are no columns as they are
 
 
 class Table(NamedTuple):
-    """Rows of text.
-
-    Attributes:
-        title: The text above the rows.
-        columns: The headings.
-        rows: The cells.
-        numeric: Headings of the columns to align to the right.
-    """
+    """Rows of text under headings; the columns in ``numeric`` are aligned to the right."""
 
     title: str
     columns: Sequence[str]
@@ -47,7 +40,6 @@ class Table(NamedTuple):
 
 
 def tables_of(stats: Mapping[str, Any]) -> list[Table]:
-    """The tables of a snapshot."""
     counters = [
         (_words(name), shown(name, value))
         for name, value in stats.items()
@@ -121,7 +113,6 @@ def _records(title: str, records: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def shown(name: str, value: object) -> str:
-    """A value as text."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -155,21 +146,6 @@ def shown_bytes(count: float) -> str:
 
 
 _GAP = "  "  # between two columns
-
-
-def plain_lines(table: Table, width: int) -> Iterator[str]:
-    """The lines of a table: its title, its headings, its rows.
-
-    Long cells are continued in further lines, so nothing is left out.
-    """
-    rows = [[printable(cell).split("\n") for cell in row] for row in (table.columns, *table.rows)]
-    widths = _widths(rows, width - len(_GAP) * (len(table.columns) - 1))
-    is_right = [column in table.numeric for column in table.columns]
-    yield printable(table.title)
-    for number, row in enumerate(rows):
-        yield from _row(row, widths, is_right)
-        if number == 0:
-            yield "-" * (sum(widths) + len(_GAP) * (len(widths) - 1))
 
 
 def _widths(rows: Sequence[Sequence[Sequence[str]]], room: int) -> list[int]:
@@ -253,13 +229,21 @@ class Report:
 
 
 def text_of(tables: Sequence[Table]) -> Iterator[str]:
-    """The lines of tables, as wide as standard output, each table after an empty line."""
+    """The lines of tables, as wide as standard output; long cells go on in further lines."""
     width = _WIDTH_OF_A_FILE
     if "COLUMNS" in os.environ or (sys.stdout is not None and sys.stdout.isatty()):
         width = max(shutil.get_terminal_size().columns, _NARROWEST)
     for table in tables:
-        yield ""
-        yield from plain_lines(table, width)
+        cells = [
+            [printable(cell).split("\n") for cell in row] for row in (table.columns, *table.rows)
+        ]
+        widths = _widths(cells, width - len(_GAP) * (len(table.columns) - 1))
+        is_right = [column in table.numeric for column in table.columns]
+        yield from ("", printable(table.title))
+        for number, row in enumerate(cells):
+            yield from _row(row, widths, is_right)
+            if number == 0:
+                yield "-" * (sum(widths) + len(_GAP) * (len(widths) - 1))
 
 
 def as_html(heads: Sequence[str], picture: str, tables: Sequence[Table]) -> str:

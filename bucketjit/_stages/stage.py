@@ -75,7 +75,6 @@ class Subject:
             ) from None
 
     def in_bucket(self, sizes: Any) -> Subject:
-        """The same call, in another bucket."""
         logical, wrong = self.call.sizes, ""
         if self.exact:
             wrong = "is for calls that are padded; this one runs at its exact shape"
@@ -146,7 +145,6 @@ def symbolic_types(subject: Subject) -> StageTypes:
 
 
 def exact_types(stage: Any) -> StageTypes:
-    """The types of a call at its exact shape."""
     ins = jax.tree_util.tree_leaves(stage.in_avals)
     outs = jax.tree_util.tree_leaves(stage.out_info)
     plain = [
@@ -189,8 +187,7 @@ class Stage:
     @property
     def in_tree(self) -> PyTreeDef:
         """Tree of the pair of positional and keyword arguments, without static ones."""
-        tree: PyTreeDef = self._subject.call.tree
-        return tree
+        return self._subject.call.tree
 
     @property
     def in_avals(self) -> Any:

@@ -19,10 +19,10 @@ from bucketjit._compile.argument_types import at_sizes
 from bucketjit._compile.bodies import result_types
 from bucketjit._compile.requests import CompileRequest, Source
 from bucketjit._compile.rows import Rows
-from bucketjit._config import check_seconds, is_positive_int
+from bucketjit._config import check_seconds, is_int_from
 from bucketjit._events import one_line, printable, shown
 from bucketjit._ir.dynamic_axes import Tokens
-from bucketjit._raised import in_one_line, is_of_machine
+from bucketjit._raised import WithoutErrors, in_one_line
 from bucketjit._runtime.buckets import bucket_or_size
 from bucketjit._runtime.engine import Engine
 from bucketjit._runtime.statistics import FrozenDict
@@ -84,8 +84,7 @@ _LOOKED_UP_AT_LEAST = 0.1  # seconds for looking up buckets, even if the time bu
 
 
 def check_options(workers: object, time_budget: object, **flags: object) -> None:
-    """Check the options of a warm-up."""
-    if workers is not None and not is_positive_int(workers):
+    if workers is not None and not is_int_from(workers, 1):
         raise SpecError(f"warmup: workers must be an int of at least 1, or None, got {workers!r}")
     check_seconds("warmup: time_budget", time_budget)
     for name, flag in flags.items():
@@ -103,7 +102,6 @@ def warm_up(
     first_run: bool = False,
     rows: Sequence[Rows] = (),
 ) -> WarmupReport:
-    """Warm up the calls of one signature; see `BucketedExec.warmup`."""
     began, epoch = time.monotonic(), engine.provider.epoch
     tokens, logical, wanted = asked(engine, call, sizes)
     deadline = math.inf if time_budget is None else began + time_budget
@@ -120,18 +118,7 @@ def warm_up(
 
 @dataclasses.dataclass
 class _WarmUp:
-    """A running warm-up.
-
-    Attributes:
-        engine, call, rows, workers, progress, first_run: See `warm_up`.
-        tokens, logical: The open axes and the logical sizes of the call.
-        epoch: The epoch of the provider when it began.
-        deadline: The time (``time.monotonic``) after which nothing is begun.
-        requests: What calls of the sizes so far need.
-        exact: The calls that cannot be masked, by their sizes.
-        failed: Sizes for which no request could be made, and why; each once.
-        tried: The outcome of each request so far, by key.
-    """
+    """A running warm-up: the requests of the sizes so far, and the outcomes of those tried."""
 
     engine: Engine
     call: Call
@@ -208,7 +195,6 @@ class _WarmUp:
                 slot.entry.asked = True
 
     def report(self, waiting: Sequence[Sizes], began: float) -> WarmupReport:
-        """What was done."""
         tried, cache = self.tried, self.engine.cache
         present = [o for key, o in self.requests.items() if tried.get(key) == "cache"]
         ordered = sorted(self.requests.values(), key=_largest_first)
@@ -283,10 +269,7 @@ def asked(
 
 def _is_longer(call: Call, tokens: Tokens, sizes: Mapping[str, int]) -> bool:
     """Whether the function can be traced where all open axes are longer by one."""
-    try:
+    with WithoutErrors():
         result_types(at_sizes(call, tokens, {v: n + 1 for v, n in sizes.items()}))
-    except Exception as error:
-        if is_of_machine(error):
-            raise
-        return False
-    return True
+        return True
+    return False

@@ -67,10 +67,10 @@ class _Number:
 
     def __init__(self, number: Any, value: _Known) -> None:
         self.number = number
-        self.known = value
+        self.value = value
 
     def tree_flatten(self) -> tuple[tuple[Any], _Known]:
-        return (self.number,), self.known
+        return (self.number,), self.value
 
     @classmethod
     def tree_unflatten(cls, value: _Known, leaves: tuple[Any]) -> _Number:
@@ -141,8 +141,8 @@ def _restored(tree: Any) -> Any:
             return leaf.value
         if not isinstance(leaf, _Number):
             return leaf
-        if leaf.known:
-            return leaf.known[0]
+        if leaf.value:
+            return leaf.value[0]
         literal = literal_of(leaf.number)  # inside of another transformation
         try:
             return int(leaf.number if literal is None else literal.val)

@@ -110,12 +110,10 @@ def fit(
     dims, points, counts = histogram(sizes)
     tops = []
     for axis, dim in enumerate(dims):
-        multiple, limit = (
-            _option(name, option, dim, dims)
-            for name, option in (("multiple_of", multiple_of), ("max", max))
-        )
-        tops.append(_largest(dim, int(points[:, axis].max()), multiple or 1, limit))
-        points[:, axis] = -(-points[:, axis] // (multiple or 1)) * (multiple or 1)
+        multiple = _option("multiple_of", multiple_of, dim, dims) or 1
+        limit = _option("max", max, dim, dims)
+        tops.append(_largest(dim, int(points[:, axis].max()), multiple, limit))
+        points[:, axis] = -(-points[:, axis] // multiple) * multiple
     plan = [Boundaries(b) for b in _fitted(dims, points, counts, tops, most, cost)]
     return dict(zip(dims, plan, strict=True)) if is_named(sizes) else plan[0]
 

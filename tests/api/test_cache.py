@@ -32,7 +32,7 @@ def run(capsys):
 
 
 def buckets(directory):
-    found = [e.found for e in files.entries(directory)]
+    found = [e.record for e in files.entries(directory)]
     return sorted(x.sizes["batch"] for x in found if isinstance(x, Record))
 
 
@@ -61,7 +61,7 @@ def test_one_file_hides_no_other_and_commands_no_terminal(directory, run, odd):
     code, out, _ = run("list", directory)
     assert code == 0 and out.startswith("4 executables") and len(out) < 10_000
     assert out.count("<lambda>") >= 2 and "\x1b" not in out and "\ud800" not in out
-    assert sum(isinstance(entry.found, Record) for entry in files.entries(directory)) == 3
+    assert sum(isinstance(entry.record, Record) for entry in files.entries(directory)) == 3
     code, out, _ = run("prune", directory)
     assert code == 0 and "removed 1 of 4 files" in out
     assert all(c.isprintable() or c == "\n" for c in out)
@@ -111,7 +111,7 @@ def test_prune_leaves_what_is_not_to_be_trusted(directory, run):
     code, out, _ = run("prune", directory)
     assert code == 0 and writable.exists()
     [entry] = [e for e in files.entries(directory) if e.path == writable]
-    assert "can be written by other users" in str(entry.found)
+    assert "can be written by other users" in str(entry.record)
     run("prune", directory, "--max-size", "0")
     assert not writable.exists()
 

@@ -135,7 +135,7 @@ def test_each_file_is_listed_for_itself(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.bjx")
     (tmp_path / "long.bjx").touch()
     os.truncate(tmp_path / "long.bjx", 1 << 40)  # a hole, which takes no room
-    found = {e.path.stem: e.found for e in files.entries(tmp_path)}
+    found = {e.path.stem: e.record for e in files.entries(tmp_path)}
     assert found.pop(NAME[:-4]) == RECORD
     assert {name: str(why).split(":")[0].rpartition("/")[2] for name, why in found.items()} == {
         "renamed": "its name is not that of its contents",
@@ -154,4 +154,4 @@ def test_each_file_is_listed_for_itself(tmp_path, monkeypatch):
         raise ZeroDivisionError("no reader is perfect")
 
     monkeypatch.setattr(files, "load", fails)
-    assert [type(e.found) for e in files.entries(tmp_path)] == [ZeroDivisionError] * 9
+    assert [type(e.record) for e in files.entries(tmp_path)] == [ZeroDivisionError] * 9

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from bucketjit._api.commands.command import Command, CommandError, UsageError
-from bucketjit._api.commands.saved import CACHE, REPORT, UNPACK
-from bucketjit._api.commands.sizes import BENCH, PLAN
+from bucketjit._api.commands import saved, sizes
+from bucketjit._api.commands.command import CommandError, UsageError
 from bucketjit._events import one_line
 from bucketjit._raised import in_one_line
 from bucketjit._version import __version__
 from bucketjit.errors import BucketJitError
 
-COMMANDS: tuple[Command, ...] = (PLAN, REPORT, CACHE, BENCH, UNPACK)
+COMMANDS = (sizes.plan, saved.report, saved.cache, sizes.bench, saved.unpack)
 
 FAILURE, USAGE, INTERRUPTED = 1, 2, 130
 

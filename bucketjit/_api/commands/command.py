@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +42,13 @@ class Command(NamedTuple):
     def description(self) -> str:
         """What its help says first: the docstring of the function that runs it."""
         return inspect.getdoc(self.run) or ""
+
+
+def command(
+    name: str, summary: str, *arguments: Argument
+) -> Callable[[Callable[[argparse.Namespace], None]], Command]:
+    """Make a command of the function that runs it."""
+    return functools.partial(Command, name, summary, arguments)
 
 
 def positive_int(text: str) -> int:

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from bucketjit._api.commands.command import (
-    Command,
     CommandError,
     UsageError,
     argument,
+    command,
     named,
     print_tables,
     read_text,
     shown_name,
 )
+from bucketjit._artifact import unpack as unpacked
 from bucketjit._artifact.archive import Archive
-from bucketjit._artifact.unpack import LAYOUT, unpack
 from bucketjit._compile.files import directory as files
 from bucketjit._compile.files.directory import Entry
 from bucketjit._compile.files.record import Damaged
@@ -34,13 +34,15 @@ from bucketjit._stages.report import Table, shown_bytes, tables_of
 # --- report ---
 
 _STANDARD_INPUT = "the snapshot; standard input by default, or for -"
-_ARGUMENTS_OF_REPORT = (
+
+
+@command(
+    "report",
+    "show a saved snapshot of a bucketed function's counters",
     argument("stats", nargs="?", default="-", metavar="STATS.json", help=_STANDARD_INPUT),
     argument("--json", action="store_true", help="print the snapshot itself, checked"),
 )
-
-
-def _run_report(options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace) -> None:
     """Show a snapshot of a bucketed function's counters.
 
     Save one with
@@ -79,14 +81,6 @@ def _load(text: str, source: str) -> Mapping[str, Any]:
     return stats
 
 
-REPORT = Command(
-    "report",
-    "show a saved snapshot of a bucketed function's counters",
-    _ARGUMENTS_OF_REPORT,
-    _run_report,
-)
-
-
 # --- cache ---
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -111,17 +105,15 @@ def _size(text: str) -> int:
     return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
-_ARGUMENTS_OF_CACHE = (
+@command(
+    "cache",
+    "list or prune the files of with_persistence",
     argument("action", nargs="?", choices=("list", "prune"), default="list", help="what to do"),
     argument("directory", metavar="DIR", type=named, help="the directory"),
-    argument(
-        "--older-than", metavar="DAYS", type=_days, help="prune: what was of no use for so long"
-    ),
+    argument("--older-than", metavar="DAYS", type=_days, help="prune: of no use for so long"),
     argument("--max-size", metavar="SIZE", type=_size, help="prune: down to so much (500M, 2G)"),
 )
-
-
-def _run_cache(options: argparse.Namespace) -> None:
+def cache(options: argparse.Namespace) -> None:
     """Look after a directory of executables, as with_persistence(DIR) keeps them.
 
       list    what is there, the file that was of use last first; also where no action is named
@@ -145,7 +137,7 @@ def _run_cache(options: argparse.Namespace) -> None:
 
 def _row(entry: Entry) -> list[str]:
     size, used = shown_bytes(entry.nbytes), f"{(time.time() - entry.used) / _DAY:,.1f} d ago"
-    record = entry.found
+    record = entry.record
     if isinstance(record, Exception):
         problem = one_line(str(record) or in_one_line(record), LONGEST)
         return [entry.path.name[:24], "-", "-", size, "-", used, problem]
@@ -164,8 +156,8 @@ def _prune(
     total, gone = 0, 0
     for entry in entries:  # the most recently used file comes first, so --max-size keeps that one
         why = None
-        if isinstance(entry.found, Damaged):
-            why = str(entry.found)
+        if isinstance(entry.record, Damaged):
+            why = str(entry.record)
         elif older_than is not None and time.time() - entry.used > older_than * _DAY:
             why = f"of no use for {older_than:g} days"
         elif max_size is not None and total + entry.nbytes > max_size:
@@ -180,14 +172,12 @@ def _prune(
     print(f"removed {gone} of {counted(len(entries), 'file')}, {shown_bytes(total)} stay")
 
 
-CACHE = Command(
-    "cache", "list or prune the files of with_persistence", _ARGUMENTS_OF_CACHE, _run_cache
-)
-
-
 # --- unpack ---
 
-_ARGUMENTS_OF_UNPACK = (
+
+@command(
+    "unpack",
+    "write a saved function as plain StableHLO files",
     argument("file", metavar="FILE", type=named, help="the .bkt file"),
     argument("directory", metavar="DIR", type=named, help="the directory to write"),
     argument("--platform", metavar="NAME", help="the one of several platforms to write for"),
@@ -195,9 +185,7 @@ _ARGUMENTS_OF_UNPACK = (
     argument("--force", action="store_true", help="write into a directory with files"),
     argument("--key-file", metavar="KEY", help="a file with the key that FILE was signed with"),
 )
-
-
-def _run_unpack(options: argparse.Namespace) -> None:
+def unpack(options: argparse.Namespace) -> None:
     """Write a function that BucketedExec.save has saved as plain files.
 
     They are a StableHLO module for each bucket, the constants as raw bytes, and layout.json, which
@@ -211,11 +199,11 @@ def _run_unpack(options: argparse.Namespace) -> None:
     key = None if options.key_file is None else Path(options.key_file).read_bytes()
     archive = Archive(options.file, key and key.removesuffix(b"\n").removesuffix(b"\r"))
     directory = Path(options.directory)
-    written = unpack(archive, directory, options.platform, options.text, options.force)
+    how = options.platform, options.text, options.force
+    written = unpacked.unpack(archive, directory, *how)
     files, nbytes = counted(len(written), "file"), shown_bytes(sum(written.values()))
-    print(one_line(f"wrote {files}, {nbytes}, into {directory}: programs read {LAYOUT}", LONGEST))
-
-
-UNPACK = Command(
-    "unpack", "write a saved function as plain StableHLO files", _ARGUMENTS_OF_UNPACK, _run_unpack
-)
+    print(
+        one_line(
+            f"wrote {files}, {nbytes}, into {directory}: programs read {unpacked.LAYOUT}", LONGEST
+        )
+    )

@@ -15,9 +15,9 @@ import numpy as np
 
 from bucketjit._api.commands.command import (
     JSON,
-    Command,
     CommandError,
     argument,
+    command,
     positive_int,
     print_tables,
     read_text,
@@ -33,19 +33,15 @@ from bucketjit.strategies import Pow2, Strategy, assess_joint, fit
 _MOST_COLUMNS = 8
 
 
-_ARGUMENTS_OF_PLAN = (
-    argument(
-        "lengths", metavar="LENGTHS.txt", nargs="?", default="-", help="the sizes (default: -)"
-    ),
+@command(
+    "plan",
+    "fit buckets to the sizes of past calls",
+    argument("lengths", metavar="LENGTHS.txt", nargs="?", default="-", help="sizes (default: -)"),
     argument("--k", type=positive_int, default=8, help="the most executables (default: 8)"),
-    argument(
-        "--multiple-of", metavar="N", type=positive_int, default=1, help="what divides the buckets"
-    ),
+    argument("--multiple-of", metavar="N", type=positive_int, default=1, help="divides buckets"),
     JSON,
 )
-
-
-def _run_plan(options: argparse.Namespace) -> None:
+def plan(options: argparse.Namespace) -> None:
     """Fit buckets to the sizes of past calls, and compare powers of two.
 
     It tells how many executables each plan needs, and which share of the work is padding.
@@ -151,23 +147,20 @@ def parse_lengths(text: str, source: str) -> dict[str, list[int]]:
     return dict(zip(names, map(list, zip(*calls, strict=True)), strict=True))
 
 
-PLAN = Command("plan", "fit buckets to the sizes of past calls", _ARGUMENTS_OF_PLAN, _run_plan)
-
-
 # --- bench ---
 
 _WIDTH = 64  # columns of each argument
 _LARGEST = 2**12  # rows of an argument at most: attention is quadratic in them
 
 
-_ARGUMENTS_OF_BENCH = (
+@command(
+    "bench",
+    "measure bucketing by hand, jax.jit and bucketjit on this machine",
     argument("--calls", type=positive_int, default=60, metavar="N", help="default: 60"),
     argument("--largest", type=positive_int, default=64, metavar="N", help="default: 64"),
     JSON,
 )
-
-
-def _run_bench(options: argparse.Namespace) -> None:
+def bench(options: argparse.Namespace) -> None:
     """Run one function over a stream of ragged calls in three ways, and compare them.
 
         by hand     padding to powers of two and masks, both written by hand
@@ -233,11 +226,3 @@ def _ways() -> dict[str, Callable[[Any], Any]]:
 
     bucketed = BucketedExec(_pooled).with_pow2()
     return {"by hand": by_hand, "jax.jit": jax.jit(_pooled), "bucketjit": bucketed}
-
-
-BENCH = Command(
-    "bench",
-    "measure bucketing by hand, jax.jit and bucketjit on this machine",
-    _ARGUMENTS_OF_BENCH,
-    _run_bench,
-)

@@ -29,7 +29,6 @@ class Distrusted(Exception):
 
 
 def check_directory(directory: Path) -> None:
-    """Refuse a directory that another user could write into."""
     status = directory.stat()
     if not stat.S_ISDIR(status.st_mode):
         raise Distrusted(f"{directory} is not a directory")
@@ -64,11 +63,13 @@ def _checked(path: Path) -> os.stat_result:
 def records(directory: Path) -> list[Record]:
     """What the files of a directory say of themselves; only `load` checks the rest of them."""
     heads = []
-    for path in directory.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(Exception):
-            _checked(path)
-            with path.open("rb") as file:
-                heads.append(record.head(file))
+    with contextlib.suppress(Distrusted, OSError):
+        check_directory(directory)
+        for path in directory.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(Exception):
+                _checked(path)
+                with path.open("rb") as file:
+                    heads.append(record.head(file))
     return heads
 
 
@@ -121,7 +122,6 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, if that is possible."""
     with contextlib.suppress(OSError):
         path.unlink()
         return True
@@ -129,17 +129,10 @@ def remove(path: Path) -> bool:
 
 
 class Entry(NamedTuple):
-    """A file of a directory.
-
-    Attributes:
-        path: The file.
-        found: What it says of its executable, or why it cannot be used: `Damaged` if by nobody.
-        nbytes: Its length in bytes.
-        used: When it was last used, in seconds since 1970.
-    """
+    """A file, and its record or why it cannot be used: `Damaged` if by nobody."""
 
     path: Path
-    found: Record | Exception
+    record: Record | Exception
     nbytes: int
     used: float
 
@@ -152,19 +145,15 @@ def entries(directory: Path, is_read: bool = True) -> list[Entry]:
             continue
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
             status = path.lstat()
-            what = _found(path) if is_read else Damaged()
-            listed.append(Entry(path, what, status.st_size, status.st_mtime))
+            contents: Record | Exception = Damaged()
+            try:
+                contents = load(path)[0] if is_read else contents
+            except FileNotFoundError:
+                raise
+            except Exception as error:  # one file must not keep the others from being listed
+                contents = error
+            listed.append(Entry(path, contents, status.st_size, status.st_mtime))
     return sorted(listed, key=lambda e: (-e.used, e.path.name))
-
-
-def _found(path: Path) -> Record | Exception:
-    """See `Entry.found`. One file must not keep the others from being listed."""
-    try:
-        return load(path)[0]
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        return error
 
 
 def bound(directory: Path, max_bytes: int) -> list[Path]:

@@ -56,11 +56,7 @@ def program_digest(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> tuple[str, set[A
 
 
 class _Digester:
-    """Digests values by their parts; what occurs several times in a program is walked once.
-
-    Attributes:
-        primitives: The primitives of the programs.
-    """
+    """Digests values by their parts, each once; notes the ``primitives`` of programs."""
 
     def __init__(self) -> None:
         self.primitives: set[Any] = set()
@@ -68,7 +64,7 @@ class _Digester:
         # between processes, so digests have another name for it.
         self._renamed: dict[str, str] = {}
         # By identity, with the object itself, or its identity could be given to another one.
-        self._known: dict[int, tuple[Any, bytes]] = {}
+        self._digests: dict[int, tuple[Any, bytes]] = {}
 
     def of(self, *values: object) -> bytes:
         """The digest of a sequence of values, each written with its length and kind before it."""
@@ -111,9 +107,9 @@ class _Digester:
 
     def _once(self, value: Any, make: Callable[[Any], bytes]) -> bytes:
         """What ``make`` returns for an object, made once."""
-        entry = self._known.get(id(value))
+        entry = self._digests.get(id(value))
         if entry is None:
-            entry = self._known[id(value)] = value, make(value)
+            entry = self._digests[id(value)] = value, make(value)
         return entry[1]
 
     def _text(self, value: object) -> bytes:
@@ -155,7 +151,6 @@ class _Digester:
         return "primitive", name.encode()
 
     def program(self, jaxpr: Jaxpr) -> bytes:
-        """The digest of a jaxpr."""
         return self._once(jaxpr, self._equations)
 
     def _equations(self, jaxpr: Jaxpr) -> bytes:
@@ -191,7 +186,6 @@ class _Digester:
 
 
 def _named(kind: type) -> str:
-    """A type by module and name."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

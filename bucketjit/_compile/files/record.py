@@ -59,7 +59,6 @@ class Record(NamedTuple):
 
 
 def pack(record: Record, executable: bytes) -> bytes:
-    """The contents of a file."""
     zstandard = _zstandard()
     if zstandard is None:
         packed = zlib.compress(executable, 1)
@@ -70,7 +69,6 @@ def pack(record: Record, executable: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[Record, bytes]:
-    """The record and the executable in the contents of a file."""
     if not data.startswith(MAGIC):
         raise Damaged("it is no executable of this version of bucketjit")
     checksum, body = data[len(MAGIC) :][:32], data[len(MAGIC) + 32 :]
@@ -110,7 +108,6 @@ def _record(text: bytes) -> Record:
 
 
 def _zstandard() -> Any:
-    """The library, if it is installed."""
     try:
         import zstandard
     except ImportError:

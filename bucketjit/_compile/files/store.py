@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +21,10 @@ from bucketjit._compile.files import record
 from bucketjit._compile.files.directory import Distrusted
 from bucketjit._compile.files.record import Record
 from bucketjit._config import Persistent
-from bucketjit._events import LONGEST, Event, printable
+from bucketjit._events import Event, warn
 from bucketjit._ir.program import Program
 from bucketjit._jax.serialization import compilation_cache
-from bucketjit._raised import frames_inside, is_of_machine
+from bucketjit._raised import is_of_machine
 from bucketjit.errors import PersistenceWarning
 
 _SUBDIRECTORY = "bucketjit"  # of JAX's own cache
@@ -45,14 +44,6 @@ class Store(NamedTuple):
     max_bytes: int | None
     min_seconds: float = 0.0
     warns: bool = True
-
-    def records(self) -> list[Record]:
-        """What the files of the directory say; files that cannot be used are left out."""
-        try:
-            files.check_directory(self.directory)
-            return files.records(self.directory)
-        except (Distrusted, OSError):
-            return []
 
 
 class ExecutableFiles:
@@ -112,10 +103,7 @@ class ExecutableFiles:
         return text
 
     def find(self, store: Store, wanted: Record) -> tuple[Record, bytes] | None:
-        """The record of an executable, and its bytes; None if no file can be used.
-
-        If a file exists and cannot be used, an event says why.
-        """
+        """A record and its bytes; None without a file. An event says why one cannot be used."""
         path = store.directory / wanted.file_name
         try:
             files.check_directory(store.directory)
@@ -182,8 +170,4 @@ class ExecutableFiles:
         self._tell(Event(what, self.name, wanted.sizes, detail=detail))
         if (store, what) not in self._told and (store.warns or what == "damaged"):
             self._told.add((store, what))
-            warnings.warn(
-                printable(f"{self.name}: {detail}. {after}", LONGEST),
-                PersistenceWarning,
-                stacklevel=frames_inside(),
-            )
+            warn(f"{self.name}: {detail}. {after}", PersistenceWarning)

@@ -124,7 +124,6 @@ class Stored:
             self._files.discard(self._store, self._wanted, in_one_line(error))
 
     def _program(self) -> str:
-        """The digest of the program and its constants."""
         program = self._kernel.call.program
         if self._kernel.is_exact:
             return self._files.digest(*open_jaxpr(self._traced.jaxpr))

@@ -56,17 +56,11 @@ class Handler:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its executable is in the cache."""
         return self.slot.entry is not None
 
 
 class Clock:
-    """Tells handlers when a call has to take the slow path.
-
-    Attributes:
-        runs_out: Counts a call, and returns whether it has to.
-        is_over: Whether every call has to, as there are other buckets now.
-    """
+    """Tells handlers when a call has to take the slow path, or all have to (``is_over``)."""
 
     __slots__ = ("is_over", "runs_out")
 
@@ -75,7 +69,6 @@ class Clock:
         self.wind(calls)
 
     def end(self) -> None:
-        """Let no call pass any more."""
         self.is_over = True
         self.wind(0)
 

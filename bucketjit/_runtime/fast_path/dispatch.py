@@ -20,11 +20,11 @@ from bucketjit._arrays.padding import pad_to_place, padder
 from bucketjit._arrays.results import Change
 from bucketjit._compile.cache import Slot
 from bucketjit._compile.executable import Executable
+from bucketjit._jax.arrays import CONCRETE_ARRAY
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.fast_path import bucket_handler
 from bucketjit._runtime.fast_path.layout import (
     ARRAY,
-    DEVICE_ARRAY,
     NAMED,
     Layout,
     Leaves,
@@ -71,7 +71,6 @@ class DispatchTable:
             self.key = _key_of_several(layout.arity, frozenset(layout.names), readers)
 
     def handlers(self) -> list[bucket_handler.Handler]:
-        """All handlers of the table."""
         return list(itertools.chain.from_iterable(list(self.by_key.values())))
 
     def remember(
@@ -114,7 +113,7 @@ def _key_of_one(arity: int, where: int, read: Reader) -> Callable[..., Hashable]
             kind = type(value)
             if kind is ARRAY:
                 return value.shape, value.dtype
-            if kind is DEVICE_ARRAY:
+            if kind is CONCRETE_ARRAY:
                 aval = value.aval
                 placed = value.sharding
                 if type(placed) is NAMED:
@@ -166,7 +165,6 @@ class FastPath:
 
     @property
     def tables(self) -> tuple[DispatchTable, ...]:
-        """All tables."""
         return tuple(itertools.chain.from_iterable(list(self._by_tree.values())))
 
     def alike(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DispatchTable, ...]:
@@ -208,7 +206,6 @@ class FastPath:
         return table, gone
 
     def clear(self) -> list[bucket_handler.Handler]:
-        """Drop all tables, and return their handlers."""
         gone = [handler for table in self.tables for handler in table.handlers()]
         self._by_tree, self._reads_trees = {}, False
         self.latest = ()

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.tree_util import PyTreeDef
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._compile.cache import Slot
@@ -31,11 +30,7 @@ Reader = Callable[[Any], Hashable]  # returns a part of the key; None: take the 
 
 ARRAY = np.ndarray
 
-DEVICE_ARRAY = CONCRETE_ARRAY
-
 NAMED = jax.sharding.NamedSharding
-
-_KEY_ARRAY = KEY_ARRAY
 
 
 def reading_static(value: object) -> Hashable:
@@ -50,7 +45,7 @@ def reading(value: Any) -> Hashable:
     slow path.
     """
     kind = type(value)
-    if kind is DEVICE_ARRAY:
+    if kind is CONCRETE_ARRAY:
         aval, placed = value.aval, value.sharding
         if type(placed) is NAMED:  # a mesh may split the array: its sharding is part of its type
             return aval.shape, aval.dtype, aval.weak_type, placed
@@ -60,34 +55,13 @@ def reading(value: Any) -> Hashable:
     if kind is Padded:
         array = value.array
         return value.sizes, array.shape, array.dtype, value.weak_type, type(array)
-    if kind is _KEY_ARRAY:
+    if kind is KEY_ARRAY:
         return value.shape, value.dtype
     return value if kind is int else None
 
 
-def container_reader(tree: PyTreeDef, places: Sequence[int]) -> Reader:
-    """A function that reads some leaves of a container."""
-    flatten = jax.tree_util.tree_flatten
-
-    def read(value: object) -> Hashable:
-        leaves, structure = flatten(value)
-        if structure != tree:
-            return None
-        parts = [reading(leaves[i]) for i in places]
-        return None if None in parts else tuple(parts)
-
-    return read
-
-
 class Opened(NamedTuple):
-    """An argument with open axes.
-
-    Attributes:
-        where: Its position or name.
-        tree: Its tree.
-        leaves: For each leaf with open axes its position in the argument and in the call.
-        is_bare: Whether it is a leaf and not a container.
-    """
+    """An argument with open axes: for each leaf with some, its place in it and in the call."""
 
     where: Where
     tree: Any
@@ -99,7 +73,16 @@ class Opened(NamedTuple):
         """The function that reads, of such an argument, what a handler depends on."""
         if self.is_bare:
             return reading
-        return container_reader(self.tree, [i for i, _ in self.leaves])
+        tree, places, flatten = self.tree, [i for i, _ in self.leaves], jax.tree_util.tree_flatten
+
+        def read(value: object) -> Hashable:
+            leaves, structure = flatten(value)
+            if structure != tree:
+                return None
+            parts = [reading(leaves[i]) for i in places]
+            return None if None in parts else tuple(parts)
+
+        return read
 
 
 class Layout(NamedTuple):
@@ -145,10 +128,7 @@ class Layout(NamedTuple):
 def layout_of(
     call: Call, opened: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Layout, list[Where]] | None:
-    """The layout of a call, and its arguments that hold NumPy arrays without open axes.
-
-    `preparing` says why these matter.
-    """
+    """The layout of a call, and its arguments of NumPy without open axes; see `preparing`."""
     leaves, open_leaves = call.leaves, set(opened)
     if any(reading(leaves[leaf]) is None for leaf in opened):
         return None
@@ -215,7 +195,7 @@ def kind_of(
         kind = type(value)
         if kind is ARRAY:
             kinds.append((value.dtype, value.ndim))
-        elif kind in (DEVICE_ARRAY, Padded):
+        elif kind in (CONCRETE_ARRAY, Padded):
             aval = on_one_device(value.array if kind is Padded else value)
             if aval is None:
                 return None
@@ -284,9 +264,8 @@ class OtherSizes:
         """
         program, like, signature = self._program(), self._like, self._like.signature
         tokens = like.tokens
-        if program is None or signature.tokens is not tokens:
-            return None
-        if self._clock is not None and self._clock.is_over:
+        is_over = self._clock is not None and self._clock.is_over
+        if program is None or signature.tokens is not tokens or is_over:
             return None
         shapes = list(like.shapes)
         for leaf, value in leaves.items():
@@ -302,9 +281,7 @@ class OtherSizes:
         call = dataclasses.replace(like, shapes=shapes, sizes=sizes, program=program)
         ordered = call.ordered
         bucket = self._bucket_of(ordered)
-        if bucket is None:
-            return None
-        if min(ordered) < 1 or not program.admits(sizes):
+        if bucket is None or min(ordered) < 1 or not program.admits(sizes):
             return None
         program.check_reshapes(sizes)
         return call, (program, *bucket[0]), bucket[1]

@@ -24,11 +24,7 @@ _LARGEST_SIZE_CONSTANTS = 4096  # elements that a call keeps on the device for e
 
 
 class RememberedCalls:
-    """The calls that the fast path serves.
-
-    Attributes:
-        fast_path: Serves them.
-    """
+    """The calls that ``fast_path`` serves."""
 
     def __init__(
         self,
@@ -53,16 +49,17 @@ class RememberedCalls:
         served: dispatch.ServedCall,
         same_up_to: tuple[int, ...] | None = None,
     ) -> None:
-        """Let the next call like this one take the fast path.
+        """Let the next call like this one take the fast path, if it has a layout.
 
-        Nothing is done if the executable has left the cache, or the arguments have no layout (see
-        `layout_of`).
+        A masked call has its sizes on the device. With large size constants it is not remembered:
+        each logical size would keep them there. Calls from its sizes up to ``same_up_to`` have the
+        same bucket, so the first one of them is served likewise.
         """
-        slot = self._cache.slot(served.key)
-        if slot is None:
+        constants = call.size_constants.values if served.sizes is not None else ()
+        if sum(x.size for x in constants) > _LARGEST_SIZE_CONSTANTS:
             return
-        read = layout_of(call, opened, *arguments)
-        if read is None:
+        slot, read = self._cache.slot(served.key), layout_of(call, opened, *arguments)
+        if slot is None or read is None:
             return
         layout, hosts = read
         with self._lock:
@@ -70,10 +67,8 @@ class RememberedCalls:
             self._forget(gone)
             leaves = {i: call.leaves[i] for i in opened}
             self._remember(table, arguments, slot, served, leaves, hosts)
-            if same_up_to is None:
-                return
-            kind = kind_of(layout, *arguments)
-            if kind is None:
+            kind = None if same_up_to is None else kind_of(layout, *arguments)
+            if same_up_to is None or kind is None:
                 return
             others = table.others.get(kind[0])
             if others is None or not others.holds(call, served.clock):
@@ -105,10 +100,7 @@ class RememberedCalls:
         arguments: dispatch.Arguments,
         serving: Callable[[Any, Executable, Call], dispatch.ServedCall],
     ) -> Handler | None:
-        """The handler of a call that differs from an earlier one in sizes alone.
-
-        None if its bucket is not compiled. ``serving`` says how an executable serves a call.
-        """
+        """The handler of a call of other sizes; None if its bucket is not compiled."""
         if (likes := self.fast_path.other_sizes(*arguments)) is None:
             return None
         table, others, leaves = likes
@@ -120,24 +112,6 @@ class RememberedCalls:
         served = serving(key, entry, call)
         with self._lock:
             return self._remember(table, arguments, slot, served, leaves, others.hosts)
-
-    def add_masked(
-        self,
-        call: Call,
-        arguments: dispatch.Arguments,
-        served: dispatch.ServedCall,
-        same_up_to: tuple[int, ...] | None = None,
-    ) -> None:
-        """Let the next call like this one, which was masked, skip the slow path; see `add`.
-
-        Its sizes are on the device. A call whose size constants are large is not remembered: each
-        logical size would keep them there. Calls of the sizes from here to
-        ``same_up_to`` have the same bucket, so the first one of them is served likewise.
-        """
-        if sum(x.size for x in call.size_constants.values) > _LARGEST_SIZE_CONSTANTS:
-            return
-        opened = call.signature.open_leaves(call.tokens)
-        self.add(call, arguments, opened, served, same_up_to)
 
     def _forget(self, handlers: Sequence[Handler]) -> None:
         for handler in handlers:

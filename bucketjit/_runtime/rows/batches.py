@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bucketjit._arrays.padded import Padded
 from bucketjit._arrays.padding import cut, pad, plain
+from bucketjit._compile.argument_types import is_open
 from bucketjit._compile.executable import Executable
 from bucketjit._compile.rows import batch_sizes
 from bucketjit._config import Check, Out
@@ -27,7 +28,7 @@ from bucketjit._jax.arrays import host_placer, is_key, is_on_several_devices, ke
 from bucketjit._masking.checks import POISONS, compare, failed, poison_value
 from bucketjit._runtime.checked_calls import is_of_jit
 from bucketjit._runtime.counters import CountedBatch
-from bucketjit._runtime.rows.kinds import Kinds, Row, is_open, placement_of
+from bucketjit._runtime.rows.kinds import Kinds, Row, placement_of
 from bucketjit._tracing.call import Call
 
 
@@ -50,10 +51,7 @@ def _shared_leaves(kinds: Kinds, like: Call, pads: Mapping[int, tuple[int, ...]]
 def launch(
     entry: Executable, rows: Sequence[Row], kinds: Kinds, poison: tuple[int, str] | None = None
 ) -> list[Any]:
-    """Run the executable of a batch, without waiting for its results, which have axes of rows.
-
-    The rows after the last example repeat it, so that they end every loop that it ends.
-    """
+    """Run a batch without waiting. Rows after the last example repeat it: their loops end too."""
     assert entry.rows is not None
     index, filler = (None, None) if poison is None else poison
     like, pads = rows[0].like, dict(entry.pads)
@@ -134,10 +132,7 @@ def results_of(entry: Executable, rows: Sequence[Row], outs: list[Any], out: Out
 
 
 def checked_results(entry: Executable, rows: Sequence[Row], kinds: Kinds, out: Out) -> list[Any]:
-    """Run a batch, for tests, and compare each row with other runs of itself, by `Check`.
-
-    `bucketjit._runtime.checked_calls` does the same for a call.
-    """
+    """Run a batch, for tests, and compare each row with other runs of itself, by `Check`."""
     engine = kinds.engine
     check = engine.config.check
     poisons: list[Any] = list(enumerate(POISONS)) if check is Check.POISON else [None]
@@ -178,32 +173,23 @@ def _column(leaf: Any, shapes: Sequence[tuple[int, ...] | None], out: Out) -> li
         )
         return [jax.random.wrap_key_data(w, impl=key_impl(leaf.dtype)) for w in words]
     host = np.asarray(leaf)
+    rows, logical = [host[r, ...] for r in range(len(shapes))], [s for s in shapes if s is not None]
     if host.dtype == jax.dtypes.float0:
-        return [host[r, ...] for r in range(len(shapes))]
+        return rows
+    cuts = list(map(cut, rows, logical)) if logical else rows
     if out is Out.NUMPY:
-        return [
-            host[r, ...] if shape is None else cut(host[r, ...], shape)
-            for r, shape in enumerate(shapes)
-        ]
-    weak = bool(leaf.weak_type)
-    like, sharding = leaf, leaf.sharding
+        return cuts
+    like, sharding, weak = leaf, leaf.sharding, bool(leaf.weak_type)
     if isinstance(sharding, NamedSharding) and is_on_several_devices(sharding):
         whole = NamedSharding(sharding.mesh, PartitionSpec())  # a copy on each of its devices
         like = jax.device_put(np.zeros((), host.dtype), whole)
-    if None in shapes:  # no axis is open, so all rows have one shape
-        place = host_placer(host.shape[1:], host.dtype, weak, like)
-        return [place(host[r, ...]) for r in range(len(shapes))]
     placers: dict[tuple[int, ...], Callable[[np.ndarray], Any]] = {}
 
     def placed(row: np.ndarray) -> Any:
         if row.shape not in placers:
             placers[row.shape] = host_placer(row.shape, row.dtype, weak, like)
-        return placers[row.shape](np.ascontiguousarray(row))
+        return placers[row.shape](row if row.flags.c_contiguous else row.copy())
 
-    if out is Out.PADDED:
-        return [
-            Padded.of_result(placed(host[r]), shape)
-            for r, shape in enumerate(shapes)
-            if shape is not None
-        ]
-    return [placed(cut(host[r], shape)) for r, shape in enumerate(shapes) if shape is not None]
+    if logical and out is Out.PADDED:
+        return [Padded.of_result(placed(row), s) for row, s in zip(rows, logical, strict=True)]
+    return list(map(placed, cuts))

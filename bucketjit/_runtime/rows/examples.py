@@ -55,11 +55,9 @@ class Examples:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """How errors name each of the mapped arguments."""
         return tuple(self.words[name] for name in self.mapped)
 
     def call(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the call of one example."""
         every = {**self.arguments, **dict(zip(self.mapped, values, strict=True))}
         args = tuple(value for name, value in every.items() if isinstance(name, int))
         return args, {name: value for name, value in every.items() if isinstance(name, str)}
@@ -290,11 +288,9 @@ def _rows_of(values: Any, name: str) -> Any:
         return list(values) if is_key or not values.is_fully_addressable else np.asarray(values)
     is_text = isinstance(values, str | bytes | bytearray)
     if is_text or _is_record(values) or isinstance(values, Mapping | Set | Padded):
-        remedy = "a dict of lists is no list of dicts" if isinstance(values, Mapping) else ""
-        raise ArgumentError(
-            f"{name}: expected a list of examples, got {type(values).__name__}"
-            + (f"; {remedy}" if remedy else "")
-        )
+        what = type(values).__name__
+        what += "; a dict of lists is no list of dicts" if isinstance(values, Mapping) else ""
+        raise ArgumentError(f"{name}: expected a list of examples, got {what}")
     if isinstance(values, Sequence | Iterator):
         return values
     if isinstance(values, Iterable) and not isinstance(values, jax.ShapeDtypeStruct):

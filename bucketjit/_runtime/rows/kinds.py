@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bucketjit._arrays.padding import fresh
-from bucketjit._compile.argument_types import padded_leaf_shapes
+from bucketjit._compile.argument_types import is_open, padded_leaf_shapes
 from bucketjit._compile.rows import Rows
 from bucketjit._config import Fallback
 from bucketjit._events import Verbatim, counted
@@ -64,19 +64,13 @@ class Batched:
 
 @dataclass(frozen=True)
 class Alone:
-    """Examples run one by one, each as a call of its own.
-
-    Attributes:
-        why: Why they are not batched; None if the call itself says why it is not masked.
-        words: What the call itself says.
-    """
+    """Examples run one by one; without ``why``, the call itself says ``words`` for it."""
 
     why: MaskingError | None
     words: str = ""
 
     @property
     def reason(self) -> str:
-        """Why they run so, in words."""
         return self.words if self.why is None else self.why.reason
 
 
@@ -104,13 +98,7 @@ class Kind:
 
 
 class Row(NamedTuple):
-    """One example.
-
-    Attributes:
-        leaves: The leaves of its mapped arguments.
-        kind: What examples of its shapes do.
-        like: An example of the same signature, as a call.
-    """
+    """One example: the leaves of its mapped arguments, its kind, and a call of its signature."""
 
     leaves: Sequence[Any]
     kind: Kind
@@ -143,7 +131,6 @@ class Kinds:
         self.sharding: NamedSharding | None = None
 
     def row(self, index: int, values: Values) -> Row:
-        """Sign an example, and find its kind."""
         # Most examples are NumPy arrays, which are leaves themselves.
         key: Any = tuple([(x.shape, x.dtype) for x in values if type(x) is np.ndarray])
         is_plain = len(key) == len(values)
@@ -176,24 +163,22 @@ class Kinds:
             raise
 
     def _cure(self, values: Values, text: str = "") -> str:
-        """What to pass in the place of numbers, or lists of them, that an error is about.
-
-        An error of the user's function, which tells no name, may be about any argument.
-        """
+        """What to pass for numbers or lists of them. An error without a name may be about any."""
         pairs = list(zip(self._examples.names, values, strict=True))
         about = [pair for pair in pairs if text.startswith(f"{pair[0]}: ")] if text else pairs
         cures = [_array_of_examples(name, value) for name, value in about]
         return f"; {cures[0]}" if cures and all(cures) else ""
 
     def call_of(self, row: Row) -> Call:
-        """The call of an example."""
         leaves = list(row.like.leaves)
         for i, leaf in zip(self.mapped, row.leaves, strict=True):
             leaves[i] = leaf
-        return _owning(row.kind.call.with_leaves(leaves))
+        call = row.kind.call
+        for i in call.with_leaves(leaves).donated_leaves if call.donate else ():
+            leaves[i] = fresh(leaves[i])  # all examples share it
+        return call.with_leaves(leaves)
 
     def rows(self, count: int, summed: bool = False, in_turn: bool = False) -> Rows:
-        """The rows of a batch."""
         placement = placement_of(self.sharding, count)
         return Rows(count, frozenset(self.mapped), summed, placement, in_turn)
 
@@ -347,19 +332,6 @@ def placement_of(sharding: NamedSharding | None, count: int) -> NamedSharding | 
     if sharding is None or count % sharding.mesh.shape[sharding.mesh.axis_names[0]]:
         return None
     return sharding
-
-
-def is_open(token: str) -> bool:
-    """Whether a token of an axis names a size that varies."""
-    return token != STATIC and not token.isdigit()
-
-
-def _owning(call: Call) -> Call:
-    """The same call with copies of the arrays that it would donate, as all examples share them."""
-    if not call.donate:
-        return call
-    donated = call.donated_leaves
-    return call.with_leaves([fresh(x) if i in donated else x for i, x in enumerate(call.leaves)])
 
 
 def _shown(kind: LeafType, shape: Sequence[Any]) -> str:

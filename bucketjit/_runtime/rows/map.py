@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bucketjit._compile.rows import Rows, rows_key, sum_dtype
-from bucketjit._config import Check, Out, is_positive_int
+from bucketjit._compile.rows import Rows, sum_dtype
+from bucketjit._config import Check, Out, is_int_from
 from bucketjit._events import counted, shown
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.interface import Interface
@@ -36,14 +36,7 @@ STACKED = "stacked"
 
 @dataclass(frozen=True)
 class MapOptions:
-    """What the user chose for one call of `map`.
-
-    Attributes:
-        out: The form of each result.
-        is_stacked: Whether the results are stacked, each array to a `Ragged`.
-        token_budget: The most padded tokens of a batch; None to choose it from the sizes.
-        reduce: How results are reduced; None to return that of each example.
-    """
+    """What the user chose for one call of `map`; ``out`` is the form of each result."""
 
     out: Out
     is_stacked: bool = False
@@ -52,10 +45,9 @@ class MapOptions:
 
 
 def options_of(configured: Out, reduce: Any, token_budget: Any, out: Any) -> MapOptions:
-    """Check the options of a call of `map`."""
     if reduce is not None and reduce not in ("sum", "mean"):
         raise SpecError(f"map: reduce must be 'sum', 'mean' or None, got {reduce!r}")
-    if token_budget is not None and not is_positive_int(token_budget):
+    if token_budget is not None and not is_int_from(token_budget, 1):
         raise SpecError(
             f"map: token_budget must be an int of at least 1, or None, got {token_budget!r}"
         )
@@ -170,7 +162,6 @@ class MapExplanation:
 
 
 def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapExplanation:
-    """Explain a call of `map`; nothing is compiled or run."""
     call = MapCall(engine, examples, options.out, options.token_budget, options.is_stacked)
     summed = options.reduce is not None
     count, groups, alone = 0, [], Counter[str]()
@@ -181,9 +172,8 @@ def explain_map(engine: Engine, examples: Examples, options: MapOptions) -> MapE
         alone.update(way.reason for way in ways if isinstance(way, Alone))
         for planned in call.plan(window, summed):
             way, how = planned.way, (summed, planned.in_turn)
-            keys = {
-                n: rows_key(way.program, way.bucket, call.kinds.rows(n, *how)) for n in planned.rows
-            }
+            of_bucket = functools.partial(engine.requests.masked_key, way.program, way.bucket)
+            keys = {n: of_bucket(call.kinds.rows(n, *how)) for n in planned.rows}
             groups.append(
                 ExplainedGroup(
                     bucket=FrozenDict(way.bucket),
@@ -298,7 +288,7 @@ def _row_counts(rows: object) -> list[int]:
     every = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str) else [rows]
     rounded: dict[int, None] = {}
     for count in every:
-        if not is_positive_int(count):
+        if not is_int_from(count, 1):
             raise SpecError(f"warmup: rows must be ints of at least 1, got {count!r}")
         assert isinstance(count, int)
         rounded[1 << (count - 1).bit_length()] = None

@@ -32,10 +32,7 @@ _WORTH_TURNS = 1.25  # how much longer a row may take, as fewer executables are 
 
 
 def may_take_turns(engine: Engine, entry: Executable, way: Batched, kinds: Kinds) -> bool:
-    """Whether it is worth finding out: for rows that take long, on one CPU.
-
-    A batch of one row says nothing.
-    """
+    """Whether it is worth finding out: for batches of rows that take long, on one CPU."""
     return (
         way.program not in engine.takes_turns
         and (entry.rows or 1) > 1
@@ -111,14 +108,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Planned:
-    """The batches of the examples that have one program and one bucket.
-
-    Attributes:
-        way: The program and the bucket.
-        members: The examples, by their place in the window.
-        rows: How many rows the executable of each batch takes.
-        in_turn: Whether rows are computed one after the other.
-    """
+    """The batches of one program and bucket: ``rows`` of each, ``members`` of the window."""
 
     way: Batched
     members: Sequence[int]
@@ -132,13 +122,7 @@ class Planned:
 
 
 class _Cover(NamedTuple):
-    """Batches that hold the rows of a group.
-
-    Attributes:
-        cost: Tokens computed, and the price of each run.
-        rows: The row count of each batch.
-        new: The row counts that need a new executable.
-    """
+    """The batches of a group: their cost in tokens, their rows, and row counts that are new."""
 
     cost: int
     rows: tuple[int, ...]
@@ -151,14 +135,9 @@ def default_budget(groups: Sequence[Group]) -> int:
     return min(_MOST_BUDGET, max(_LEAST_BUDGET, _power_of_two_below(tokens // _BATCHES)))
 
 
-def row_counts(groups: Sequence[Group], budget: int) -> list[tuple[int, ...]]:
-    """The row count of each batch, for each group."""
-    return list(_batches(tuple(groups), budget))
-
-
 @functools.lru_cache(maxsize=256)
-def _batches(groups: tuple[Group, ...], budget: int) -> tuple[tuple[int, ...], ...]:
-    """See `row_counts`; cached, as calls in a loop often have the same groups."""
+def row_counts(groups: tuple[Group, ...], budget: int) -> tuple[tuple[int, ...], ...]:
+    """The row count of each batch, for each group; calls in a loop often have the same groups."""
     options = [_options(group, budget) for group in groups]
     chosen = [_first(group, budget, by_new) for group, by_new in zip(groups, options, strict=True)]
     gains = sorted(

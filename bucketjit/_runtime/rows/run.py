@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bucketjit._compile.executable import Executable, SignatureChanged
-from bucketjit._compile.rows import Rows, rows_key
+from bucketjit._compile.rows import Rows
 from bucketjit._config import Check, Fallback, Out
 from bucketjit._events import Event, warn
 from bucketjit._ir.expressions import is_symbolic
@@ -37,14 +37,7 @@ _PLACED = MaskingError("its arguments are placed in another way than its program
 
 
 class Summed(NamedTuple):
-    """The sum of the results of some examples.
-
-    Attributes:
-        tree: The tree of one result.
-        dtypes: The dtypes of its leaves.
-        values: The sum of each leaf, of a dtype that holds it.
-        rows: How many examples there were.
-    """
+    """The sum of the results of some examples, in ``values`` whose dtypes hold it."""
 
     tree: Any
     dtypes: Sequence[Any]
@@ -56,12 +49,7 @@ Wait = Callable[[], list[Any]]  # waits for a batch, and returns results or one 
 
 
 class MapCall:
-    """One call of `map`.
-
-    Attributes:
-        engine: The engine of the function.
-        kinds: Signs the examples.
-    """
+    """One call of `map`, whose ``kinds`` sign its examples."""
 
     def __init__(
         self, engine: Engine, examples: Examples, out: Out, budget: int | None, is_stacked: bool
@@ -92,7 +80,6 @@ class MapCall:
             yield window
 
     def results(self) -> list[Any]:
-        """The results of the examples, in their order."""
         every: list[Any] = []
         for window in self.windows():
             results: list[Any] = [None] * len(window)
@@ -212,17 +199,14 @@ class MapCall:
             counts = frozenset(compiled[key])
             group = plan.Group(size, way.tokens, counts, most if summed else None, key in asked)
             rest.append((way, places, group))
-        groups = [group for _, _, group in rest]
+        groups = tuple(group for _, _, group in rest)
         rows_of = plan.row_counts(groups, self._budget or plan.default_budget(groups))
         for (way, places, _), batch_rows in zip(rest, rows_of, strict=True):
             planned.append(Planned(way, places, batch_rows))
         return planned
 
     def _known_counts(self, summed: bool) -> tuple[defaultdict[Any, set[int]], set[Any]]:
-        """The row counts that have an executable, by program and bucket; and which are the user's.
-
-        If nothing may be compiled, all of them are as good as chosen by the user.
-        """
+        """The row counts of each bucket that have an executable, and those that are to stay."""
         counts: defaultdict[Any, set[int]] = defaultdict(set)
         asked: set[Any] = set()
         for (owner, *rest), entry in self.engine.cache.items():
@@ -320,8 +304,8 @@ class MapCall:
         call = self.kinds.call_of(like)
         try:
             entry, source, _ = engine.provider.get(
-                rows_key(way.program, way.bucket, rows),
-                lambda: engine.requests.rows(call, way.bucket, rows),
+                engine.requests.masked_key(way.program, way.bucket, rows),
+                lambda: engine.requests.of(call, way.bucket, rows),
             )
         except MaskingError as error:
             if not error.is_defect:  # no rule masks an equation, for one example neither
