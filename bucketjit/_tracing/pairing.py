@@ -72,8 +72,10 @@ def pair(
     guards = [parse_constraint(c) for c in constraints]
     trials = (c for c in _candidates(sizes, tried) if all(g.holds(c) for g in guards))
     for candidate in itertools.islice(trials, _TRIALS):
-        if len(samples) == _SAMPLES or candidate in samples:
+        if candidate in samples:
             continue
+        if len(samples) == _SAMPLES or _is_predicted(tracer, traces, samples):
+            break
         trace = at_other_sizes(functools.partial(tracer.at, candidate), failures.append)
         if trace is None:
             continue
@@ -134,6 +136,8 @@ def _candidates(sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[dict[str, in
     for names in dict.fromkeys((tuple(sorted(sizes)), tuple(larger))):
         for i, name in enumerate(names):
             yield {**sizes, name: sizes[name] + 1 + i}
+        yield {**sizes, **{v: sizes[v] * 2 + i for i, v in enumerate(names)}}
+        for name in names:
             if sizes[name] > 2:
                 yield {**sizes, name: sizes[name] - 1}
         for offset in (3, 4):
@@ -141,6 +145,22 @@ def _candidates(sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[dict[str, in
         for i, name in enumerate(names):  # multiples: every divisor of the size still divides it
             yield {**sizes, name: sizes[name] * (2 + i)}
         yield {**sizes, **{v: sizes[v] * (3 + i) for i, v in enumerate(names)}}
+
+
+def _is_predicted(tracer: Tracer, traces: Sequence[Concrete], samples: Sequence[Sizes]) -> bool:
+    """Whether expressions that fit all samples but the last give each size of the last one, too.
+
+    A trace of a large program takes seconds, so no more are made then.
+    """
+    *earlier, last = samples
+    if any(len({s[v] for s in earlier}) < 2 for v in tracer.variables):
+        return False
+    columns = list(dict.fromkeys(zip(*(t.skeleton.sizes for t in traces), strict=True)))
+    labels, unfitted = _labels([column[:-1] for column in columns], tracer, earlier, ())
+    return not unfitted and all(
+        (label if isinstance(label, int) else evaluate_text(label, last)) == column[-1]
+        for label, column in zip(labels, columns, strict=True)
+    )
 
 
 def _tells_apart(samples: Sequence[Sizes], variables: Sequence[str]) -> bool:

@@ -157,6 +157,23 @@ def test_one_trace_for_each_logical_size_and_none_when_warm() -> None:
     assert executor.cache_size() == 1
 
 
+@pytest.mark.parametrize(
+    "size, traced",
+    [(lambda n: 2 * n + 3, [5, 6, 10]), (lambda n: int(n * 0.7), [5, 6, 10, 4, 8, 9])],
+    ids=["a line", "another function"],
+)
+def test_traces_are_made_until_they_predict_the_next(size: Any, traced: list[int]) -> None:
+    sizes = []
+
+    def fn(x: Any) -> Any:
+        sizes.append(int(x.shape[0]))
+        return jnp.concatenate([x, np.ones(size(sizes[-1]), np.float32)])
+
+    executor = _executor(fn)
+    assert_same(executor(ramp(5)), fn(ramp(5)))
+    assert sizes == [*traced, 5]
+
+
 def test_a_function_that_fails_at_other_sizes() -> None:
     table = ramp(6)
 
