@@ -118,21 +118,21 @@ Ways = Sequence[tuple[Fills, int]]
 
 
 def _chosen(wanted: Sequence[Ways]) -> Fills:
-    """The fills that spare more than they cost."""
-
-    def spared(fills: Fills) -> int:
-        best = (max((n for way, n in ways if way <= fills), default=0) for ways in wanted)
-        return sum(best) - sum(fill.cost for fill in fills)
-
+    """The fills that spare more than they cost; of all, those that do not are left out in turn."""
     chosen = CERTAIN.union(*(way for ways in wanted for way, _ in ways))
-    gain = spared(chosen)
     while chosen:
-        tried = [(spared(chosen - {fill}), chosen - {fill}) for fill in chosen]
-        best, fewer = max(tried, key=lambda attempt: attempt[0])
-        if best < gain:
-            break
-        gain, chosen = best, fewer
-    return chosen if gain > 0 else CERTAIN
+        spared, worth = 0, dict.fromkeys(chosen, 0)
+        for ways in wanted:
+            possible = [(way, n) for way, n in ways if way <= chosen]
+            best = max((n for _, n in possible), default=0)
+            spared += best
+            for fill in CERTAIN.union(*(way for way, _ in possible)):
+                worth[fill] += best - max((n for way, n in possible if fill not in way), default=0)
+        least = min(chosen, key=lambda fill: worth[fill] - fill.cost)
+        if worth[least] > least.cost:
+            return chosen if spared > sum(fill.cost for fill in chosen) else CERTAIN
+        chosen -= {least}
+    return CERTAIN
 
 
 def facts_of_loop(
