@@ -28,7 +28,17 @@ from typing import Any, Generic, TypeVar
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from bucketjit._jax.jaxprs import CALLS, Atom, bodies, called_jaxpr, name_of, open_jaxpr, scan_arity
+from bucketjit._ir.expressions import Shape, groups, is_symbolic
+from bucketjit._jax.jaxprs import (
+    CALLS,
+    Atom,
+    bodies,
+    called_jaxpr,
+    name_of,
+    open_jaxpr,
+    scan_arity,
+    shape_of,
+)
 from bucketjit._jax.tracers import equation_of
 
 ELEMENTWISE = (
@@ -215,6 +225,69 @@ VALUE_PARAMS: Mapping[str, frozenset[str]] = {
     "gather": frozenset({"fill_value"}),
     "size_constant": frozenset({"depends_on"}),
 }
+
+
+# --- which axis of a result is which axis of an operand ----------------------------------------
+
+
+def kept_axes(eqn: JaxprEqn) -> dict[int, int]:
+    """The axes of the first operand that the result has as they are: result -> operand."""
+    params, name = eqn.params, name_of(eqn)
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    if name == "transpose":
+        return dict(enumerate(params["permutation"]))
+    if name == "broadcast_in_dim":
+        places = params["broadcast_dimensions"]
+        return {p: i for i, p in enumerate(places) if str(before[i]) == str(after[p])}
+    if name == "reshape":
+        return {} if params.get("dimensions") is not None else _not_regrouped(before, after)
+    if name in REMOVES:
+        removed = params[REMOVES[name]]
+        return dict(enumerate(i for i in range(len(before)) if i not in removed))
+    touched = params[TOUCHES[name]] if name in TOUCHES else ()
+    touched = touched if isinstance(touched, tuple | list) else (touched,)
+    if name == "pad":
+        touched = [i for i, edges in enumerate(params["padding_config"]) if edges != (0, 0, 0)]
+    shapes = [shape_of(v) for v in (*eqn.invars, *eqn.outvars) if shape_of(v)]
+    return {
+        i: i
+        for i in range(len(after))
+        if i not in touched and len({str(shape[i]) for shape in shapes}) == 1
+    }
+
+
+REMOVES = {
+    "squeeze": "dimensions",
+    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), "axes"),
+    **dict.fromkeys(("reduce_and", "reduce_or", "argmax", "argmin"), "axes"),
+}
+# What these do along one axis leaves the others as they are.
+TOUCHES = {
+    **{"rev": "dimensions", "concatenate": "dimension", "sort": "dimension"},
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
+}
+
+
+def _not_regrouped(before: Shape, after: Shape) -> dict[int, int]:
+    """The axes that a reshape leaves as they are: result -> operand."""
+    old, new = ([i for i, d in enumerate(s) if is_symbolic(d) or d != 1] for s in (before, after))
+    kept: dict[int, int] = {}
+    i = j = 0
+    for merged, split in groups(tuple(before[k] for k in old), tuple(after[k] for k in new)):
+        if len(merged) == len(split) == 1:
+            kept[new[j]] = old[i]
+        i, j = i + len(merged), j + len(split)
+    return kept
+
+
+def product_axes(eqn: JaxprEqn) -> list[tuple[int | None, int | None]]:
+    """The axes of both operands of a ``dot_general`` that each axis of its result comes from."""
+    contract, batch = eqn.params["dimension_numbers"]
+    left, right = (
+        [a for a in range(len(shape_of(v))) if a not in (*contract[i], *batch[i])]
+        for i, v in enumerate(eqn.invars)
+    )
+    return [*zip(*batch, strict=True), *((a, None) for a in left), *((None, a) for a in right)]
 
 
 # --- branches and loops ---------------------------------------------------------------------

@@ -23,8 +23,9 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import kept_axes
 from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, shape_of
-from bucketjit._masking.padding_facts import kept_axes, open_axes
+from bucketjit._masking.padding_facts import open_axes
 
 _LARGEST = 16  # elements; an index has one for each axis
 

@@ -30,8 +30,8 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from bucketjit._ir import dataflow
-from bucketjit._ir.dataflow import ELEMENTWISE
-from bucketjit._ir.expressions import Shape, groups, is_symbolic
+from bucketjit._ir.dataflow import ELEMENTWISE, REMOVES, TOUCHES, kept_axes, product_axes
+from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._jax.jaxprs import Atom, dtype_of, is_literal, name_of, shape_of
 
 
@@ -162,57 +162,7 @@ Held = Sequence[Fills | None]  # of each operand
 Zero = Callable[[JaxprEqn, Held, Held], Fills | None]
 
 
-# --- which axis of a result is which axis of an operand ---------------------------------------
-
-
-def kept_axes(eqn: JaxprEqn) -> dict[int, int]:
-    """The axes of the first operand that the result has as they are: result -> operand."""
-    params, name = eqn.params, name_of(eqn)
-    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
-    if name == "transpose":
-        return dict(enumerate(params["permutation"]))
-    if name == "broadcast_in_dim":
-        places = params["broadcast_dimensions"]
-        return {p: i for i, p in enumerate(places) if str(before[i]) == str(after[p])}
-    if name == "reshape":
-        return {} if params.get("dimensions") is not None else _not_regrouped(before, after)
-    if name in _REMOVES:
-        removed = params[_REMOVES[name]]
-        return dict(enumerate(i for i in range(len(before)) if i not in removed))
-    touched = params[_TOUCHES[name]] if name in _TOUCHES else ()
-    touched = touched if isinstance(touched, tuple | list) else (touched,)
-    if name == "pad":
-        touched = [i for i, edges in enumerate(params["padding_config"]) if edges != (0, 0, 0)]
-    shapes = [shape_of(v) for v in (*eqn.invars, *eqn.outvars) if shape_of(v)]
-    return {
-        i: i
-        for i in range(len(after))
-        if i not in touched and len({str(shape[i]) for shape in shapes}) == 1
-    }
-
-
-_REMOVES = {
-    "squeeze": "dimensions",
-    **dict.fromkeys(("reduce_sum", "reduce_max", "reduce_min", "reduce_prod"), "axes"),
-    **dict.fromkeys(("reduce_and", "reduce_or", "argmax", "argmin"), "axes"),
-}
-# What these do along one axis leaves the others as they are.
-_TOUCHES = {
-    **{"rev": "dimensions", "concatenate": "dimension", "sort": "dimension"},
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
-}
-
-
-def _not_regrouped(before: Shape, after: Shape) -> dict[int, int]:
-    """The axes that a reshape leaves as they are: result -> operand."""
-    old, new = ([i for i, d in enumerate(s) if is_symbolic(d) or d != 1] for s in (before, after))
-    kept: dict[int, int] = {}
-    i = j = 0
-    for merged, split in groups(tuple(before[k] for k in old), tuple(after[k] for k in new)):
-        if len(merged) == len(split) == 1:
-            kept[new[j]] = old[i]
-        i, j = i + len(merged), j + len(split)
-    return kept
+# --- which axes of the operands a result has -----------------------------------------------------
 
 
 def _carried(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
@@ -233,16 +183,6 @@ def _iota(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
     for axis in range(len(shape_of(eqn.outvars[0]))):
         if axis != eqn.params["dimension"]:
             yield axis, ()
-
-
-def product_axes(eqn: JaxprEqn) -> list[tuple[int | None, int | None]]:
-    """The axes of both operands of a ``dot_general`` that each axis of its result comes from."""
-    contract, batch = eqn.params["dimension_numbers"]
-    left, right = (
-        [a for a in range(len(shape_of(v))) if a not in (*contract[i], *batch[i])]
-        for i, v in enumerate(eqn.invars)
-    )
-    return [*zip(*batch, strict=True), *((a, None) for a in left), *((None, a) for a in right)]
 
 
 def _convolution(eqn: JaxprEqn) -> Iterator[tuple[int, Axes]]:
@@ -364,7 +304,7 @@ _SCATTERS = ("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-mi
 # The axes of the operands that each axis of a result comes from.
 _AXES: Mapping[str, Callable[[JaxprEqn], Iterable[tuple[int, Axes]]]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys((*_REMOVES, *_TOUCHES, "transpose", "broadcast_in_dim", "reshape"), _carried),
+    **dict.fromkeys((*REMOVES, *TOUCHES, "transpose", "broadcast_in_dim", "reshape"), _carried),
     **dict.fromkeys(("pad", "slice", "dynamic_slice", "dynamic_update_slice"), _carried),
     **dict.fromkeys(_SCATTERS, _scatter),
     "dot_general": lambda eqn: enumerate(product_axes(eqn)),
@@ -414,9 +354,9 @@ class FactsOfResults:
         zero_of = _ZERO.get(name)
         for axis, sources in self.read(eqn).sources:
             along = [
-                (fact.repeats.get(source), fact.zero.get(source))
-                if isinstance(source, int)
-                else source
+                source
+                if isinstance(source, tuple)
+                else (fact.repeats.get(source), fact.zero.get(source))
                 for fact, source in zip(ins, sources, strict=True)
             ]
             repeated, zero = [a[0] for a in along], [a[1] for a in along]

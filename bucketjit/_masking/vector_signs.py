@@ -27,8 +27,8 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from bucketjit._ir import dataflow
+from bucketjit._ir.dataflow import kept_axes, product_axes
 from bucketjit._jax.jaxprs import Atom, dtype_of, name_of, shape_of
-from bucketjit._masking.padding_facts import kept_axes, product_axes
 
 #: The number of a factorisation, and the axes of a value along which its signs lie: the axes that
 #: count the matrices of a batch, then the axis that counts the vectors.
