@@ -101,7 +101,7 @@ def _planned(jaxpr: Jaxpr, results: FactsOfResults) -> Plan:
         counted.add(chosen)
         if (cost := cost + _counted(jaxpr, plan, results).cost) < least:
             least, best = cost, plan
-        if 4 * least < without:  # what the others could still spare is little
+        if 2 * least <= without:  # each candidate takes as long as masking the program
             break
     return best
 
