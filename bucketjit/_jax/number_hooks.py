@@ -190,7 +190,7 @@ def special_names(names: str) -> list[str]:
     return [f"__{name}__" for name in names.split()]
 
 
-OPERATORS_WITH_NUMBERS = special_names("add radd sub rsub mul rmul truediv rtruediv")
+WITH_NUMBERS = special_names("add radd sub rsub mul rmul truediv rtruediv")
 
 WHOLE_OPERATORS = special_names("floordiv rfloordiv mod rmod divmod rdivmod")
 

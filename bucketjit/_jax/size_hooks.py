@@ -19,23 +19,15 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
+from bucketjit._jax import number_hooks
 from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.number_hooks import (
-    CONVERSIONS,
-    OPERATORS_WITH_NUMBERS,
-    WHOLE_OPERATORS,
     Size,
-    exponent,
     fail,
-    is_number_of_sizes,
     is_positive,
-    operation_with_number,
-    power,
     report_raised,
-    reporting_conversion,
     special_names,
     watching,
-    whole_operation,
 )
 from bucketjit._jax.patches.patch import Patch, Replacing
 from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, text_line
@@ -233,11 +225,11 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__repr__": _text_of(Size, "__repr__"),
     "__index__": _no_index,
     "__getattr__": _no_attribute,
-    "__pow__": power,
-    "__rpow__": exponent,
+    "__pow__": number_hooks.power,
+    "__rpow__": number_hooks.exponent,
     **{name: _raising(getattr(Size, name)) for name in _COMPARISONS},
-    **{name: operation_with_number(name) for name in OPERATORS_WITH_NUMBERS},
-    **{name: whole_operation(name) for name in WHOLE_OPERATORS},
+    **{name: number_hooks.operation_with_number(name) for name in number_hooks.WITH_NUMBERS},
+    **{name: number_hooks.whole_operation(name) for name in number_hooks.WHOLE_OPERATORS},
     **{name: _missing(name) for name in _ONLY_OF_INTS if not hasattr(Size, name)},
 }
 
@@ -273,9 +265,9 @@ def _is_watched_user() -> bool:
 
 _TRACER_HOOKS: dict[str, Callable[..., Any]] = {
     # An array is a tracer in the unpadded run too, so its text counts only for a number.
-    "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
+    "__repr__": _text_of(jax.core.Tracer, "__repr__", number_hooks.is_number_of_sizes),
     "__len__": _length,
-    **{name: reporting_conversion(name) for name in CONVERSIONS},
+    **{name: number_hooks.reporting_conversion(name) for name in number_hooks.CONVERSIONS},
 }
 
 

@@ -26,13 +26,8 @@ from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variab
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
 from bucketjit._jax.stablehlo import BadModule, Module, copy_of, kept_arguments
-from bucketjit._stages.modules.building import (
-    Building,
-    Value,
-    aliased_result,
-    attributes_in,
-    new_main,
-)
+from bucketjit._stages.modules import building
+from bucketjit._stages.modules.building import Building, Value
 from bucketjit._stages.modules.dynamic import refuse_what_python_computes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
@@ -64,7 +59,7 @@ def bounded_module(
     _check_sizes(program, bucket, constraints)
     try:
         module = copy_of(lowered.compiler_ir())
-        with new_main(module, "masked") as build:
+        with building.new_main(module, "masked") as build:
             _Main(build, program, call, bucket, lowered).add()
     except BadModule as error:
         raise ExportError(f"the masked module cannot have bounds: {error}") from error
@@ -193,18 +188,13 @@ class _Main:
         old = self._build
         of_args = []
         for x, type in zip(self._arguments, inputs, strict=True):
-            attributes: dict[str, Any] = {}
-            if x.place is not None and old.arg_attributes:
-                attributes = attributes_in(old.arg_attributes[x.place])
-            result = aliased_result(attributes)
+            attributes = {} if x.place is None else dict(old.arg_attributes[x.place])
+            result = building.aliased_result(attributes)
             if result is not None and results[result] != type:
                 del attributes["tf.aliasing_output"]
             of_args.append({**attributes, "bucketjit.shape": self._shape_of(x)})
-        of_results = []
-        for i, shape in enumerate(self._program.out_shapes):
-            attributes = attributes_in(old.result_attributes[i]) if old.result_attributes else {}
-            of_results.append({**attributes, "bucketjit.shape": str(tuple(shape))})
-        return of_args, of_results
+        pairs = zip(old.result_attributes, self._program.out_shapes, strict=True)
+        return of_args, [{**x, "bucketjit.shape": str(tuple(shape))} for x, shape in pairs]
 
     def _shape_of(self, x: _Argument) -> str:
         if x.is_size:

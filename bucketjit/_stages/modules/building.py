@@ -14,7 +14,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from bucketjit._jax.arrays import is_key, key_shape
-from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir
+from bucketjit._jax.stablehlo import MAIN, BadModule, Module, func, hlo, ir
 
 Value = Any  # an `ir.Value` of jaxlib
 
@@ -27,17 +27,17 @@ class Building:
     Attributes:
         inputs: Types of the arguments of the old ``main``.
         results: Types of its results.
-        arg_attributes: Attributes of each of its arguments; empty if there are none.
-        result_attributes: Attributes of each of its results; empty if there are none.
+        arg_attributes: Attributes of each of its arguments, by name.
+        result_attributes: Attributes of each of its results, by name.
         arguments: The arguments of the new ``main``.
     """
 
     def __init__(self, module: Module, name: str) -> None:
         table = ir.SymbolTable(module.operation)
         old = table[MAIN]
-        self.arg_attributes = attributes_of(old, "arg_attrs")
-        self.result_attributes = attributes_of(old, "res_attrs")
         self.inputs, self.results = list(old.type.inputs), list(old.type.results)
+        self.arg_attributes = _attributes_of(old, "arg_attrs", self.inputs)
+        self.result_attributes = _attributes_of(old, "res_attrs", self.results)
         self.arguments: list[Value] = []
         while name in table:
             name = f"{name}_"
@@ -173,9 +173,11 @@ def _attributes(attributes: Mapping[str, Any]) -> Any:
     return ir.DictAttr.get(texts)
 
 
-def attributes_in(attributes: Any) -> dict[str, Any]:
-    """The attributes of an argument or a result by name."""
-    return {named.name: named.attr for named in attributes}
+def _attributes_of(function: Any, which: str, types: Sequence[Any]) -> list[dict[str, Any]]:
+    """The attributes of each argument or result, by name; the function may have none."""
+    if which not in function.attributes:
+        return [{} for _ in types]
+    return [{a.name: a.attr for a in each} for each in ir.ArrayAttr(function.attributes[which])]
 
 
 def aliased_result(attributes: Mapping[str, Any]) -> int | None:
