@@ -85,10 +85,7 @@ def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[l
     """
 
     def of_flat(*args: Any) -> list[Any]:
-        left, right = (
-            jax.tree_util.tree_unflatten(tree, half)
-            for half in (args[: len(elems)], args[len(elems) :])
-        )
+        left, right = map(tree.unflatten, (args[: len(elems)], args[len(elems) :]))
         outs = jax.tree_util.tree_leaves(fn(left, right))
         wanted = [(x.shape, x.dtype) for x in structs]
         if (types := [(jnp.shape(x), jnp.asarray(x).dtype) for x in outs]) != wanted:

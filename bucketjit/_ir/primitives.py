@@ -175,10 +175,8 @@ def _combination(name: str, whole: Callable[[Any, int], Any]) -> Any:
     return primitive
 
 
-shard_mean_p, shard_psum_p = (
-    _combination("shard_mean", jnp.mean),
-    _combination("shard_psum", jnp.sum),
-)
+shard_mean_p = _combination("shard_mean", jnp.mean)
+shard_psum_p = _combination("shard_psum", jnp.sum)
 
 COMBINED = frozenset((shard_mean_p, shard_psum_p))
 """The primitives whose result is the same on all shards."""

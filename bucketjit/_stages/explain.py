@@ -23,7 +23,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.kernels import name_in_words
 from bucketjit._ir.program import Program
-from bucketjit._jax.jaxprs import struct_of
+from bucketjit._jax.jaxprs import CALLS, struct_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
@@ -190,10 +190,8 @@ def masked_equations(
     return tuple(equation for _, equation in masked.values())
 
 
-_CALLS = (  # not listed: the equations of the program that they call are
-    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "call_hi_primitive"),
-)
+# Not listed: the equations of the program that they call are.
+_CALLS = CALLS | {"eval_jaxpr", "call_hi_primitive"}
 
 
 def _watched(rule: Rule, masked: dict[int, tuple[Any, MaskedEquation]]) -> Rule:

@@ -65,9 +65,8 @@ def _on_cpu(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     merges = len(runs) < len(pairs) and any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs)
     if merges:
         left, right = zip(*runs, strict=True)
-        lhs, rhs = (
-            lax.reshape(x, _merged(x.shape, side)) for x, side in ((lhs, left), (rhs, right))
-        )
+        lhs = lax.reshape(lhs, _merged(lhs.shape, left))
+        rhs = lax.reshape(rhs, _merged(rhs.shape, right))
         numbers = Numbers(
             (_after(left, [r.start for r in left]), _after(right, [r.start for r in right])),
             (_after(left, numbers.batch[0]), _after(right, numbers.batch[1])),

@@ -25,7 +25,7 @@ from bucketjit._ir.dynamic_axes import places_of
 from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variables_in, variables_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
-from bucketjit._jax.stablehlo import BadModule, Module, copy_of, kept_arguments
+from bucketjit._jax.stablehlo import BadModule, Module, copy_of, func, hlo, kept_arguments
 from bucketjit._stages.modules import building
 from bucketjit._stages.modules.building import Building, Value
 from bucketjit._stages.modules.dynamic import refuse_what_python_computes
@@ -177,7 +177,7 @@ class _Main:
                 self._cut(out, shape, type, sizes)
                 for out, shape, type in zip(outs, self._program.out_shapes, results, strict=True)
             ]
-            build.returns(cut)
+            func.ReturnOp(cut)
 
     def _attributes(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any]:
         """Attributes of the arguments and of the results.
@@ -240,7 +240,7 @@ class _Main:
         places: list[tuple[str, Value]] = []
         for x, value in zip(self._arguments, self._build.arguments, strict=True):
             for axis, token in x.tokens.items():
-                x.sizes[axis] = value if x.is_size else self._build.size_of(value, axis)
+                x.sizes[axis] = value if x.is_size else hlo.get_dimension_size(value, axis)
                 places.append((token, x.sizes[axis]))
                 if token.isidentifier():
                     sizes.setdefault(token, x.sizes[axis])

@@ -86,7 +86,10 @@ class Building:
         arg_attributes: Sequence[Mapping[str, Any]],
         result_attributes: Sequence[Mapping[str, Any]],
     ) -> Iterator[None]:
-        """Add the function; the operations of its body are added within this context."""
+        """Add the function; the operations of its body are added within this context.
+
+        The last one is that which returns.
+        """
         with ir.InsertionPoint.at_block_begin(self._module.body):
             kind = ir.FunctionType.get(list(inputs), list(results))
             function = func.FuncOp("main", kind, visibility="public")
@@ -101,10 +104,6 @@ class Building:
         """An int scalar."""
         dtype = np.int32 if bits == 32 else np.int64
         return hlo.constant(ir.DenseElementsAttr.get(np.array(value, dtype)))
-
-    def size_of(self, value: Value, axis: int) -> Value:
-        """The size of a bounded value along an axis."""
-        return hlo.get_dimension_size(value, axis)
 
     def with_size(self, value: Value, size: Value, axis: int, type: Any) -> Value:
         """A value with another size along an axis: a bounded one, or the whole buffer."""
@@ -159,10 +158,6 @@ class Building:
         """The results of the old function."""
         name = ir.FlatSymbolRefAttr.get(self._name)
         return list(func.CallOp(self.results, name, list(operands)).results)
-
-    def returns(self, values: Sequence[Value]) -> None:
-        """End the function."""
-        func.ReturnOp(list(values))
 
 
 def _attributes(attributes: Mapping[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -72,7 +72,7 @@ class Sizing:
     def __init__(self, scope: Any, sizes: dict[str, int], taken: Set[str]) -> None:
         self._scope, self._sizes, self._taken = scope, sizes, taken
         self._of_traces: dict[int, _FactsOfTrace] = {}  # by `id`; the traces that have not ended
-        self._unshared: tracers.Unshared | None = None
+        self._renew_traces: Callable[[], None] | None = None
         self.computed: dict[str, Computed] = {}
         self.dims: dict[str, Any] = {}
 
@@ -98,7 +98,7 @@ class Sizing:
     @contextmanager
     def active(self) -> Iterator[None]:
         """A context in which selections of this thread make sizes."""
-        with as_open(self), tracers.unshared_traces() as self._unshared:
+        with as_open(self), tracers.unshared_traces() as self._renew_traces:
             yield
 
     def nonzero(self, array: Any) -> tuple[Any, ...]:
@@ -270,8 +270,8 @@ class Sizing:
         self.dims[name] = dim
         if (trace := tracers.trace_of(n)) is not None:
             self._facts(trace).numbers[name] = n
-        assert self._unshared is not None
-        self._unshared.renew()
+        assert self._renew_traces is not None
+        self._renew_traces()
         return name
 
 
