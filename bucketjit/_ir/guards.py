@@ -126,15 +126,12 @@ def _decide_failure(
     """
     extremes = (_enclosed(message, m.end(), ")") for m in _EXTREME.finditer(message))
     pairs = [p for p in itertools.combinations(shapes_in(message), 2) if len(p[0]) == len(p[1])]
-    return _first_new(
-        [
-            *((_side, *texts) for texts in _SLICE.findall(message)),
-            *((_order, *split_at_commas(inside or "")) for inside in extremes),
-            *((_equal, *texts) for pair in pairs for texts in zip(*pair, strict=True)),
-        ],
-        sizes,
-        guards,
-    ) or decide_even(message, sizes, guards)
+    candidates = itertools.chain(
+        ((_side, *texts) for texts in _SLICE.findall(message)),
+        ((_order, *split_at_commas(inside or "")) for inside in extremes),
+        ((_equal, *texts) for pair in pairs for texts in zip(*pair, strict=True)),
+    )
+    return _first_new(candidates, sizes, guards) or decide_even(message, sizes, guards)
 
 
 def decide_even(message: str, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Guard | None:

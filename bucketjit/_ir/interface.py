@@ -129,11 +129,8 @@ class Interface:
     @functools.cached_property
     def computed_reshapes(self) -> tuple[tuple[Shape, Shape], ...]:
         """Those of `reshapes` whose sizes the program computes, so that a run must tell them."""
-        return tuple(
-            (before, after)
-            for before, after in self.reshapes
-            if variables_in((*before, *after)) & self.computed.keys()
-        )
+        names = self.computed.keys()
+        return tuple((a, b) for a, b in self.reshapes if variables_in((*a, *b)) & names)
 
     def computed_in_words(self) -> tuple[str, ...]:
         """The sizes that it computes, each with its bound and its line, and what it presumes."""
@@ -173,13 +170,11 @@ class Interface:
                 if len(takers) == 1 and str(size) not in takers:
                     ((name, taker),) = takers.items()
                     grown.setdefault(name, {})[str(size)] = str(size - taker)
-        kept = {
-            v: {
-                size: more for size, more in longer.items() if not grown.keys() & variables_of(more)
-            }
-            for v, longer in grown.items()
-        }
-        return {v: longer for v, longer in kept.items() if longer}
+        kept: dict[str, dict[str, str]] = {}
+        for v, longer in grown.items():
+            if alone := {s: m for s, m in longer.items() if not grown.keys() & variables_of(m)}:
+                kept[v] = alone
+        return kept
 
     def growth(self, bucket: Mapping[str, int]) -> dict[str, int]:
         """By how much the results that calls take again are longer in a bucket, by variable."""

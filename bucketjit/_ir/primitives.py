@@ -66,12 +66,11 @@ def _cut_transpose(
     inverse: Any, cotangents: Sequence[Any], n: Any, *arrays: Any, **params: Any
 ) -> list[Any]:
     linear = {**params, "defines": False}
-    is_dropped = [
-        type(ct) is ad.Zero or not ad.is_undefined_primal(x)
-        for ct, x in zip(cotangents, arrays, strict=True)
-    ]
-    pairs = zip(cotangents, is_dropped, strict=True)
-    return [None, *(ct if drop else inverse.bind(n, ct, **linear)[0] for ct, drop in pairs)]
+    cut: list[Any] = [None]
+    for ct, x in zip(cotangents, arrays, strict=True):
+        is_dropped = type(ct) is ad.Zero or not ad.is_undefined_primal(x)
+        cut.append(ct if is_dropped else inverse.bind(n, ct, **linear)[0])
+    return cut
 
 
 def _cut_batch(

@@ -253,12 +253,8 @@ def without_assertion_effects(exported: Any) -> Any:
     ``shape_poly.ShapeAssertionEffect`` (since 0.4.14) has no serialized form. The assertions are in
     the module in any case.
     """
-    effects = tuple(
-        effect
-        for effect in exported.unordered_effects
-        if type(effect).__name__ != "ShapeAssertionEffect"
-    )
-    return dataclasses.replace(exported, unordered_effects=effects)
+    kept = [e for e in exported.unordered_effects if type(e).__name__ != "ShapeAssertionEffect"]
+    return dataclasses.replace(exported, unordered_effects=tuple(kept))
 
 
 def with_derivatives(

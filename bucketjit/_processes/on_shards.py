@@ -215,9 +215,8 @@ class OnShards:
         if program in self._checked:
             return
         if program.computed:
-            raise no_exact_shape(
-                MaskingError("it computes sizes, which differ from shard to shard")
-            )
+            why = MaskingError("it computes sizes, which differ from shard to shard")
+            raise no_exact_shape(why)
         assert isinstance(program, Program)
         try:
             _followed(_OneWeighting(), program)  # raises if gradients are weighed in both ways

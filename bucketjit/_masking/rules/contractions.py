@@ -74,12 +74,9 @@ def _on_cpu(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     if not (may_exchange and _pays(lhs.shape, rhs.shape, numbers)):
         changed = {"dimension_numbers": tuple(numbers)} if merges else {}
         return ctx.bind(lhs, rhs, **changed)
-    precision = ctx.params["precision"]
-    result = ctx.bind(
-        *(rhs, lhs),
-        dimension_numbers=tuple(numbers.exchanged),
-        precision=precision and precision[::-1],
-    )
+    precision, exchanged = ctx.params["precision"], tuple(numbers.exchanged)
+    precision = precision and precision[::-1]
+    result = ctx.bind(rhs, lhs, dimension_numbers=exchanged, precision=precision)
     return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, numbers))
 
 

@@ -44,9 +44,8 @@ def fold(identity: Identity, name: str = "") -> Rule:
         _refuse_uneven(ctx, axes)
         if not axes:
             return operands if ctx.primitive.multiple_results else operands[0]
-        return _bind(
-            ctx, name, *(ctx.fill(x, axes=placed, value=identity(x.dtype)) for x in operands)
-        )
+        filled = (ctx.fill(x, axes=placed, value=identity(x.dtype)) for x in operands)
+        return _bind(ctx, name, *filled)
 
     return rule
 

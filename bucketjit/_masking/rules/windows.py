@@ -55,11 +55,8 @@ def _is_irregular(slide: Slide) -> bool:
 
 def _meets_padding(ctx: RuleContext, slides: Sequence[Slide]) -> bool:
     """True if anything stands in for padding that a logical window reads."""
-    return any(
-        _is_irregular(s) or is_symbolic(s.low) or s.reads_padding(ctx)
-        for s in slides
-        if _is_open(s)
-    )
+    opened = filter(_is_open, slides)
+    return any(_is_irregular(s) or is_symbolic(s.low) or s.reads_padding(ctx) for s in opened)
 
 
 def _lay_out(
@@ -68,10 +65,8 @@ def _lay_out(
     """Arrays in which windows of static parameters read what the logical windows read."""
     shape = tuple(s.size for s in slides)
     read = [i for i, s in enumerate(slides) if _is_open(s) and s.reads_padding(ctx)]
-    laid = [
-        ctx.fill(x, axes=read, value=value, shape=shape)
-        for x, value in zip(arrays, values, strict=True)
-    ]
+    pairs = zip(arrays, values, strict=True)
+    laid = [ctx.fill(x, axes=read, value=value, shape=shape) for x, value in pairs]
     params: dict[str, list[Any]] = {
         "window_dimensions": [ctx.padded(s.window) for s in slides],
         "window_strides": [ctx.padded(s.stride) for s in slides],

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit._events import shown
+from bucketjit._ir import expressions
 from bucketjit._ir.bucket_sizes import is_wide
 from bucketjit._ir.dynamic_axes import places_of
-from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variables_in, variables_of
+from bucketjit._ir.expressions import evaluate_text, parsed, symbolic_axes, variables_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
 from bucketjit._jax.stablehlo import BadModule, Module, copy_of, func, hlo, kept_arguments
@@ -74,7 +75,8 @@ def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Seque
     promised = [parse_constraint(text) for text in constraints]
     guards = [guard for guard in program.guards if guard not in promised]
     needed = {v for guard in guards for v in guard.variables}
-    needed |= variables_in(d for pair in program.reshapes for shape in pair for d in shape)
+    reshaped = itertools.chain(*itertools.chain(*program.reshapes))
+    needed |= expressions.variables_in(reshaped)
     names = [v for v in bucket if v in needed or program.pairing is not None]
     promised = [guard for guard in promised if guard.variables <= set(names)]
     most = _MOST_SIZES if program.pairing is None else _MOST_TRACES
@@ -158,10 +160,7 @@ class _Main:
         inputs = [
             x.type if x.is_size else build.bounded(x.type, list(x.tokens)) for x in self._arguments
         ]
-        axes = [
-            [i for i, dim in enumerate(shape) if is_symbolic(dim)]
-            for shape in self._program.out_shapes
-        ]
+        axes = map(symbolic_axes, self._program.out_shapes)
         pairs = zip(build.results, axes, strict=True)
         results = [build.bounded(type, opened) for type, opened in pairs]
         with build.main(inputs, results, *self._attributes(inputs, results)):
@@ -224,11 +223,10 @@ class _Main:
     def _cut(self, out: Value, shape: Sequence[Any], type: Any, sizes: Mapping[str, Value]) -> Any:
         done: list[int] = []
         whole = out.type
-        for axis, dim in enumerate(shape):
-            if is_symbolic(dim):
-                done.append(axis)
-                size = self._expression(str(dim), sizes)
-                out = self._build.with_size(out, size, axis, self._build.bounded(whole, done))
+        for axis in symbolic_axes(shape):
+            done.append(axis)
+            size = self._expression(str(shape[axis]), sizes)
+            out = self._build.with_size(out, size, axis, self._build.bounded(whole, done))
         assert out.type == type
         return out
 
