@@ -85,10 +85,7 @@ def _close(fn: Any, tree: PyTreeDef, elems: Sequence[Any], axis: int) -> tuple[l
     """
 
     def of_flat(*args: Any) -> list[Any]:
-        left, right = (
-            jax.tree_util.tree_unflatten(tree, half)
-            for half in (args[: len(elems)], args[len(elems) :])
-        )
+        left, right = map(tree.unflatten, (args[: len(elems)], args[len(elems) :]))
         outs = jax.tree_util.tree_leaves(fn(left, right))
         wanted = [(x.shape, x.dtype) for x in structs]
         if (types := [(jnp.shape(x), jnp.asarray(x).dtype) for x in outs]) != wanted:
@@ -153,25 +150,17 @@ def _jvp(
         return outs, [next(changes) if i in floats_out else x for i, x in enumerate(zeros)]
     if mode == PULLBACK:  # the tangent of a pullback is the first half of the pullback of pairs
         c, e = map(len, combine.floats)
-        const_and_elem_dots = combine.split(float_dots, floats=True)
-        pulled = _bind(
-            combine.dual,
-            PULLBACK,
-            *(*consts, *const_and_elem_dots[0], *elems, *const_and_elem_dots[1]),
-            *(*linear_dots, *linear),
-        )
+        c_dots, e_dots = combine.split(float_dots, floats=True)
+        pairs = *consts, *c_dots, *elems, *e_dots
+        pulled = _bind(combine.dual, PULLBACK, *pairs, *linear_dots, *linear)
         return outs, [*pulled[:c], *pulled[2 * c : 2 * c + e]]
     # TANGENT: the tangent of S's tangent is the second half of the tangent of the scan of pairs.
     c_linear, e_linear = combine.split(linear, floats=True)
     c_linear_dots, e_linear_dots = combine.split(linear_dots, floats=True)
     c_dots, e_dots = combine.split(float_dots, floats=True)
-    pairs = _bind(
-        combine.dual,
-        TANGENT,
-        *(*consts, *c_linear, *elems, *e_linear),
-        *(*c_dots, *c_linear_dots, *e_dots, *e_linear_dots),
-    )
-    return outs, pairs[len(e_dots) :]
+    pairs = *consts, *c_linear, *elems, *e_linear
+    dots = [*c_dots, *c_linear_dots, *e_dots, *e_linear_dots]
+    return outs, _bind(combine.dual, TANGENT, *pairs, *dots)[len(e_dots) :]
 
 
 def _transpose(
@@ -204,10 +193,8 @@ def _batch(
         if mode == TANGENT:
             is_batched[i] = is_batched[start + k] = is_batched[i] or dims[start + k] is not None
         is_batched[i] |= mode == PULLBACK
-    front = [
-        batching.bdim_at_front(x, d, size) if b else x
-        for x, d, b in zip(operands, dims, is_batched, strict=True)
-    ]
+    rows = zip(operands, dims, is_batched, strict=True)
+    front = [batching.bdim_at_front(x, d, size) if b else x for x, d, b in rows]
     outs = _bind(combine.batched(is_batched[:consts], size), mode, *front)
     return outs, [0] * len(outs)
 

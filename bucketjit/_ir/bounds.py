@@ -12,7 +12,7 @@ import functools
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -224,14 +224,6 @@ def _product(left: _Polynomial, right: _Polynomial) -> _Polynomial:
     return _sum(*({(*sorted((*a, *b)),): c * d} for a, c in left.items() for b, d in right.items()))
 
 
-def _apart(polynomial: _Polynomial, atom: str) -> tuple[_Polynomial, _Polynomial] | None:
-    """The factor of an atom, and the terms without it; None if the polynomial is not linear."""
-    if any(atoms.count(atom) > 1 for atoms in polynomial):
-        return None
-    factor = {tuple(a for a in k if a != atom): c for k, c in polynomial.items() if atom in k}
-    return factor, {k: c for k, c in polynomial.items() if atom not in k}
-
-
 # --- the proof: atoms are replaced by their bounds, calls first ----------------------------------
 
 
@@ -244,10 +236,10 @@ def _holds(polynomial: _Polynomial, most_of: tuple[tuple[str, str], ...], steps:
     calls = sorted((x for x in atoms if not x.isidentifier()), key=len, reverse=True)
     bounded = [v for v, _ in reversed(most_of) if v in atoms]
     for atom in (*calls, *bounded):
-        parts = _apart(polynomial, atom)
-        if parts is None:
+        if any(atoms.count(atom) > 1 for atoms in polynomial):  # it is not linear
             continue
-        factor, rest = parts
+        factor = {tuple(a for a in k if a != atom): c for k, c in polynomial.items() if atom in k}
+        rest = {k: c for k, c in polynomial.items() if atom not in k}
         for sign in (1, -1):
             if _holds(_product(factor, {(): sign}), most_of, steps - 1):
                 cases = _cases(atom, factor, rest, sign, most_of)
@@ -292,19 +284,16 @@ def _cases(
 
 def _is_plainly_natural(polynomial: _Polynomial) -> bool:
     """Whether no term is negative after ``v = 1 + w``, or interval arithmetic says so."""
-    calls = any(not atom.isidentifier() for atoms in polynomial for atom in atoms)
-    if not calls and all(c >= 0 for c in _from_zero(polynomial).values()):
-        return True
+    if all(atom.isidentifier() for atoms in polynomial for atom in atoms):
+        shifted = _Polynomial()
+        for atoms, c in polynomial.items():
+            factors: list[_Polynomial] = [{(v,): 1, (): 1} for v in atoms]
+            shifted = _sum(shifted, functools.reduce(_product, factors, {(): c}))
+        if all(c >= 0 for c in shifted.values()):
+            return True
     node = parsed(_text(polynomial))
     names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
     try:
         return interval(node, dict.fromkeys(names, 1), dict.fromkeys(names, _ANY_SIZE))[0] >= 0
     except (ValueError, KeyError):
         return False
-
-
-def _from_zero(polynomial: _Polynomial) -> _Polynomial:
-    def shifted(atoms: Iterable[str], c: int) -> _Polynomial:
-        return functools.reduce(_product, ({(x,): 1, (): 1} for x in atoms), {(): c})
-
-    return _sum(*(shifted(atoms, c) for atoms, c in polynomial.items()))

@@ -51,11 +51,8 @@ def is_wide(text: str, bucket: tuple[tuple[str, int], ...]) -> bool:
 
 
 def _not_int32(dim: Dim) -> MaskingError:
-    return MaskingError(
-        f"the size {dim} does not fit into int32 in this bucket",
-        "choose smaller buckets",
-        in_bucket=True,
-    )
+    why = f"the size {dim} does not fit into int32 in this bucket"
+    return MaskingError(why, "choose smaller buckets", in_bucket=True)
 
 
 class BucketSizes:

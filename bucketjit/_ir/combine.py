@@ -139,10 +139,8 @@ class Combine:
         """The function with a leading batch axis on all elements and on some constants."""
         axes = [0 if b else None for b in const_batched] + 2 * len(self._elems) * [0]
         fn = jax.vmap(lambda *args: self.apply(*args), in_axes=axes)
-        consts = [
-            struct_of(x, shape=(size, *x.shape)) if b else x
-            for x, b in zip(self._consts, const_batched, strict=True)
-        ]
+        pairs = zip(self._consts, const_batched, strict=True)
+        consts = [struct_of(x, shape=(size, *x.shape)) if b else x for x, b in pairs]
         elems = [struct_of(x, shape=(size, *x.shape)) for x in self._elems]
         return Combine(fn, consts, elems, self.axis + 1, self._dim)
 

@@ -23,7 +23,7 @@ from jax.errors import InconclusiveDimensionOperation
 from bucketjit._ir.expressions import evaluate_text, parsed, split_at_commas, variables_of
 from bucketjit._raised import text_of
 
-_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
+COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 # The texts of JAX's errors (jax 0.10 to 0.12).
 _COMPARISON = re.compile(r"comparison '(.+?)' (>=|<=|>|<) '(.+?)' is inconclusive")
 _DIVISION = re.compile(r"The remainder (.+?) should be 0")
@@ -54,7 +54,7 @@ class Guard:
             a, b = evaluate_text(self.left, sizes), evaluate_text(self.right, sizes)
         except ZeroDivisionError:  # then a guard on the divisor fails, too
             return False
-        return bool(_COMPARE[self.op](a, b))
+        return bool(COMPARE[self.op](a, b))
 
     @property
     def pins(self) -> bool:
@@ -126,15 +126,12 @@ def _decide_failure(
     """
     extremes = (_enclosed(message, m.end(), ")") for m in _EXTREME.finditer(message))
     pairs = [p for p in itertools.combinations(shapes_in(message), 2) if len(p[0]) == len(p[1])]
-    return _first_new(
-        [
-            *((_side, *texts) for texts in _SLICE.findall(message)),
-            *((_order, *split_at_commas(inside or "")) for inside in extremes),
-            *((_equal, *texts) for pair in pairs for texts in zip(*pair, strict=True)),
-        ],
-        sizes,
-        guards,
-    ) or decide_even(message, sizes, guards)
+    candidates = itertools.chain(
+        ((_side, *texts) for texts in _SLICE.findall(message)),
+        ((_order, *split_at_commas(inside or "")) for inside in extremes),
+        ((_equal, *texts) for pair in pairs for texts in zip(*pair, strict=True)),
+    )
+    return _first_new(candidates, sizes, guards) or decide_even(message, sizes, guards)
 
 
 def decide_even(message: str, sizes: Mapping[str, int], guards: Sequence[Guard]) -> Guard | None:

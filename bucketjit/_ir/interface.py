@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -50,35 +50,6 @@ class SizeConstants:
 NO_SIZE_CONSTANTS = SizeConstants()
 
 
-class ConcreteTraces(Protocol):
-    """The concrete traces that a program was made from.
-
-    `bucketjit._tracing.pairing.Pairing` implements it.
-    """
-
-    @property
-    def samples(self) -> Sequence[Mapping[str, int]]:
-        """The sizes that the traces were made at."""
-
-    @property
-    def nests_by_size(self) -> bool:
-        """Whether auxiliary data in the tree of the outputs depends on the logical sizes."""
-
-    @property
-    def why(self) -> str:
-        """Why the function is not traced with symbolic sizes."""
-
-    @property
-    def num_size_constants(self) -> int:
-        """How many constants depend on the logical sizes."""
-
-    def size_constants(self, sizes: Mapping[str, int]) -> SizeConstants | None:
-        """The size constants at these logical sizes; None if the program does not serve them."""
-
-    def unfitted_sizes(self, sizes: Mapping[str, int]) -> dict[str, int] | None:
-        """The unfitted sizes at these padded sizes; None if the program does not serve them."""
-
-
 @dataclass(frozen=True)
 class Computed:
     """A size that a program computes.
@@ -109,7 +80,8 @@ class Interface:
             with its line of code.
         unfitted: Additional variables, for sizes that no expression of the others fits.
         size_constant_shapes: Shape of each of `SizeConstants.values`.
-        pairing: The concrete traces it was made from; None if it was traced symbolically.
+        pairing: The concrete traces it was made from, a `bucketjit._tracing.pairing.Pairing`; None
+            if it was traced symbolically.
         computed: The sizes that the program computes, by variable, in order.
         counts: The computed sizes that its executables return after the results.
         presumed: Conditions that arrays of computed sizes are not empty, checked after a run.
@@ -126,7 +98,7 @@ class Interface:
     reshapes: Mapping[tuple[Shape, Shape], str] = field(default_factory=dict)
     unfitted: tuple[str, ...] = ()
     size_constant_shapes: tuple[Shape, ...] = ()
-    pairing: ConcreteTraces | None = None
+    pairing: Any = None
     computed: Mapping[str, Computed] = field(default_factory=dict)
     counts: tuple[str, ...] = ()
     presumed: tuple[Guard, ...] = ()
@@ -157,11 +129,8 @@ class Interface:
     @functools.cached_property
     def computed_reshapes(self) -> tuple[tuple[Shape, Shape], ...]:
         """Those of `reshapes` whose sizes the program computes, so that a run must tell them."""
-        return tuple(
-            (before, after)
-            for before, after in self.reshapes
-            if variables_in((*before, *after)) & self.computed.keys()
-        )
+        names = self.computed.keys()
+        return tuple((a, b) for a, b in self.reshapes if variables_in((*a, *b)) & names)
 
     def computed_in_words(self) -> tuple[str, ...]:
         """The sizes that it computes, each with its bound and its line, and what it presumes."""
@@ -201,13 +170,11 @@ class Interface:
                 if len(takers) == 1 and str(size) not in takers:
                     ((name, taker),) = takers.items()
                     grown.setdefault(name, {})[str(size)] = str(size - taker)
-        kept = {
-            v: {
-                size: more for size, more in longer.items() if not grown.keys() & variables_of(more)
-            }
-            for v, longer in grown.items()
-        }
-        return {v: longer for v, longer in kept.items() if longer}
+        kept: dict[str, dict[str, str]] = {}
+        for v, longer in grown.items():
+            if alone := {s: m for s, m in longer.items() if not grown.keys() & variables_of(m)}:
+                kept[v] = alone
+        return kept
 
     def growth(self, bucket: Mapping[str, int]) -> dict[str, int]:
         """By how much the results that calls take again are longer in a bucket, by variable."""

@@ -53,10 +53,8 @@ def looked_inside(eqn: JaxprEqn) -> tuple[Any, Sequence[Any]]:
             raise
         raise _without_rule(prim.name, f", and its implementation: {in_one_line(error)}") from error
     if decided:
-        shown = " == ".join(map(str, decided[0]))
-        raise _without_rule(
-            prim.name, f", and its implementation decides by sizes: {shown}"
-        ) from EqualityOfSizes(*decided[0])
+        why = f", and its implementation decides by sizes: {' == '.join(map(str, decided[0]))}"
+        raise _without_rule(prim.name, why) from EqualityOfSizes(*decided[0])
     jaxpr, consts = open_jaxpr(closed)
     if any(inner.primitive is prim for inner in jaxpr.eqns):  # it would be expanded for ever
         raise _without_rule(prim.name)

@@ -66,12 +66,11 @@ def _cut_transpose(
     inverse: Any, cotangents: Sequence[Any], n: Any, *arrays: Any, **params: Any
 ) -> list[Any]:
     linear = {**params, "defines": False}
-    is_dropped = [
-        type(ct) is ad.Zero or not ad.is_undefined_primal(x)
-        for ct, x in zip(cotangents, arrays, strict=True)
-    ]
-    pairs = zip(cotangents, is_dropped, strict=True)
-    return [None, *(ct if drop else inverse.bind(n, ct, **linear)[0] for ct, drop in pairs)]
+    cut: list[Any] = [None]
+    for ct, x in zip(cotangents, arrays, strict=True):
+        is_dropped = type(ct) is ad.Zero or not ad.is_undefined_primal(x)
+        cut.append(ct if is_dropped else inverse.bind(n, ct, **linear)[0])
+    return cut
 
 
 def _cut_batch(
@@ -175,10 +174,8 @@ def _combination(name: str, whole: Callable[[Any, int], Any]) -> Any:
     return primitive
 
 
-shard_mean_p, shard_psum_p = (
-    _combination("shard_mean", jnp.mean),
-    _combination("shard_psum", jnp.sum),
-)
+shard_mean_p = _combination("shard_mean", jnp.mean)
+shard_psum_p = _combination("shard_psum", jnp.sum)
 
 COMBINED = frozenset((shard_mean_p, shard_psum_p))
 """The primitives whose result is the same on all shards."""

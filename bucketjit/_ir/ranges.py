@@ -31,7 +31,7 @@ class Range:
 
     def __eq__(self, other: object) -> bool:
         # As texts: `==` of sizes is an event of the trace.
-        return isinstance(other, Range) and _texts(self) == _texts(other)
+        return isinstance(other, Range) and f"{self.low} {self.high}" == f"{other.low} {other.high}"
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -66,10 +66,6 @@ class Range:
             return Range()
         corners = [a * b for a in ends[:2] for b in ends[2:]]
         return Range(min(corners), max(corners))
-
-
-def _texts(bounds: Range) -> tuple[str, str]:
-    return str(bounds.low), str(bounds.high)
 
 
 def is_at_most(a: Dim | None, b: Dim | None) -> bool:

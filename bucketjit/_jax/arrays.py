@@ -191,13 +191,8 @@ def host_placer(
         placed = sharding_for(like.sharding, shape)
         if exactly and placed is not like.sharding:
             raise NotPlaced(f"shape {shape} cannot be cut as {like.sharding} tells")
-        if not weak_type:
-            return lambda host: jax.device_put(host, placed)
-        # `device_put` makes strong types only: wrap its buffers in a weakly typed array.
-        weak = array_type(shape, dtype, True)
-        return lambda host: _array.ArrayImpl(
-            weak, placed, jax.device_put(host, placed)._arrays, committed=True
-        )
+        # `device_put` makes strong types only.
+        return lambda host: with_weak_type(jax.device_put(host, placed), weak_type)
     sharding, devices = single
     aval, committed = array_type(shape, dtype, weak_type), like.committed
     put = _xla_client.batched_device_put
@@ -378,7 +373,7 @@ def on_one_device(value: Any) -> Any | None:
     return aval if aval.sharding.mesh.empty else None
 
 
-def partitions(array: object) -> tuple[int, ...] | None:
+def partitions(array: Any) -> tuple[int, ...] | None:
     """The number of equal parts into which devices cut each axis; None if no axis is cut.
 
     For an array that is being differentiated outside of ``jit``, the sharding of its value counts
@@ -386,9 +381,8 @@ def partitions(array: object) -> tuple[int, ...] | None:
     """
     while isinstance(array, jax.core.Tracer) and hasattr(array, "primal"):
         array = array.primal
-    if isinstance(array, jax.core.Tracer):
-        return None
-    if not isinstance(array, jax.Array | jax.ShapeDtypeStruct):
+    is_array = isinstance(array, jax.Array | jax.ShapeDtypeStruct)
+    if not is_array or isinstance(array, jax.core.Tracer):
         return None
     sharding = array.sharding
     if not is_on_several_devices(sharding):

@@ -16,16 +16,12 @@ import numpy as np
 
 # Types whose ``repr`` holds all that a program depends on.
 _TELLING = frozenset(
-    {
-        "jax._src.export.shape_poly._DimExpr",
-        "jax._src.layout.AutoLayout",
-        "jax._src.layout.Layout",
-        "jax._src.memory.Space",
-        "jax._src.mesh.AbstractMesh",
-        "jax._src.named_sharding.UnspecifiedValue",
-        "jax._src.core.ManualAxisType",
-        "jax._src.sharding_impls.UnspecifiedValue",
-    }
+    f"jax._src.{name}"
+    for name in (
+        *("core.ManualAxisType", "export.shape_poly._DimExpr", "layout.AutoLayout"),
+        *("layout.Layout", "memory.Space", "mesh.AbstractMesh"),
+        *("named_sharding.UnspecifiedValue", "sharding_impls.UnspecifiedValue"),
+    )
 )
 
 
@@ -100,16 +96,11 @@ def text_of(value: Any) -> str | None:
         text = f"tree {value}"
         if "CustomNode" in text:
             return None
-    elif kind is jax.sharding.PartitionSpec or _path(kind) in _TELLING:
+    elif kind is jax.sharding.PartitionSpec or f"{kind.__module__}.{named}" in _TELLING:
         text = f"{kind.__qualname__} {value!r}"
     else:
         return None
     return None if " at 0x" in text else text  # an address differs from process to process
-
-
-def _path(kind: type) -> str:
-    """The module and name of a type."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_name_of_axis(effect: Any) -> bool:

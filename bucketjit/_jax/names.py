@@ -80,11 +80,8 @@ USES = (
     ("export.shape_poly", "shape_assertion"),
     # A bound of the steps that a comparison of sizes takes.
     # Since 0.4.27. Until JAX has one.
-    (
-        "export.shape_poly_decision",
-        "_DecisionByElimination._bounds_for_sorted_terms"
-        " _DecisionByElimination.combine_constraint_with_existing",
-    ),
+    ("export.shape_poly_decision", "_DecisionByElimination._bounds_for_sorted_terms"),
+    ("export.shape_poly_decision", "_DecisionByElimination.combine_constraint_with_existing"),
     # A linearization that knows whether reverse mode runs it.
     # Since 0.5. Until `jax.custom_vjp` or a public rule tells.
     ("interpreters.ad", "fallback_linearize_rule primitive_linearizations"),

@@ -44,6 +44,28 @@ def report_raised(error: Exception) -> None:
         report(error)
 
 
+def reporting(
+    plain: Callable[..., Any],
+    *errors: type[Exception],
+    counts: Callable[[Any], bool] = lambda value: True,
+) -> Callable[..., Any]:
+    """A method that reports its errors of some types, which user code may catch, and raises them.
+
+    Only those of objects that count are reported.
+    """
+
+    @functools.wraps(plain)
+    def method(self: object, *args: object, **kwargs: object) -> Any:
+        try:
+            return plain(self, *args, **kwargs)
+        except errors as error:
+            if getattr(watching, "report_raised", None) is not None and counts(self):
+                report_raised(error)
+            raise
+
+    return method
+
+
 # Looked up before the hooks are installed: a comparison by a hook is not one of user code.
 _plain_ge = Size.__ge__
 
@@ -93,6 +115,7 @@ def operation_with_number(name: str) -> Callable[..., Any]:
     computes in float64 as Python does, and nothing is marked or refused.
     """
     plain = getattr(Size, name)
+    reported = reporting(plain, TypeError, ValueError)
     divides, is_quotient = name == "__truediv__", "truediv" in name
     is_product = is_quotient or "mul" in name
 
@@ -102,7 +125,7 @@ def operation_with_number(name: str) -> Callable[..., Any]:
             return plain(self, operand)
         is_whole = isinstance(operand, int | np.integer | Size)
         if not is_whole and not _is_number(operand):
-            return _or_report(plain, self, operand)
+            return reported(self, operand)
         if is_quotient:
             if divides and type(operand) in (int, float) and operand == 0:  # NumPy's is infinite
                 raise ZeroDivisionError("division by zero")
@@ -114,7 +137,7 @@ def operation_with_number(name: str) -> Callable[..., Any]:
         is_good = is_whole or not operand or _LEAST_FLOAT <= abs(operand) <= _MOST_FLOAT
         if not (is_product and is_good):
             fail(TypeError(f"a size and the number {operand!r} are used as numbers of Python"))
-        return _marked(_or_report(plain, self, operand))
+        return _marked(reported(self, operand))
 
     return operation
 
@@ -146,15 +169,6 @@ def _report_zero(divisor: object) -> None:
         watching.report(divisor, 0)
 
 
-def _or_report(plain: Callable[..., Any], *operands: object) -> Any:
-    """The result of an operation; a ``TypeError`` or ``ValueError`` in user code is reported."""
-    try:
-        return plain(*operands)
-    except (TypeError, ValueError) as error:
-        report_raised(error)
-        raise
-
-
 def power(self: Any, power: Any, modulo: object = None) -> Any:
     """The hook for ``size ** power``: a float power, or a negative one, makes a number of sizes.
 
@@ -164,7 +178,7 @@ def power(self: Any, power: Any, modulo: object = None) -> Any:
         return _plain_pow(self, power, modulo)
     is_float = isinstance(power, float) or (isinstance(power, int | np.integer) and power < 0)
     if modulo is not None or not is_float or not abs(power) <= _MOST_POWER:
-        return _or_report(_plain_pow, self, power, modulo)
+        return _reported_pow(self, power, modulo)
     if power < 0:
         _report_zero(self)
     result = self.__jax_array__() ** float(power)
@@ -183,6 +197,7 @@ def exponent(self: object, base: object, modulo: object = None) -> Any:
 
 
 _plain_pow, _plain_rpow = Size.__pow__, Size.__rpow__
+_reported_pow = reporting(_plain_pow, TypeError, ValueError)
 
 
 def special_names(names: str) -> list[str]:
@@ -190,7 +205,7 @@ def special_names(names: str) -> list[str]:
     return [f"__{name}__" for name in names.split()]
 
 
-OPERATORS_WITH_NUMBERS = special_names("add radd sub rsub mul rmul truediv rtruediv")
+WITH_NUMBERS = special_names("add radd sub rsub mul rmul truediv rtruediv")
 
 WHOLE_OPERATORS = special_names("floordiv rfloordiv mod rmod divmod rdivmod")
 
@@ -225,24 +240,10 @@ def is_number_of_sizes(value: Any) -> bool:
     return has_size
 
 
-def reporting_conversion(name: str) -> Callable[..., Any]:
-    """The hook for a conversion that a Python number allows and a tracer refuses.
-
-    User code may catch the refusal and go on in another way than the unpadded run, so it is
-    reported if the tracer is a number of sizes.
-    """
-    plain = getattr(jax.core.Tracer, name)
-
-    @functools.wraps(plain)
-    def reporting(self: object, *args: object, **kwargs: object) -> Any:
-        try:
-            return plain(self, *args, **kwargs)
-        except (TypeError, AttributeError) as error:
-            if getattr(watching, "report", None) is not None and is_number_of_sizes(self):
-                report_raised(error)
-            raise
-
-    return reporting
-
-
-CONVERSIONS = special_names("float int bool complex round hash array getattr")
+# Conversions that a Python number allows and a tracer refuses: user code may catch the refusal and
+# go on in another way than the unpadded run.
+CONVERSIONS = {
+    name: reporting(plain, TypeError, AttributeError, counts=is_number_of_sizes)
+    for name in special_names("float int bool complex round hash array getattr")
+    for plain in [getattr(jax.core.Tracer, name)]
+}

@@ -19,24 +19,9 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from jax.export import is_symbolic_dim
 
+from bucketjit._jax import number_hooks
 from bucketjit._jax.jaxprs import value_of_size
-from bucketjit._jax.number_hooks import (
-    CONVERSIONS,
-    OPERATORS_WITH_NUMBERS,
-    WHOLE_OPERATORS,
-    Size,
-    exponent,
-    fail,
-    is_number_of_sizes,
-    is_positive,
-    operation_with_number,
-    power,
-    report_raised,
-    reporting_conversion,
-    special_names,
-    watching,
-    whole_operation,
-)
+from bucketjit._jax.number_hooks import Size, fail, is_positive, report_raised, watching
 from bucketjit._jax.patches.patch import Patch, Replacing
 from bucketjit._jax.user_code import caller_caches, caller_decides, caller_is_user, text_line
 
@@ -60,12 +45,7 @@ def watch_equalities(
     To user code, the class of a size is ``int``, as in the unpadded run. A hook calls the functions
     of the thread that it runs in.
     """
-    reports = {
-        "report": equality,
-        "report_key": key,
-        "report_text": text,
-        "report_raised": error,
-    }
+    reports = {"report": equality, "report_key": key, "report_text": text, "report_raised": error}
     previous = {name: getattr(watching, name, None) for name in reports}
     _let_sizes_pass_for_ints()
     with _hooked():
@@ -107,20 +87,6 @@ def _equal_to_array(size: Any, array: Any) -> Any:
         if answer is False:
             watching.report(size, number)
     return np.array(equal, bool).reshape(array.shape)
-
-
-def _raising(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of sizes that reports an inconclusive comparison in user code and raises it."""
-
-    @functools.wraps(plain)
-    def reporting(*operands: object) -> Any:
-        try:
-            return plain(*operands)
-        except InconclusiveDimensionOperation as error:
-            report_raised(error)
-            raise
-
-    return reporting
 
 
 def _missing(name: str) -> Callable[..., Any]:
@@ -217,9 +183,7 @@ def _text_of(
     return text
 
 
-_COMPARISONS = special_names("ge le gt lt int")
-
-_ONLY_OF_INTS = special_names(
+_ONLY_OF_INTS = number_hooks.special_names(
     "lshift rlshift rshift rrshift and rand or ror xor rxor invert round trunc ceil floor float "
     "complex abs pos"
 )
@@ -233,11 +197,14 @@ _HOOKS: dict[str, Callable[..., Any]] = {
     "__repr__": _text_of(Size, "__repr__"),
     "__index__": _no_index,
     "__getattr__": _no_attribute,
-    "__pow__": power,
-    "__rpow__": exponent,
-    **{name: _raising(getattr(Size, name)) for name in _COMPARISONS},
-    **{name: operation_with_number(name) for name in OPERATORS_WITH_NUMBERS},
-    **{name: whole_operation(name) for name in WHOLE_OPERATORS},
+    "__pow__": number_hooks.power,
+    "__rpow__": number_hooks.exponent,
+    **{
+        name: number_hooks.reporting(getattr(Size, name), InconclusiveDimensionOperation)
+        for name in number_hooks.special_names("ge le gt lt int")
+    },
+    **{name: number_hooks.operation_with_number(name) for name in number_hooks.WITH_NUMBERS},
+    **{name: number_hooks.whole_operation(name) for name in number_hooks.WHOLE_OPERATORS},
     **{name: _missing(name) for name in _ONLY_OF_INTS if not hasattr(Size, name)},
 }
 
@@ -273,19 +240,15 @@ def _is_watched_user() -> bool:
 
 _TRACER_HOOKS: dict[str, Callable[..., Any]] = {
     # An array is a tracer in the unpadded run too, so its text counts only for a number.
-    "__repr__": _text_of(jax.core.Tracer, "__repr__", is_number_of_sizes),
+    "__repr__": _text_of(jax.core.Tracer, "__repr__", number_hooks.is_number_of_sizes),
     "__len__": _length,
-    **{name: reporting_conversion(name) for name in CONVERSIONS},
+    **number_hooks.CONVERSIONS,
 }
-
-
-def _installed(hook: Callable[..., Any], original: object) -> Callable[..., Any]:
-    return hook
 
 
 _hooked = Replacing(
     *(
-        Patch(kind, name, functools.partial(_installed, hook))
+        Patch(kind, name, functools.partial(lambda hook, original: hook, hook))
         for kind, hooks in (
             (Size, _HOOKS),
             (jax.core.ShapedArray, _type_hooks(jax.core.ShapedArray)),

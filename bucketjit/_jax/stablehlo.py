@@ -126,13 +126,6 @@ def _written(module: Module) -> bytes:
     return written.getvalue()
 
 
-def attributes_of(function: Any, which: str) -> list[Any]:
-    """The attributes of each argument or result; empty if the function has none."""
-    if which not in function.attributes:
-        return []
-    return list(ir.ArrayAttr(function.attributes[which]))
-
-
 # The error of the pass is "INVALID_ARGUMENT: ...: error: loc("..."): what is wrong", and a dump of
 # the operation. What is wrong is followed by the whole specification of the shapes.
 _REASON = re.compile(r"error: (?:loc\(.*?\): )?(.+)")
@@ -260,12 +253,8 @@ def without_assertion_effects(exported: Any) -> Any:
     ``shape_poly.ShapeAssertionEffect`` (since 0.4.14) has no serialized form. The assertions are in
     the module in any case.
     """
-    effects = tuple(
-        effect
-        for effect in exported.unordered_effects
-        if type(effect).__name__ != "ShapeAssertionEffect"
-    )
-    return dataclasses.replace(exported, unordered_effects=effects)
+    kept = [e for e in exported.unordered_effects if type(e).__name__ != "ShapeAssertionEffect"]
+    return dataclasses.replace(exported, unordered_effects=tuple(kept))
 
 
 def with_derivatives(

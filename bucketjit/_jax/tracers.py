@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -100,28 +100,21 @@ def is_inside(trace: Any, outer: Any) -> bool:
     return trace is not None
 
 
-class Unshared:
-    """Keeps the caches of JAX from returning a program that was traced before.
+@contextmanager
+def unshared_traces() -> Iterator[Callable[[], None]]:
+    """A context whose traces are returned neither outside of it nor in another one.
 
     ``jit`` caches the programs of the functions that a traced function calls. A program that makes
-    a size belongs to one call, so no other call may get it.
+    a size belongs to one call, so no other call may get it. The context gives a function: from its
+    call on, nothing that was traced before is returned.
     """
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-
-    def renew(self) -> None:
-        """From now on, nothing that was traced before is returned."""
-        self._stack.enter_context(unshared_keys(object()))
-
-
-@contextmanager
-def unshared_traces() -> Iterator[Unshared]:
-    """A context whose traces are returned neither outside of it nor in another one."""
     with ExitStack() as stack:
-        unshared = Unshared(stack)
-        unshared.renew()
-        yield unshared
+
+        def renew() -> None:
+            stack.enter_context(unshared_keys(object()))
+
+        renew()
+        yield renew
 
 
 def traces_are_unshared() -> bool:

@@ -94,13 +94,8 @@ def local_shards(chosen: Sharded) -> LocalShards:
         )
     # Masked programs name no shardings in the types of arrays.
     plain = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * mesh.devices.ndim)
-    return LocalShards(
-        axis,
-        chosen.count,
-        tuple(rows),
-        NamedSharding(plain, PartitionSpec(axis)),
-        NamedSharding(plain, PartitionSpec()),
-    )
+    cut, whole = NamedSharding(plain, PartitionSpec(axis)), NamedSharding(plain, PartitionSpec())
+    return LocalShards(axis, chosen.count, tuple(rows), cut, whole)
 
 
 def global_rows(shards: LocalShards, parts: Sequence[Any]) -> jax.Array:

@@ -138,11 +138,8 @@ class Meeting(NamedTuple):
 
     def error(self, acts: Mapping[int, str], remedy: str) -> AgreementError:
         every = "; ".join(f"process {i} {act}" for i, act in sorted(acts.items()))
-        return AgreementError(
-            f"{self.name}, call {self.number}: {every}. No process runs this call: {remedy}",
-            self.number,
-            dict(acts),
-        )
+        text = f"{self.name}, call {self.number}: {every}. No process runs this call: {remedy}"
+        return AgreementError(text, self.number, dict(acts))
 
 
 def meeting_of(name: str, seconds: float, is_known: bool) -> Meeting:

@@ -30,14 +30,7 @@ from bucketjit._ir.primitives import COMBINED, shard_mean_p, shard_psum_p
 from bucketjit._ir.program import Program
 from bucketjit._jax.jaxprs import CALLBACKS, all_equations, bodies, open_jaxpr, shape_of
 from bucketjit._jax.user_code import in_brackets, source_line
-from bucketjit._processes.build_shards import (
-    LocalShards,
-    array_leaves,
-    global_rows,
-    global_whole,
-    is_foreign,
-    local_shards,
-)
+from bucketjit._processes import build_shards
 from bucketjit._processes.split_rows import ShardedCall, refuse_results, sharded_call
 from bucketjit._runtime.counters import CallCounter
 from bucketjit._runtime.decisions import Because
@@ -214,7 +207,7 @@ class OnShards:
                 f"check={engine.config.check.value!r}: a call on shards of different sizes is not "
                 "checked; check the function without with_processes, by jax.vmap(axis_name=...)"
             )
-        return sharded_call(engine, call, len(local_shards(self._chosen).devices))
+        return sharded_call(engine, call, len(build_shards.local_shards(self._chosen).devices))
 
     def check(self, call: ShardedCall, program: Interface) -> None:
         """Refuse programs whose results depend on the shard, or on sizes that each computes."""
@@ -222,9 +215,8 @@ class OnShards:
         if program in self._checked:
             return
         if program.computed:
-            raise no_exact_shape(
-                MaskingError("it computes sizes, which differ from shard to shard")
-            )
+            why = MaskingError("it computes sizes, which differ from shard to shard")
+            raise no_exact_shape(why)
         assert isinstance(program, Program)
         try:
             _followed(_OneWeighting(), program)  # raises if gradients are weighed in both ways
@@ -244,7 +236,8 @@ class OnShards:
 
     def run(self, engine: Engine, call: ShardedCall, entry: Executable, out: Out) -> Any:
         """Run a call in a bucket that all processes have chosen."""
-        shards, whole, shapes = local_shards(self._chosen), call.whole, dict(entry.pads)
+        shards = build_shards.local_shards(self._chosen)
+        whole, shapes = call.whole, dict(entry.pads)
         real = sum(math.prod(whole.shapes[i]) for i in shapes)
         total = len(call.parts) * sum(map(math.prod, shapes.values()))
         sizes, key = call.call.sizes, whole.shape_key
@@ -252,20 +245,20 @@ class OnShards:
         with counted(engine.counters, line):
             vectors = [np.array([p.call.ordered], np.int32) for p in call.parts]
             arguments = []
-            for i in array_leaves(whole):
+            for i in build_shards.array_leaves(whole):
                 value = whole.leaves[i]
                 if i not in shapes:
-                    arguments.append(global_whole(shards, plain(value)))
+                    arguments.append(build_shards.global_whole(shards, plain(value)))
                     continue
                 parts = [pad(p.value(i, value), shapes[i]) for p in call.parts]
-                arguments.append(global_rows(shards, parts))
-            results = entry.run(global_rows(shards, vectors), arguments)
+                arguments.append(build_shards.global_rows(shards, parts))
+            results = entry.run(build_shards.global_rows(shards, vectors), arguments)
         return _results(shards, entry, call, results, out)
 
 
 def _is_spread(leaf: Any) -> bool:
     """Whether an argument is cut over several devices, or its type names a mesh."""
-    return isinstance(leaf, jax.Array) and is_foreign(leaf.sharding)
+    return isinstance(leaf, jax.Array) and build_shards.is_foreign(leaf.sharding)
 
 
 def _local(leaf: Any) -> Any:
@@ -291,7 +284,7 @@ def _named(program: Interface, position: int) -> str:
 
 
 def _results(
-    shards: LocalShards, entry: Executable, call: ShardedCall, results: Any, out: Out
+    shards: build_shards.LocalShards, entry: Executable, call: ShardedCall, results: Any, out: Out
 ) -> Any:
     """The results of this process: its own rows, and what is the same on all shards."""
     tree: Any

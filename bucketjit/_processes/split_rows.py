@@ -63,12 +63,9 @@ def sharded_call(engine: Engine, call: Call, count: int) -> ShardedCall:
                 f"{path}: expected the rows of this process, or an array of which each device has "
                 f"a copy; got one that is cut over processes, {leaf.sharding}"
             )
-    abstract = call.with_leaves(
-        [
-            leaf if kind.dtype is None else jax.ShapeDtypeStruct(shape, kind.dtype)
-            for leaf, shape, kind in zip(call.leaves, call.shapes, types, strict=True)
-        ]
-    )
+    typed = zip(call.leaves, call.shapes, types, strict=True)
+    leaves = [x if k.dtype is None else jax.ShapeDtypeStruct(n, k.dtype) for x, n, k in typed]
+    abstract = call.with_leaves(leaves)
     if count == 1:
         return ShardedCall(call, [Part(engine.resolve(abstract), {})])
     tokens = signature.tokens or signature.guessed_tokens(call.shapes)

@@ -149,8 +149,7 @@ class Agreement:
             sharded = self._shards.cut(engine, arguments)
             call = sharded.call
         else:
-            call = engine.signer.sign(*arguments)
-            call = engine.resolve(call)
+            call = engine.resolve(engine.signer.sign(*arguments))
             if engine.config.check in (Check.EXACT, Check.EXACT_ALWAYS):
                 raise errors.SpecError(
                     "check: processes that agree on a bucket have no common exact shape to compare "
@@ -227,11 +226,8 @@ class Agreement:
         """The executable of a bucket, which all processes have when this returns."""
         failed: Exception | None = None
         try:
-            entry, source, _ = engine.provider.get(
-                masked.key,
-                lambda: engine.requests.of(offer.call, masked.bucket),
-                may_stand_in=False,
-            )
+            make = functools.partial(engine.requests.of, offer.call, masked.bucket)
+            entry, source, _ = engine.provider.get(masked.key, make, may_stand_in=False)
         except errors.MaskingError as refusal:
             engine.refusals.note(masked.key, refusal)
             failed = refusal if self._shards is None else no_exact_shape(refusal)

@@ -23,7 +23,7 @@ from bucketjit._ir.interface import Interface
 from bucketjit._ir.jax_patches import forgetful_jax
 from bucketjit._ir.kernels import name_in_words
 from bucketjit._ir.program import Program
-from bucketjit._jax.jaxprs import struct_of
+from bucketjit._jax.jaxprs import CALLS, struct_of
 from bucketjit._jax.user_code import source_line
 from bucketjit._masking.interpreter import interpret
 from bucketjit._masking.rule_context import Rule, RuleContext, RuleTable
@@ -179,10 +179,8 @@ def masked_equations(
         return interpret(program.jaxpr, program.consts, arrays, run_sizes, watched, padding=0)
 
     scalar = jax.ShapeDtypeStruct((), jnp.int32)
-    size_constants = [
-        jax.ShapeDtypeStruct(static.padded_shape(shape), jnp.float32)
-        for shape in program.size_constant_shapes
-    ]
+    shapes = map(static.padded_shape, program.size_constant_shapes)
+    size_constants = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     avals = [v.aval for v in program.jaxpr.invars]
     arrays = [struct_of(a, static.padded_shape(getattr(a, "shape", ()))) for a in avals]
     with forgetful_jax():  # the interpretation may fail, and JAX must not cache what it did
@@ -190,10 +188,8 @@ def masked_equations(
     return tuple(equation for _, equation in masked.values())
 
 
-_CALLS = (  # not listed: the equations of the program that they call are
-    *("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "call_hi_primitive"),
-)
+# Not listed: the equations of the program that they call are.
+_CALLS = CALLS | {"eval_jaxpr", "call_hi_primitive"}
 
 
 def _watched(rule: Rule, masked: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
@@ -223,13 +219,8 @@ def _watched(rule: Rule, masked: dict[int, tuple[Any, MaskedEquation]]) -> Rule:
         if not ctx.stands(out) and ctx.primitive.name not in _CALLS:
             shapes = (*ctx.in_shapes, *ctx.out_shapes)
             sizes = dict.fromkeys(str(d) for shape in shapes for d in shape if is_symbolic(d))
-            noted = MaskedEquation(
-                name_in_words(ctx.eqn),
-                tuple(sizes),
-                how(rule),
-                tuple(dict.fromkeys(fills)),
-                source_line(ctx.eqn),
-            )
+            filled, where = tuple(dict.fromkeys(fills)), source_line(ctx.eqn)
+            noted = MaskedEquation(name_in_words(ctx.eqn), tuple(sizes), how(rule), filled, where)
             masked.setdefault(id(ctx.eqn), (ctx.eqn, noted))
         return out
 

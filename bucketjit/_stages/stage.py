@@ -226,8 +226,7 @@ class Stage:
     @property
     def donate_argnums(self) -> tuple[int, ...]:
         """Positions of the donated leaves among all argument leaves."""
-        infos = jax.tree_util.tree_leaves(self.args_info)
-        return tuple(i for i, info in enumerate(infos) if info.donated)
+        return tuple(sorted(self._subject.call.donated_leaves))
 
     def __repr__(self) -> str:
         where = shown(self.bucket) or "no open axes"

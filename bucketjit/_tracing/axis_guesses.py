@@ -237,11 +237,8 @@ def default_entries(values: Sequence[Any]) -> list[LeafSpec]:
 
 
 def _sizes(value: Any) -> list[int]:
-    return [
-        leaf.shape[0]
-        for leaf in jax.tree_util.tree_leaves(value)
-        if hasattr(leaf, "shape") and len(leaf.shape) > 0
-    ]
+    shapes: list[Any] = [getattr(x, "shape", ()) for x in jax.tree_util.tree_leaves(value)]
+    return [shape[0] for shape in shapes if len(shape) > 0]
 
 
 def _is_array(value: Any) -> bool:

@@ -17,19 +17,16 @@ from typing import Any
 from jax.tree_util import PyTreeDef
 
 from bucketjit._ir.closures import holds_a_size
-from bucketjit._raised import is_of_machine
+from bucketjit._raised import WithoutErrors
 
 _STRUCTURAL = (type(None), list, tuple)  # containers without auxiliary data
 
 
 def same_tree(a: object, b: object) -> bool:
     """Whether two trees are equal, their auxiliary data included."""
-    try:
+    with WithoutErrors():  # ``==`` of the data returns an array, or raises
         return bool(a == b)
-    except Exception as error:  # ``==`` of the data returns an array, or raises
-        if is_of_machine(error):
-            raise
-        return False
+    return False
 
 
 def tree_holds_a_size(tree: PyTreeDef, in_tree: Any) -> bool | None:

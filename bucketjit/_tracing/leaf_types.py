@@ -89,7 +89,7 @@ def leaf_type(
         if value.dtype.kind in "OSUMm" or issubclass(value.dtype.type, np.void):
             raise ArgumentError(
                 f"{path}: expected a numeric array, got a NumPy array of dtype {value.dtype}; "
-                f"{cure_of_dtype(value, path)}"
+                f"{_BY_DTYPE.get(value.dtype.kind, _FIELDS).format(path)}"
             )
         if isinstance(value, np.ma.MaskedArray):
             raise ArgumentError(
@@ -175,6 +175,8 @@ _BY_METHODS = (
     ("__next__", "pass np.array(list({0}))"),
 )
 
+_FIELDS = "pass the fields as arrays of their own, such as a dict of {0}[name]"
+
 # The kinds of a NumPy dtype that JAX does not have, and what to pass in the place of the array.
 _BY_DTYPE = {
     "O": "rows of different length do not form an array: pad them, or give the list of rows to "
@@ -206,12 +208,6 @@ def cure(value: Any, path: str) -> str:
     if isinstance(value, range | bytearray | memoryview):
         return f"pass np.array(list({path}))"
     return _OTHERWISE
-
-
-def cure_of_dtype(array: np.ndarray[Any, Any] | np.generic, path: str) -> str:
-    """What to pass in the place of a NumPy array whose dtype JAX does not have."""
-    fields = "pass the fields as arrays of their own, such as a dict of {0}[name]"
-    return _BY_DTYPE.get(array.dtype.kind, fields).format(path)
 
 
 def remedy_for(values: object) -> str | None:

@@ -168,15 +168,13 @@ def _dot_general(eqn: JaxprEqn, forms: Sequence[Form]) -> SplitEquation | None:
         is_alike = _key(left) == _key(SplitAxis(left.axis, right.sizes))
         if not is_alike or (left.axis, right.axis) not in pairs:
             return None
-    numbers = tuple(
-        (
-            left.axes(of_left) if left else tuple(of_left),
-            right.axes(of_right) if right else tuple(of_right),
-        )
-        for of_left, of_right in (contract, batch)
-    )
+    numbers = tuple((_axes(left, a), _axes(right, b)) for a, b in (contract, batch))
     params = {**eqn.params, "dimension_numbers": numbers}
     return SplitEquation((left, right), _out_of_dot(eqn, left, right), params)
+
+
+def _axes(form: Form, merged: Sequence[int]) -> tuple[int, ...]:
+    return tuple(merged) if form is None else form.axes(merged)
 
 
 def _out_of_dot(eqn: JaxprEqn, left: Form, right: Form) -> Form:
@@ -213,12 +211,7 @@ def _broadcast(eqn: JaxprEqn, form: SplitAxis) -> SplitEquation | None:
     out = SplitAxis(places[form.axis], form.sizes)
     if str(jaxprs.shape_of(eqn.invars[0])[form.axis]) != str(params["shape"][out.axis]):
         return None
-    spread = (
-        *out.axes(places[: form.axis]),
-        *out.axes([out.axis]),
-        *out.axes(places[form.axis + 1 :]),
-    )
-    new = {"shape": out.of(params["shape"]), "broadcast_dimensions": spread}
+    new = {"shape": out.of(params["shape"]), "broadcast_dimensions": out.axes(places)}
     return SplitEquation((form,), out, {**params, **new})
 
 
@@ -339,10 +332,8 @@ class _Keeping:
             outs = jaxprs.bind_equation(eqn, operands)
             places: Any = eqn.params.get("broadcast_dimensions")
             spread = (ins[0], places) if name == "broadcast_in_dim" and len(ins) == 1 else None
-            return [
-                _InForms(shape, {None: x}, spread=spread)
-                for shape, x in zip(shapes, outs, strict=True)
-            ]
+            pairs = zip(shapes, outs, strict=True)
+            return [_InForms(shape, {None: x}, spread=spread) for shape, x in pairs]
         # A reshape that merges or splits the axis moves nothing any more.
         self.saved[merge] += name == "reshape" and (plan.ins[0] is None or plan.out is None)
         operands = [self._array(x, form, merge) for x, form in zip(ins, plan.ins, strict=True)]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -300,15 +300,5 @@ def sum_over_shards(x: Any) -> Any:
     return shard_psum_p.bind(jnp.asarray(x), **params)
 
 
-def refuse_groups() -> NoReturn:
-    """Raise for a mean over groups of shards."""
-    raise MaskingError(
-        "pmean over groups of shards (axis_index_groups)",
-        "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
-    )
-
-
-uneven_shards = Replacing(
-    *uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards, refuse_groups)
-)
+uneven_shards = Replacing(*uneven_collectives(axis_of_shards, mean_over_shards, sum_over_shards))
 """While active, collectives know uneven shards."""

@@ -103,10 +103,8 @@ class Signer:
             )
         if self._made_for is not None:
             leaves = self._made_for.checked(leaves, shapes)
-        shapes = [
-            (int(x),) if t.dtype is None else s
-            for x, s, t in zip(leaves, shapes, signature.types, strict=True)
-        ]
+        typed = zip(leaves, shapes, signature.types, strict=True)
+        shapes = [(int(x),) if kind.dtype is None else shape for x, shape, kind in typed]
         donated = self.parameters.donated
         donate = [new for new, old in enumerate(positions) if old in donated]
         return Call(

@@ -24,18 +24,16 @@ import numpy as np
 from jax import dtypes
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-from bucketjit._ir.dataflow import Analysis, follow, follow_inside, through
+from bucketjit._ir.dataflow import Analysis, follow, follow_inside, listed, through
 from bucketjit._ir.expressions import is_symbolic
 from bucketjit._ir.program import TraceRefused
 from bucketjit._jax.jaxprs import Atom, dtype_of, equations_around, name_of
 from bucketjit._jax.number_hooks import NUMBER_OF_SIZES
 from bucketjit._jax.user_code import in_brackets, source_line
 
-_NARROW = frozenset(("int2", "int4", "int8", "int16", "uint2", "uint4", "uint8", "uint16"))
+_NARROW = listed("int2 int4 int8 int16 uint2 uint4 uint8 uint16")
 # Primitives whose result is the same number.
-_CARRY = frozenset(
-    ("broadcast_in_dim", "reshape", "squeeze", "copy", "stop_gradient", "convert_element_type")
-)
+_CARRY = listed("broadcast_in_dim reshape squeeze copy stop_gradient convert_element_type")
 # Primitives that may take a number and data; the result is data.
 _MEETS = frozenset(("mul", "div"))
 
@@ -68,7 +66,7 @@ class _Kinds(Analysis[_Kind]):
         self._jaxpr = jaxpr
         self.table = {
             "dim_as_value": lambda eqn, ins: [_Kind.SIZE],
-            "iota": lambda eqn, ins: [_Kind.SIZE if _is_open_iota(eqn) else _Kind.CONSTANT],
+            "iota": self._iota,
             "name": self._name,
             "cond": self._cond,
         }
@@ -90,6 +88,10 @@ class _Kinds(Analysis[_Kind]):
     def default(self, eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
         follow_inside(self, eqn)
         return [self._of_operation(eqn, name_of(eqn), ins)] * len(eqn.outvars)
+
+    def _iota(self, eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
+        is_open = is_symbolic(eqn.params["shape"][eqn.params["dimension"]])
+        return [_Kind.SIZE if is_open else _Kind.CONSTANT]
 
     def _name(self, eqn: JaxprEqn, ins: Sequence[_Kind]) -> Sequence[_Kind]:
         is_number = eqn.params["name"] == NUMBER_OF_SIZES
@@ -123,7 +125,3 @@ class _Kinds(Analysis[_Kind]):
             if dtype in _NARROW:
                 self._refuse(eqn, f"a size becomes {dtype}, and may wrap")
         return kind
-
-
-def _is_open_iota(eqn: JaxprEqn) -> bool:
-    return is_symbolic(eqn.params["shape"][eqn.params["dimension"]])

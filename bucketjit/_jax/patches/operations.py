@@ -18,6 +18,7 @@ from jax.interpreters import batching
 from bucketjit._jax import names
 from bucketjit._jax.jaxprs import primitives, value_of_size
 from bucketjit._jax.patches.patch import Patch, patch
+from bucketjit.errors import MaskingError
 
 # --- searchsorted ---
 
@@ -266,10 +267,7 @@ _parallel = names.module("lax.parallel")
 
 
 def uneven_collectives(
-    axis: Callable[[], Any],
-    mean: Callable[[Any], Any],
-    total: Callable[[Any], Any],
-    refuse_groups: Callable[[], Any],
+    axis: Callable[[], Any], mean: Callable[[Any], Any], total: Callable[[Any], Any]
 ) -> tuple[Patch, ...]:
     """Collectives over an axis of shards whose sizes differ.
 
@@ -312,7 +310,10 @@ def uneven_collectives(
         if others is None or sys._getframe(2).f_code is not pmean.__code__:
             return with_sizes(True, original, x, axis_name, **options)
         if options.get("axis_index_groups") is not None:
-            refuse_groups()
+            raise MaskingError(
+                "pmean over groups of shards (axis_index_groups)",
+                "divide jax.lax.psum of a sum by jax.lax.psum of what it counts",
+            )
         if others:
             x = pmean(x, others)
         return jax.tree_util.tree_map(lambda leaf: _Mean(mean(value_of_size(leaf))), x)

@@ -32,17 +32,7 @@ from jax.export import is_symbolic_dim
 from jax.extend import core as jex_core
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import (
-    Patch,
-    as_value,
-    at_places,
-    has_traced_slice,
-    is_open,
-    is_traced,
-    is_traced_size,
-    opened,
-    selecting,
-)
+from bucketjit._jax.patches import patch
 from bucketjit._jax.patches.slices import SLICES
 
 # --- computed shapes ---
@@ -61,7 +51,7 @@ def _dimension(open_: Any, original: Any, size: Any, *more: Any, **named: Any) -
     """``jnp.ones((k,))``, random numbers etc. Since core, 0.1. Until sizes can be computed."""
     if is_symbolic_dim(size):  # JAX raises and catches an error, which holds its own frame
         return size
-    if not is_traced_size(size):
+    if not patch.is_traced_size(size):
         return original(size, *more, **named)
     return open_.size(size, "an array of a computed shape")
 
@@ -81,10 +71,10 @@ def _with_sizes(
 def _sizes(open_: Any, value: Any, of: str) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_sizes(open_, x, of) for x in value)
-    return open_.size(value, of) if is_traced_size(value) else value
+    return open_.size(value, of) if patch.is_traced_size(value) else value
 
 
-@opened(jnp, "arange")
+@patch.opened(jnp, "arange")
 def _arange(
     open_: Any,
     original: Any,
@@ -96,15 +86,15 @@ def _arange(
 ) -> Any:
     """Its ends may be computed. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
     numbers = [x for x in (start, stop, step) if x is not None]
-    is_computed = any(is_traced(x) and np.ndim(x) == 0 for x in numbers)
-    is_open = any(map(is_symbolic_dim, numbers)) and any(isinstance(x, float) for x in numbers)
-    if not (is_computed or is_open):
+    is_computed = any(patch.is_traced(x) and np.ndim(x) == 0 for x in numbers)
+    has_size = any(map(is_symbolic_dim, numbers)) and any(isinstance(x, float) for x in numbers)
+    if not (is_computed or has_size):
         return original(start, stop, step, dtype, **more)
     # A symbolic size is a Python int to the unpadded run.
     kind = dtype or jnp.result_type(*(0 if is_symbolic_dim(x) else x for x in numbers))
     ends = (0, start) if stop is None else (start, stop)
     first, last, by = map(_whole, (*ends, 1 if step is None else step))
-    if None in (first, last, by) or is_traced(by):
+    if None in (first, last, by) or patch.is_traced(by):
         if not is_computed:
             return original(start, stop, step, dtype, **more)
         open_.refuse(
@@ -130,7 +120,7 @@ def _whole(x: Any) -> Any:
     """A size, an integer, or one that a float is; None for another number."""
     if isinstance(x, float):
         return int(x) if x.is_integer() else None
-    return None if is_traced(x) and not is_traced_size(x) else x
+    return None if patch.is_traced(x) and not patch.is_traced_size(x) else x
 
 
 def _count(first: Any, last: Any, by: Any) -> Any:
@@ -141,19 +131,19 @@ def _count(first: Any, last: Any, by: Any) -> Any:
 
 
 def _is(x: Any, number: int) -> bool:
-    return not is_traced(x) and x == number
+    return not patch.is_traced(x) and x == number
 
 
 def _number(x: Any) -> Any:
-    return as_value(x) if is_symbolic_dim(x) else x
+    return patch.as_value(x) if is_symbolic_dim(x) else x
 
 
-@opened(jnp, "repeat")
+@patch.opened(jnp, "repeat")
 def _repeat(
     open_: Any, original: Any, a: Any, repeats: Any, axis: Any = None, **options: Any
 ) -> Any:
     """Its counts may be traced. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    if options.get("total_repeat_length") is not None or not is_traced(repeats):
+    if options.get("total_repeat_length") is not None or not patch.is_traced(repeats):
         return original(a, repeats, axis, **options)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
     counts = repeats.astype(np.int32) if repeats.dtype == bool else repeats
@@ -162,30 +152,30 @@ def _repeat(
     # A row ends where the next one begins: count the ends up to each position.
     ends = jnp.cumsum(counts)
     rows = jnp.cumsum(jnp.zeros((size,), np.int32).at[ends].add(1, mode="drop"))
-    return jnp.moveaxis(at_places(array, rows, 0), 0, 0 if axis is None else axis)
+    return jnp.moveaxis(patch.at_places(array, rows, 0), 0, 0 if axis is None else axis)
 
 
-@opened(jnp, "bincount")
+@patch.opened(jnp, "bincount")
 def _bincount(
     open_: Any, original: Any, x: Any, weights: Any = None, minlength: Any = 0, **options: Any
 ) -> Any:
     """Its length may be computed. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
-    if options.get("length") is not None or not is_traced(x) or np.ndim(x) != 1:
+    if options.get("length") is not None or not patch.is_traced(x) or np.ndim(x) != 1:
         return original(x, weights, minlength, **options)
     values = x.astype(np.int32) if x.dtype == bool else x
     if not jnp.issubdtype(values.dtype, np.integer):
         return original(x, weights, minlength, **options)  # raises
     count = jnp.maximum(jnp.max(values, initial=0), 0).astype(np.int32) + 1
     if is_symbolic_dim(x.shape[0]) or x.shape[0] == 0:
-        count = jnp.where(as_value(x.shape[0]) > 0, count, 0)
+        count = jnp.where(patch.as_value(x.shape[0]) > 0, count, 0)
     size = open_.size(jnp.maximum(count, _number(minlength)), "jnp.bincount", "x")
     return original(values, weights, **{**options, "length": size})
 
 
-@opened(jnp, "trim_zeros")
+@patch.opened(jnp, "trim_zeros")
 def _trim_zeros(open_: Any, original: Any, filt: Any, *more: Any, **named: Any) -> Any:
     """It is refused. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    if not is_traced(filt):
+    if not patch.is_traced(filt):
         return original(filt, *more, **named)
     open_.refuse("jnp.trim_zeros: its size is computed", "slice by positions of jnp.nonzero")
 
@@ -200,11 +190,11 @@ _TAKE_A_SIZE = (
 
 SHAPES = (
     *(
-        opened(_core, name, everywhere=False)(_dimension)
+        patch.opened(_core, name, everywhere=False)(_dimension)
         for name in ("_canonicalize_dimension", "concrete_dim_or_error")
     ),
     *(
-        opened(owner, name)(functools.partial(_with_sizes, position, keyword))
+        patch.opened(owner, name)(functools.partial(_with_sizes, position, keyword))
         for owner, name, position, keyword in _TAKE_A_SIZE
     ),
     _arange,
@@ -222,26 +212,26 @@ _setops = names.module("numpy.setops")
 _partial_eval = names.module("interpreters.partial_eval")
 
 
-@opened(jnp, "nonzero")
+@patch.opened(jnp, "nonzero")
 def _nonzero(open_: Any, original: Any, a: Any, **options: Any) -> Any:
     """Its mask need not be concrete. Since numpy.lax_numpy, 0.1. Until sizes can be computed."""
-    is_computed = options.get("size") is None and is_open(a)
+    is_computed = options.get("size") is None and patch.is_open(a)
     return open_.nonzero(a) if is_computed else original(a, **options)
 
 
 _Indexer = _indexing.NDIndexer
 
 
-@opened(_Indexer, "expand_bool_indices", everywhere=False)
+@patch.opened(_Indexer, "expand_bool_indices", everywhere=False)
 def _mask_indices(open_: Any, original: Any, self: Any) -> Any:
     """``x[mask]`` and ``x.at[mask]``. Since numpy.indexing, 0.8. Until sizes can be computed."""
     indices: list[Any] = []
     for place, index in enumerate(self.indices):
         is_mask = index.typ.name == "BOOLEAN"
-        if is_mask and is_traced(index.index) and not is_open(index.index):
+        if is_mask and patch.is_traced(index.index) and not patch.is_open(index.index):
             indices.append(index)  # see `_flag_indices`
             continue
-        if not is_mask or not is_open(index.index):
+        if not is_mask or not patch.is_open(index.index):
             indices += original(_Indexer(shape=self.shape, indices=[index])).indices
             continue
         _check_mask(self.shape, index, place)
@@ -257,13 +247,13 @@ def _as_array(index: Any, array: Any, axes: tuple[int, ...]) -> Any:
     return index._replace(index=array, typ=type(index.typ).ARRAY, consumed_axes=axes)
 
 
-@opened(_Indexer, "expand_scalar_bool_indices", everywhere=False)
+@patch.opened(_Indexer, "expand_scalar_bool_indices", everywhere=False)
 def _flag_indices(open_: Any, original: Any, self: Any, *more: Any) -> Any:
     """``x[flag]`` has a new axis of size 1 or 0. Since 0.8. Until sizes can be computed."""
     flags = {
         i: index.index
         for i, index in enumerate(self.indices)
-        if index.typ.name == "BOOLEAN" and is_traced(index.index)
+        if index.typ.name == "BOOLEAN" and patch.is_traced(index.index)
     }
     plain = [
         index._replace(index=True, consumed_axes=()) if i in flags else index
@@ -296,20 +286,20 @@ class _CoreOfSets(names.Forwarding):
 
     @staticmethod
     def concrete_or_error(force: Any, value: Any, context: str = "") -> Any:
-        if force is None and selecting() is not None and isinstance(value, jax.core.Tracer):
+        if force is None and patch.selecting() is not None and isinstance(value, jax.core.Tracer):
             return jax.lax.stop_gradient(value)  # a concrete value has no tangent either
         return jex_core.concrete_or_error(force, value, context)
 
 
-_SETS = Patch(_setops, "core", _CoreOfSets)
+_SETS = patch.Patch(_setops, "core", _CoreOfSets)
 
 
-@opened(jnp, "compress")
+@patch.opened(jnp, "compress")
 def _compress(
     open_: Any, original: Any, condition: Any, a: Any, axis: Any = None, **options: Any
 ) -> Any:
     """And ``jnp.extract``. Since numpy.lax_numpy, 0.2. Until sizes can be computed."""
-    if options.get("size") is not None or not is_open(condition):
+    if options.get("size") is not None or not patch.is_open(condition):
         return original(condition, a, axis, **options)
     array = jnp.ravel(a) if axis is None else jnp.moveaxis(jnp.asarray(a), axis, 0)
     mask = condition.astype(bool)
@@ -327,11 +317,11 @@ def _compress(
     return jnp.moveaxis(array[mask], 0, 0 if axis is None else axis)
 
 
-@opened(jnp, "delete")
+@patch.opened(jnp, "delete")
 def _delete(open_: Any, original: Any, arr: Any, obj: Any, axis: Any = None, **more: Any) -> Any:
     """It is refused, but for unique indices. Since 0.2. Until sizes can be computed."""
-    is_computed = is_traced(obj) and not more.get("assume_unique_indices")
-    if is_computed or has_traced_slice(obj):
+    is_computed = patch.is_traced(obj) and not more.get("assume_unique_indices")
+    if is_computed or patch.has_traced_slice(obj):
         open_.refuse("jnp.delete: its size is computed", "select what is left, as in x[~mask]")
     return original(arr, obj, axis, **more)
 
@@ -347,7 +337,7 @@ def _ended(open_: Any, original: Any, self: Any) -> None:
 
 
 _ENDS = tuple(
-    opened(owner, "invalidate", everywhere=False)(_ended)
+    patch.opened(owner, "invalidate", everywhere=False)(_ended)
     for owner in (jax.core.Trace, _partial_eval.DynamicJaxprTrace)
 )
 

@@ -19,25 +19,19 @@ from bucketjit._jax import names
 from bucketjit._jax.arrays import explicit_sharding
 from bucketjit._jax.jaxprs import value_of_size
 from bucketjit._jax.number_hooks import Size
-from bucketjit._jax.patches.patch import Patch, patch
+from bucketjit._jax.patches.patch import patch
 from bucketjit._jax.user_code import raised_by_user
 
 
-def _length_of(x: Any) -> Any:
-    shape = getattr(x, "shape", ())
-    return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
-
-
-def _lengths(builtin: Any) -> Any:
+@patch(names.module("numpy.lax_numpy"), "len")
+def lengths(builtin: Any, x: Any) -> Any:
     """``len(x)`` in jnp.convolve, correlate and digitize may be a symbolic size.
 
     Python insists on an int, and looks a name up in the globals of a module before the builtins.
     Since numpy.lax_numpy, 0.1. Until jnp.convolve takes arrays of symbolic size.
     """
-    return _length_of
-
-
-lengths = Patch(names.module("numpy.lax_numpy"), "len", _lengths)
+    shape = getattr(x, "shape", ())
+    return shape[0] if shape and is_symbolic_dim(shape[0]) else len(x)
 
 
 @patch(names.module("numpy.lax_numpy"), "_squeeze")

@@ -16,14 +16,7 @@ from jax import lax
 from jax.export import is_symbolic_dim
 
 from bucketjit._jax import names
-from bucketjit._jax.patches.patch import (
-    as_value,
-    at_places,
-    has_traced_slice,
-    is_traced,
-    is_traced_size,
-    opened,
-)
+from bucketjit._jax.patches import patch
 
 _indexing = names.module("numpy.indexing")
 _scatter = names.module("ops.scatter")
@@ -38,10 +31,10 @@ class _Part(NamedTuple):
     length: Any
 
 
-@opened(_indexing, "rewriting_take", everywhere=False)
+@patch.opened(_indexing, "rewriting_take", everywhere=False)
 def _take(open_: Any, original: Any, arr: Any, idx: Any, **options: Any) -> Any:
     """``x[:k]``. Since numpy.indexing, 0.8. Until sizes can be computed."""
-    if not has_traced_slice(idx):
+    if not patch.has_traced_slice(idx):
         return original(arr, idx, **options)
     parts, rest = _split(idx, arr.shape)
     for axis, index in parts.items():
@@ -56,7 +49,7 @@ def _split(idx: Any, shape: Sequence[Any]) -> tuple[dict[int, slice], tuple[Any,
     parts: dict[int, slice] = {}
     rest = []
     for part in indexer.indices:
-        if has_traced_slice(part.index):
+        if patch.has_traced_slice(part.index):
             (axis,) = part.consumed_axes
             parts[axis] = part.index
             rest.append(slice(None))
@@ -68,9 +61,9 @@ def _split(idx: Any, shape: Sequence[Any]) -> tuple[dict[int, slice], tuple[Any,
 def _part(open_: Any, index: slice, size: Any) -> _Part:
     """The positions that a slice takes of an axis, as Python clamps them."""
     for end in (index.start, index.stop):
-        if is_traced(end) and not is_traced_size(end):
+        if patch.is_traced(end) and not patch.is_traced_size(end):
             raise TypeError(f"slice indices must be integers, got {jax.typeof(end)}")
-    if is_traced(index.step) or index.step not in (None, 1):
+    if patch.is_traced(index.step) or index.step not in (None, 1):
         open_.refuse(
             "a slice has a step, and an end or a step that is computed",
             "slice twice, as in x[:k][::2], or index by an array",
@@ -84,18 +77,18 @@ def _part(open_: Any, index: slice, size: Any) -> _Part:
 
 
 def _is_start(end: Any) -> bool:
-    return end is None or not (is_traced(end) or is_symbolic_dim(end) or int(end) != 0)
+    return end is None or not (patch.is_traced(end) or is_symbolic_dim(end) or int(end) != 0)
 
 
 def _clamped(open_: Any, end: Any, size: Any) -> Any:
     """An end of a slice, negative ones counted from the end of the axis."""
-    if is_traced(end):
+    if patch.is_traced(end):
         return open_.position(end, size)
     if not is_symbolic_dim(end):
         end = min(max(int(end), -_MOST), _MOST)
-    end = as_value(end)
-    end = jnp.where(end < 0, end + as_value(size), end)
-    return jnp.clip(end, as_value(0), as_value(size))
+    end = patch.as_value(end)
+    end = jnp.where(end < 0, end + patch.as_value(size), end)
+    return jnp.clip(end, patch.as_value(0), patch.as_value(size))
 
 
 def _from(array: Any, axis: int, part: _Part) -> Any:
@@ -103,13 +96,13 @@ def _from(array: Any, axis: int, part: _Part) -> Any:
     if part.start is None:
         return array
     places = lax.broadcasted_iota(np.int32, (array.shape[axis],), 0)
-    return at_places(array, part.start + places, axis)
+    return patch.at_places(array, part.start + places, axis)
 
 
-@opened(_scatter, "_scatter_update", everywhere=False)
+@patch.opened(_scatter, "_scatter_update", everywhere=False)
 def _update(open_: Any, original: Any, x: Any, idx: Any, y: Any, *args: Any, **options: Any) -> Any:
     """``x.at[:k].set(y)``. Since ops.scatter, 0.2. Until sizes can be computed."""
-    if not has_traced_slice(idx):
+    if not patch.has_traced_slice(idx):
         return original(x, idx, y, *args, **options)
     x = jnp.asarray(x)
     slices, rest = _split(idx, x.shape)
@@ -150,7 +143,7 @@ def _spread(open_: Any, y: Any, x: Any, rest: tuple[Any, ...], parts: dict[int, 
             continue
         y = open_.extend(y, place, part.length, x.shape[axis])
         if part.start is not None:
-            y = at_places(y, _order(x.shape[axis], part), place)
+            y = patch.at_places(y, _order(x.shape[axis], part), place)
     return y
 
 
@@ -176,13 +169,15 @@ def _places(open_: Any, indexer: Any) -> dict[int, int]:
     return places
 
 
-@opened(lax, "dynamic_slice")
+@patch.opened(lax, "dynamic_slice")
 def _dynamic_slice(
     open_: Any, original: Any, operand: Any, start_indices: Any, slice_sizes: Any, **more: Any
 ) -> Any:
     """Its sizes may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     starts, sizes = list(start_indices), list(slice_sizes)
-    if not any(map(is_traced_size, sizes)) or not len(starts) == len(sizes) == np.ndim(operand):
+    if not any(map(patch.is_traced_size, sizes)) or not len(starts) == len(sizes) == np.ndim(
+        operand
+    ):
         return original(operand, start_indices, slice_sizes, **more)
     operand = jnp.asarray(operand)
     for axis, (start, size) in enumerate(zip(starts, sizes, strict=True)):
@@ -190,7 +185,7 @@ def _dynamic_slice(
     return operand
 
 
-@opened(lax, "dynamic_slice_in_dim")
+@patch.opened(lax, "dynamic_slice_in_dim")
 def _dynamic_slice_in_dim(
     open_: Any,
     original: Any,
@@ -201,11 +196,11 @@ def _dynamic_slice_in_dim(
     **more: Any,
 ) -> Any:
     """Its size may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
-    if not is_traced_size(slice_size):
+    if not patch.is_traced_size(slice_size):
         return original(operand, start_index, slice_size, axis, **more)
     array, axis = jnp.asarray(operand), int(axis) % operand.ndim
     if not _is_start(start_index):  # it moves back where the positions do not fit
-        whole, start = as_value(array.shape[axis]), as_value(start_index)
+        whole, start = patch.as_value(array.shape[axis]), patch.as_value(start_index)
         start = jnp.where(start < 0, start + whole, start)
         start = jnp.clip(start, 0, jnp.maximum(whole - slice_size.astype(np.int32), 0))
         array = _from(array, axis, _Part(start, slice_size))
@@ -218,7 +213,7 @@ def _cut(open_: Any, array: Any, axis: int, size: Any) -> Any:
     return jnp.moveaxis(out, 0, axis)
 
 
-@opened(lax, "slice")
+@patch.opened(lax, "slice")
 def _slice(
     open_: Any,
     original: Any,
@@ -229,7 +224,7 @@ def _slice(
 ) -> Any:
     """Its ends may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
     starts, limits = list(start_indices), list(limit_indices)
-    if not any(map(is_traced_size, (*starts, *limits))):
+    if not any(map(patch.is_traced_size, (*starts, *limits))):
         return original(operand, start_indices, limit_indices, strides)
     steps = [1] * len(starts) if strides is None else list(strides)
     operand = jnp.asarray(operand)
@@ -238,7 +233,7 @@ def _slice(
     return operand
 
 
-@opened(lax, "slice_in_dim")
+@patch.opened(lax, "slice_in_dim")
 def _slice_in_dim(
     open_: Any,
     original: Any,
@@ -249,7 +244,7 @@ def _slice_in_dim(
     axis: int = 0,
 ) -> Any:
     """Its ends may be computed. Since lax.slicing, 0.1. Until sizes can be computed."""
-    if not any(map(is_traced_size, (start_index, limit_index))):
+    if not any(map(patch.is_traced_size, (start_index, limit_index))):
         return original(operand, start_index, limit_index, stride, axis)
     axis = int(axis) % operand.ndim
     size = operand.shape[axis]
@@ -259,25 +254,25 @@ def _slice_in_dim(
 
 
 def _from_end(end: Any, size: Any) -> Any:
-    if not is_traced(end):
+    if not patch.is_traced(end):
         return end if is_symbolic_dim(end) or end >= 0 else end + size
-    return jnp.where(end < 0, end + as_value(size, end.dtype), end)
+    return jnp.where(end < 0, end + patch.as_value(size, end.dtype), end)
 
 
 def _limited(open_: Any, array: Any, axis: int, start: Any, limit: Any, stride: Any) -> Any:
     """``lax.slice`` along one axis: its ends are not clamped, they are checked."""
-    if not (is_traced(start) or is_traced(limit)):
+    if not (patch.is_traced(start) or patch.is_traced(limit)):
         return lax.slice_in_dim(array, start, limit, stride, axis)
-    if is_traced(limit):
+    if patch.is_traced(limit):
         before = _cut(open_, array, axis, limit)
     else:
         before = lax.slice_in_dim(array, 0, limit, 1, axis)
     if not _is_start(start):
-        begin = as_value(start)
-        length = as_value(limit) - begin
+        begin = patch.as_value(start)
+        length = patch.as_value(limit) - begin
         array = _from(array, axis, _Part(begin, length))
         before = _cut(open_, array, axis, length)
-    if is_traced(stride):
+    if patch.is_traced(stride):
         open_.refuse("a slice has a step that is computed", "give the step as a number")
     return before if stride == 1 else before[(slice(None),) * axis + (slice(None, None, stride),)]
 

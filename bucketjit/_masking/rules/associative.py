@@ -95,10 +95,8 @@ class _Scan:
         if evens:
             count = (logical - 1) // 2
             to_consts, to_before, to_even = self._pull(before, later, to_even, evens, count)
-            to_odd = [
-                t + crop(self._real(u, count), axis, pairs)
-                for t, u in zip(to_odd, to_before, strict=True)
-            ]
+            both = zip(to_odd, to_before, strict=True)
+            to_odd = [t + crop(self._real(u, count), axis, pairs) for t, u in both]
         count = logical // 2
         more, to_reduced = self.backward(reduced, to_odd, count)
         to_consts = [t + u for t, u in zip(to_consts, more, strict=True)]

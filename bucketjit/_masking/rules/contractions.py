@@ -65,9 +65,8 @@ def _on_cpu(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     merges = len(runs) < len(pairs) and any(is_symbolic(ctx.in_shapes[0][a]) for a, _ in pairs)
     if merges:
         left, right = zip(*runs, strict=True)
-        lhs, rhs = (
-            lax.reshape(x, _merged(x.shape, side)) for x, side in ((lhs, left), (rhs, right))
-        )
+        lhs = lax.reshape(lhs, _merged(lhs.shape, left))
+        rhs = lax.reshape(rhs, _merged(rhs.shape, right))
         numbers = Numbers(
             (_after(left, [r.start for r in left]), _after(right, [r.start for r in right])),
             (_after(left, numbers.batch[0]), _after(right, numbers.batch[1])),
@@ -75,12 +74,9 @@ def _on_cpu(ctx: RuleContext, lhs: Array, rhs: Array) -> Any:
     if not (may_exchange and _pays(lhs.shape, rhs.shape, numbers)):
         changed = {"dimension_numbers": tuple(numbers)} if merges else {}
         return ctx.bind(lhs, rhs, **changed)
-    precision = ctx.params["precision"]
-    result = ctx.bind(
-        *(rhs, lhs),
-        dimension_numbers=tuple(numbers.exchanged),
-        precision=precision and precision[::-1],
-    )
+    precision, exchanged = ctx.params["precision"], tuple(numbers.exchanged)
+    precision = precision and precision[::-1]
+    result = ctx.bind(rhs, lhs, dimension_numbers=exchanged, precision=precision)
     return lax.transpose(result, _rows_last(lhs.ndim, rhs.ndim, numbers))
 
 

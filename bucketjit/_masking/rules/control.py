@@ -14,16 +14,8 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import Jaxpr
 
 from bucketjit._ir.expressions import is_symbolic
+from bucketjit._jax import jaxprs
 from bucketjit._jax.arrays import with_type
-from bucketjit._jax.jaxprs import (
-    called_jaxpr,
-    dtype_of,
-    expand_hi_primitive,
-    open_jaxpr,
-    scan_arity,
-    shape_of,
-    stage,
-)
 from bucketjit._masking.array_ops import of_all_rows, select
 from bucketjit._masking.loops import has_loop, holds_loop, loops_only_while, where_running
 from bucketjit._masking.padding_facts import NOTHING, Fact
@@ -42,8 +34,9 @@ def evaluate_strong(
     ctx: RuleContext, jaxpr: Jaxpr, *operands: Array, at: Any = None
 ) -> tuple[Any, ...]:
     """The masked outputs of a sub-program, with the dtypes of its avals and no weak types."""
-    outs, variables = ctx.evaluate(jaxpr, *operands, at=at), open_jaxpr(jaxpr)[0].outvars
-    return tuple(with_type(x, dtype_of(v), False) for x, v in zip(outs, variables, strict=True))
+    outs = ctx.evaluate(jaxpr, *operands, at=at)
+    dtypes = map(jaxprs.dtype_of, jaxprs.open_jaxpr(jaxpr)[0].outvars)
+    return tuple(with_type(x, dtype, False) for x, dtype in zip(outs, dtypes, strict=True))
 
 
 # --- calls --------------------------------------------------------------------------------
@@ -51,13 +44,13 @@ def evaluate_strong(
 
 def call(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Evaluate the called program in place: what calls it does not change what it computes."""
-    return ctx.evaluate(called_jaxpr(ctx.params), *operands)
+    return ctx.evaluate(jaxprs.called_jaxpr(ctx.params), *operands)
 
 
 def remat(ctx: RuleContext, *operands: Array) -> Any:
     """Bind the rematerialisation again around the masked program, so memory use stays as asked."""
     jaxpr = ctx.params["jaxpr"]
-    inner, consts = stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
+    inner, consts = jaxprs.stage(lambda *xs: evaluate_strong(ctx, jaxpr, *xs), operands)
     cse = ctx.params["prevent_cse"]
     if isinstance(cse, tuple):  # one flag per operand; the constants come first
         cse = (False,) * len(consts) + cse
@@ -76,7 +69,7 @@ def custom_linear_solve(ctx: RuleContext, *operands: Array) -> list[Any]:
 def call_hi_primitive(ctx: RuleContext, *operands: Array) -> list[Any]:
     """Evaluate what the primitive expands to, traced with the symbolic shapes it was bound at."""
     try:
-        expanded = expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
+        expanded = jaxprs.expand_hi_primitive(ctx.symbolic_params["_prim"], ctx.in_avals)
     except Exception as error:
         if is_of_machine(error):
             raise
@@ -114,7 +107,7 @@ def _branch(
 
     The condition stops loops in a branch that does not run; see `bucketjit._masking.loops`.
     """
-    if taken is None or not has_loop(open_jaxpr(jaxpr)[0]):
+    if taken is None or not has_loop(jaxprs.open_jaxpr(jaxpr)[0]):
         return lambda *xs: evaluate_strong(ctx, jaxpr, *xs)
 
     def branch(*xs: Any) -> tuple[Any, ...]:
@@ -139,7 +132,7 @@ def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     body_consts = operands[split : (split := split + ctx.params["body_nconsts"])]
     init = tuple(map(strong, operands[split:]))
     cond_jaxpr, body_jaxpr = ctx.params["cond_jaxpr"], ctx.params["body_jaxpr"]
-    rows = tuple(shape_of(open_jaxpr(cond_jaxpr)[0].outvars[0]))
+    rows = tuple(jaxprs.shape_of(jaxprs.open_jaxpr(cond_jaxpr)[0].outvars[0]))
 
     def holds(carry: Sequence[Any]) -> Any:
         (predicate,) = ctx.evaluate(cond_jaxpr, *cond_consts, *carry)
@@ -174,7 +167,7 @@ def while_loop(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
 
 def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     """Run exactly the logical steps: padding along the scanned axis does not count."""
-    num_consts, num_carry = scan_arity(ctx.params)
+    num_consts, num_carry = jaxprs.scan_arity(ctx.params)
     split = num_consts + num_carry
     consts = operands[:num_consts]
     init = tuple(map(strong, operands[num_consts:split]))
@@ -183,7 +176,7 @@ def scan(ctx: RuleContext, *operands: Array) -> Sequence[Any]:
     length = ctx.symbolic_params["length"]
     if is_symbolic(length) and ctx.padded(length) == 0:  # no call in this bucket has a step
         return [*init, *(zeros(ctx, aval) for aval in ctx.out_avals[num_carry:])]
-    body, padding = open_jaxpr(jaxpr)[0], ctx.padding
+    body, padding = jaxprs.open_jaxpr(jaxpr)[0], ctx.padding
     facts = padding.facts(operands, ctx.eqn.invars)
     of_rows = [fact.moved(-1) for fact in facts[split:]]
     of_carry = facts_of_loop(ctx.eqn, facts, padding.plan, padding.results)

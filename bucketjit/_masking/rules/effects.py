@@ -47,10 +47,8 @@ class _Host:
     def cut(self, sizes: Mapping[str, Any], arrays: Sequence[Any]) -> list[Any]:
         """The logical part of each operand, in memory of its own."""
         shapes = self._logical(sizes)[: len(arrays)]
-        return [
-            np.array(np.asarray(x)[tuple(map(slice, shape))])
-            for x, shape in zip(arrays, shapes, strict=True)
-        ]
+        pairs = zip(arrays, shapes, strict=True)
+        return [np.array(np.asarray(x)[tuple(map(slice, shape))]) for x, shape in pairs]
 
     def pad(self, sizes: Mapping[str, Any], results: Sequence[Any]) -> list[Any]:
         """Each result at its padded shape, with zeros for padding."""

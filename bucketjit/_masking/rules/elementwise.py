@@ -34,10 +34,8 @@ def fit(array: Array, shape: Shape, target: Sequence[int]) -> Any:
 def elementwise(ctx: RuleContext, *operands: Array) -> Any:
     """Padding in, padding out."""
     target = ctx.padded_shape(ctx.out_shapes[0])
-    fitted = [
-        fit(x, shape, target) if len(shape) == len(target) else x
-        for x, shape in zip(operands, ctx.in_shapes, strict=True)
-    ]
+    pairs = zip(operands, ctx.in_shapes, strict=True)
+    fitted = (fit(x, shape, target) if len(shape) == len(target) else x for x, shape in pairs)
     return ctx.bind(*fitted)
 
 
@@ -90,21 +88,17 @@ def size_constant(ctx: RuleContext) -> Any:
 def sized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:
     """The rows from the computed size on become padding, and later equations mask them."""
     params = ctx.symbolic_params
-    if not params["defines"]:
-        return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
-    rows = jnp.clip(n, 0, ctx.logical(params["bound"])) if params["is_checked"] else n
-    ctx.sizes.define(params["variable"], rows + 1)
+    if params["defines"]:
+        rows = jnp.clip(n, 0, ctx.logical(params["bound"])) if params["is_checked"] else n
+        ctx.sizes.define(params["variable"], rows + 1)
     return [crop(array, 0, ctx.padded(params["dim"])) for array in arrays]
 
 
 def unsized(ctx: RuleContext, n: Array, *arrays: Array) -> list[Any]:
     """The rows from the computed size on are zeros, up to the size that it was chosen from."""
     rows = ctx.padded(ctx.symbolic_params["bound"])
-    shapes = ctx.in_shapes[1:]
-    return [
-        crop(ctx.fill(array, axes=(0,), value=0, shape=shape), 0, rows)
-        for array, shape in zip(arrays, shapes, strict=True)
-    ]
+    pairs = zip(arrays, ctx.in_shapes[1:], strict=True)
+    return [crop(ctx.fill(x, axes=(0,), value=0, shape=shape), 0, rows) for x, shape in pairs]
 
 
 TABLE: dict[Any, Rule] = {

@@ -16,15 +16,7 @@ import numpy as np
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, is_symbolic
-from bucketjit._masking.array_ops import (
-    crop,
-    in_parts,
-    kept_in_memory,
-    scaled,
-    select,
-    take,
-    without_overflow,
-)
+from bucketjit._masking import array_ops as ops
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
 from bucketjit._masking.rules.convolution import along
 
@@ -56,7 +48,7 @@ def fft(ctx: RuleContext, operand: Array) -> Any:
     open_axes = [axis for axis, length in lengths.items() if is_symbolic(length)]
     x = ctx.fill(operand, axes=open_axes, value=0)
     # A transform leaves zeros in the padding along the other axes, so one fill is enough.
-    x, back = without_overflow(x, axes, _headroom(ctx, lengths.values()))
+    x, back = ops.without_overflow(x, axes, _headroom(ctx, lengths.values()))
     inverse, last = kind in ("IFFT", "IRFFT"), axes[-1]
     if kind == "RFFT":
         x = _from_real(ctx, x, last, lengths.pop(last))
@@ -65,7 +57,7 @@ def fft(ctx: RuleContext, operand: Array) -> Any:
         x = _transform(ctx, x, axis, length, inverse)
     if real_length is not None:
         x = _to_real(ctx, x, last, real_length)
-    return scaled(x, back)
+    return ops.scaled(x, back)
 
 
 def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool) -> Any:
@@ -76,7 +68,7 @@ def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool
     wide = _wide(size)
     # Without this, XLA would fuse the chirp into its reader and compute its sines anew for every
     # element of x.
-    chirp = kept_in_memory(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
+    chirp = ops.kept_in_memory(_chirp(jnp.arange(size, dtype=jnp.int32), n, x.dtype, inverse), n)
     # chirp[i] * chirp[k] * conj(chirp[k - i]) is the angle of i * k, and the last factor is a
     # convolution with conj(chirp), which is even.
     conjugate = jnp.conj(chirp)
@@ -94,7 +86,7 @@ def _transform(ctx: RuleContext, x: Array, axis: int, length: Dim, inverse: bool
     if not others:
         return transformed(x, *factors)
     by = max(others, key=lambda a: x.shape[a])
-    return in_parts(transformed, x, by, ctx.logical(ctx.in_shapes[0][by]), *factors)
+    return ops.in_parts(transformed, x, by, ctx.logical(ctx.in_shapes[0][by]), *factors)
 
 
 def _headroom(ctx: RuleContext, lengths: Iterable[Dim]) -> int:
@@ -125,7 +117,7 @@ def _from_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
         return jnp.fft.rfft(x, axis=axis)
     dtype = ctx.out_avals[0].dtype
     full = _transform(ctx, x.astype(dtype), axis, length, inverse=False)
-    return crop(full, axis, ctx.padded(ctx.out_shapes[0][axis]))
+    return ops.crop(full, axis, ctx.padded(ctx.out_shapes[0][axis]))
 
 
 def _to_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
@@ -135,9 +127,9 @@ def _to_real(ctx: RuleContext, x: Array, axis: int, length: Dim) -> Any:
     n = ctx.logical(length)
     position = jnp.arange(ctx.padded(length), dtype=jnp.int32)
     is_first = position <= n // 2
-    half = take(x, jnp.where(is_first, position, n - position), axis)
+    half = ops.take(x, jnp.where(is_first, position, n - position), axis)
     full = jnp.where(along(is_first, axis, x.ndim), half, jnp.conj(half))
-    full = select(along(position < n, axis, x.ndim), full, 0)
+    full = ops.select(along(position < n, axis, x.ndim), full, 0)
     return jnp.real(_transform(ctx, full, axis, length, inverse=True))
 
 

@@ -38,14 +38,8 @@ def identity(ctx: RuleContext, operand: Array, position: int) -> Any:
     return ctx.fill(operand, value=eye, shape=ctx.in_shapes[position])
 
 
-def own_index(ctx: RuleContext, operand: Array, position: int) -> Any:
-    """Each index itself: a step of a permutation that moves nothing."""
-    index = lax.broadcasted_iota(operand.dtype, operand.shape, operand.ndim - 1)
-    return ctx.fill(operand, value=index, shape=ctx.in_shapes[position])
-
-
-def _open_matrix(ctx: RuleContext, position: int = 0) -> list[Any]:
-    return [d for d in ctx.in_shapes[position][-2:] if is_symbolic(d)]
+def _open_matrix(ctx: RuleContext) -> list[Any]:
+    return [d for d in ctx.in_shapes[0][-2:] if is_symbolic(d)]
 
 
 # --- rules ----------------------------------------------------------------------------------
@@ -84,8 +78,10 @@ def lu(ctx: RuleContext, operand: Array) -> Any:
 
 def lu_pivots_to_permutation(ctx: RuleContext, pivots: Array) -> Any:
     """Padding swaps nothing."""
-    size = min(pivots.shape[-1], ctx.params["permutation_size"])
-    return fit(ctx, ctx.bind(crop(own_index(ctx, pivots, 0), pivots.ndim - 1, size)))
+    last, size = pivots.ndim - 1, min(pivots.shape[-1], ctx.params["permutation_size"])
+    # Each index itself is a step of a permutation that moves nothing.
+    filled = ctx.fill(pivots, value=lax.broadcasted_iota(pivots.dtype, pivots.shape, last))
+    return fit(ctx, ctx.bind(crop(filled, last, size)))
 
 
 def reflectors(ctx: RuleContext, *operands: Array) -> Any:

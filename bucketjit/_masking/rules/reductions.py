@@ -261,10 +261,8 @@ def top_k(ctx: RuleContext, operand: Array) -> list[Any]:
     dtype = operand.dtype
     if dtype.name in _WITHOUT_NEGATIVE_NAN:
         ctx.refuse(f"{dtype.name} has nothing that is below all else", "convert it to float16")
-    least = by_platform(
-        cpu=lambda: jnp.asarray(_first_in_total_order(dtype)),
-        default=lambda: jnp.asarray(lowest(dtype)),
-    )
+    first, low = _first_in_total_order(dtype), lowest(dtype)
+    least = by_platform(cpu=lambda: jnp.asarray(first), default=lambda: jnp.asarray(low))
     filled = ctx.fill(operand, axes=(axis,), value=least)
     stable = {"is_stable": True} if "is_stable" in ctx.params else {}
     out = ctx.bind(filled, k=min(k, operand.shape[axis]), **stable)

@@ -14,16 +14,7 @@ from jax import Array, lax
 from bucketjit._ir.expressions import Dim, Shape, is_symbolic
 from bucketjit._masking.constants import known_int
 from bucketjit._masking.rule_context import Rule, RuleContext
-from bucketjit._masking.rules.indexing import (
-    INT32_MAX,
-    as_index,
-    clamp,
-    fits,
-    inside,
-    is_whole,
-    judged,
-    write_window,
-)
+from bucketjit._masking.rules import indexing
 
 _MODE = lax.GatherScatterMode
 
@@ -35,7 +26,7 @@ def scatter(combine: Callable[[Any, Any], Any] | None) -> Rule:
         """One window is written in place; many have their indices rewritten."""
         applies = ctx.primitive.name == "scatter" and ctx.params["update_jaxpr"] is not None
         if indices.ndim == 1 and not applies:
-            return _written_window(ctx, operand, as_index(indices), updates, combine)
+            return _written_window(ctx, operand, indexing.as_index(indices), updates, combine)
         return _many_windows(ctx, operand, indices, updates)
 
     return rule
@@ -57,24 +48,25 @@ def _written_window(ctx: RuleContext, operand: Any, index: Any, update: Any, com
     for k, axis in enumerate(numbers.scatter_dims_to_operand_dims):
         starts[axis] = index[k]
         if ctx.params["mode"] != _MODE.CLIP:
-            here = inside(ctx, index[k], shape[axis], sizes[axis])
+            here = indexing.inside(ctx, index[k], shape[axis], sizes[axis])
             where = here if where is None else where & here
     update = lax.expand_dims(update, numbers.inserted_window_dims)
     places = map(known_int, starts)
     lies_inside = all(map(functools.partial(_surely_inside, ctx), places, shape, sizes))
     if lies_inside and combine in (None, lax.add) and ctx.padding.is_zeros(operand, shape):
-        cut = [a for a, n in enumerate(sizes) if not is_whole(shape[a], n)]
+        cut = [a for a, n in enumerate(sizes) if not indexing.is_whole(shape[a], n)]
         update = ctx.fill(update, axes=cut, value=0, shape=sizes)
         sides = zip(map(int, starts), update.shape, operand.shape, strict=True)
         edges = [(start, room - start - width, 0) for start, width, room in sides]
         return lax.pad(update, np.zeros((), update.dtype), edges)
-    return write_window(ctx, operand, shape, update, sizes, starts, combine=combine, where=where)
+    options = {"combine": combine, "where": where}
+    return indexing.write_window(ctx, operand, shape, update, sizes, starts, **options)
 
 
 def _surely_inside(ctx: RuleContext, start: int | None, dim: Dim, size: Dim) -> bool:
     if start is None or start < 0:
         return False
-    return (start == 0 and is_whole(dim, size)) or (
+    return (start == 0 and indexing.is_whole(dim, size)) or (
         not is_symbolic(dim) and start + ctx.padded(size) <= dim
     )
 
@@ -92,8 +84,9 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     # indices may repeat, so they are dropped if the equation promises unique indices.
     batch = () if unique else numbers.scatter_indices_batching_dims
     good = ctx.in_bounds(dims, [a for a in range(len(dims)) if a not in batch])
-    partial = [a for a, n in enumerate(sizes) if is_symbolic(n) and not is_whole(shape[a], n)]
-    if good is None and not partial and all(fits(ctx, shape[a], sizes[a]) for a in mapped):
+    opened = [a for a, n in enumerate(sizes) if is_symbolic(n)]
+    partial = [a for a in opened if not indexing.is_whole(shape[a], sizes[a])]
+    if good is None and not partial and all(indexing.fits(ctx, shape[a], sizes[a]) for a in mapped):
         kept = ctx.params["indices_are_sorted"] and not any(map(is_symbolic, dims))
         return ctx.bind(operand, indices, updates, indices_are_sorted=kept)
     if not mapped and not partial:
@@ -102,12 +95,13 @@ def _many_windows(ctx: RuleContext, operand: Any, indices: Any, updates: Any) ->
     def moved() -> Any:
         good = ctx.in_bounds((*dims, 1), [a for a in range(len(dims)) if a not in batch])
         clips, outside = ctx.params["mode"] == _MODE.CLIP, functools.partial(_outside, unique)
-        return judged(ctx, as_index(indices), sizes, mapped, clips, outside, good)
+        return indexing.judged(ctx, indexing.as_index(indices), sizes, mapped, clips, outside, good)
 
     if not partial:
         places = ctx.once(indices, "scattered", moved)
     else:
-        numbers, places, updates = _positions(ctx, partial, as_index(indices), good, updates)
+        starts = indexing.as_index(indices)
+        numbers, places, updates = _positions(ctx, partial, starts, good, updates)
     options = {"indices_are_sorted": False, "mode": _MODE.FILL_OR_DROP}
     return ctx.bind(operand, places, updates, dimension_numbers=numbers, **options)
 
@@ -121,9 +115,9 @@ def _positions(
     for k, axis in enumerate(ctx.params["dimension_numbers"].scatter_dims_to_operand_dims):
         start = indices[..., k]
         if ctx.params["mode"] == _MODE.CLIP:
-            start = clamp(ctx, start, shape[axis], sizes[axis])
+            start = indexing.clamp(ctx, start, shape[axis], sizes[axis])
         else:
-            here = inside(ctx, start, shape[axis], sizes[axis])
+            here = indexing.inside(ctx, start, shape[axis], sizes[axis])
             good = here if good is None else good & here
         columns.append(start)
     numbers, columns, good, updates = _taken_apart(ctx, partial, columns, good, updates)
@@ -136,8 +130,8 @@ def _positions(
 def _outside(unique: bool, shape: tuple[int, ...]) -> Any:
     """Indices beyond every axis; each another one where indices are promised to be unique."""
     if not unique:
-        return jnp.int32(INT32_MAX)
-    return INT32_MAX - lax.reshape(lax.iota(jnp.int32, math.prod(shape)), shape)
+        return jnp.int32(indexing.INT32_MAX)
+    return indexing.INT32_MAX - lax.reshape(lax.iota(jnp.int32, math.prod(shape)), shape)
 
 
 def _taken_apart(

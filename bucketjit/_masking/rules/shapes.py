@@ -12,18 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from bucketjit._ir.expressions import Dim, Shape, groups, is_symbolic, without_ones
-from bucketjit._masking.array_ops import (
-    alone,
-    block_of,
-    crop,
-    part,
-    put,
-    reverse,
-    row_numbers,
-    select,
-    take,
-    window,
-)
+from bucketjit._masking import array_ops as ops
 from bucketjit._masking.rule_context import Rule, RuleContext
 from bucketjit._masking.rules.indexing import INT32_MAX, read_window, saturate, write_window
 
@@ -47,13 +36,13 @@ def concatenate(ctx: RuleContext, *operands: Array) -> Any:
     offsets = [sum(sizes[: run[0]]) for run in runs]
     ends = [ctx.sizes.most(o) + p.shape[axis] for o, p in zip(offsets, parts, strict=True)]
     if keeps_zeros or len(parts) == 1:  # the first piece is written into
-        out = crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
+        out = ops.crop(parts[0], axis, max(ends)) if len(parts) > 1 else parts[0]
     else:  # joined first, as XLA is faster at that than at extending the first piece
-        out = crop(lax.concatenate(parts, axis), axis, max(ends))
+        out = ops.crop(lax.concatenate(parts, axis), axis, max(ends))
     # In this order, so that each piece overwrites the padding of those before it.
     for offset, piece in zip(offsets[1:], parts[1:], strict=True):
         out = lax.dynamic_update_slice_in_dim(out, piece, ctx.logical(offset), axis)
-    out = crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
+    out = ops.crop(out, axis, ctx.padded(ctx.out_shapes[0][axis]))
     if keeps_zeros:
         ctx.padding.note_zeros(out, ctx.out_shapes[0])
     return out
@@ -77,7 +66,7 @@ def split(ctx: RuleContext, operand: Array) -> list[Any]:
     axis, sizes = ctx.symbolic_params["axis"], ctx.symbolic_params["sizes"]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
     return [
-        window(operand, axis, ctx.logical(offset), ctx.padded(size), last=ctx.padded(offset))
+        ops.window(operand, axis, ctx.logical(offset), ctx.padded(size), last=ctx.padded(offset))
         for offset, size in zip(offsets, sizes, strict=True)
     ]
 
@@ -92,9 +81,9 @@ def tile(ctx: RuleContext, operand: Array) -> Any:
         size = ctx.padded(ctx.out_shapes[0][axis])
         if is_symbolic(dim) and (is_symbolic(rep) or rep != 1):
             positions = lax.iota(jnp.int32, size) % jnp.maximum(ctx.logical(dim), 1)
-            out = take(out, positions, axis)
+            out = ops.take(out, positions, axis)
         else:
-            out = crop(out, axis, size)
+            out = ops.crop(out, axis, size)
     return out
 
 
@@ -143,14 +132,14 @@ def _regroup(ctx: RuleContext, array: Array, axis: int, old: Shape, new: Shape) 
     flat = lax.reshape(array, (*head, math.prod(ctx.padded_shape(old)), *tail))
     target = ctx.padded_shape(new)
     if flat.shape[axis] == 0 or not any(map(is_symbolic, (*old[1:], *new[1:]))):
-        return lax.reshape(crop(flat, axis, math.prod(target)), (*head, *target, *tail))
+        return lax.reshape(ops.crop(flat, axis, math.prod(target)), (*head, *target, *tail))
     if max(flat.shape[axis], math.prod(target)) > INT32_MAX:
         ctx.refuse("it has more positions than int32 holds in this bucket", in_bucket=True)
     grouped = lax.reshape(flat, (*head, *ctx.padded_shape(old), *tail))
 
     def by_index(grouped: Array, before: list[Any], after: list[Any]) -> Any:
         flat = lax.reshape(grouped, (*head, math.prod(ctx.padded_shape(old)), *tail))
-        source = _unravel(row_numbers(target, after, jnp.int32), before, ctx.padded_shape(old))
+        source = _unravel(ops.row_numbers(target, after, jnp.int32), before, ctx.padded_shape(old))
         return jnp.take(flat, source, axis=axis, mode="clip")
 
     def by_rows(grouped: Array, before: list[Any], after: list[Any]) -> Any:
@@ -159,8 +148,8 @@ def _regroup(ctx: RuleContext, array: Array, axis: int, old: Shape, new: Shape) 
     sizes = [[jnp.int32(ctx.logical(d)) for d in shape] for shape in (old, new)]
     # A step of the loop takes as long as some indices.
     is_long = all(grouped.size >= _ROW * grouped.shape[axis + i] for i in range(len(old) - 1))
-    moves_rows = block_of(grouped, axis) and is_long
-    return (alone(by_rows, by_index) if moves_rows else by_index)(grouped, *sizes)
+    moves_rows = ops.block_of(grouped, axis) and is_long
+    return (ops.alone(by_rows, by_index) if moves_rows else by_index)(grouped, *sizes)
 
 
 _ROW = 64  # elements
@@ -174,7 +163,8 @@ def _merged_rows(array: Array, axis: int, sizes: Sequence[Any]) -> Any:
         height, padded = array.shape[rows : rows + 2]
 
         def step(i: Any, out: Any, array: Array = array, axis: int = rows, n: Any = width) -> Any:
-            return put(out, lax.dynamic_index_in_dim(array, i, axis, keepdims=False), axis, i * n)
+            row = lax.dynamic_index_in_dim(array, i, axis, keepdims=False)
+            return ops.put(out, row, axis, i * n)
 
         shape = (*array.shape[:rows], height * padded, *array.shape[rows + 2 :])
         array = lax.fori_loop(jnp.int32(0), sizes[last - 1], step, jnp.zeros(shape, array.dtype))
@@ -186,7 +176,7 @@ def _split_rows(array: Array, axis: int, sizes: Sequence[Any], padded: Sequence[
         height, width = padded[first], math.prod(padded[first + 1 :])
         starts = lax.iota(jnp.int32, height) * math.prod(sizes[first + 1 :])
         rows = axis + first
-        read = functools.partial(part, crop(array, rows, height * width), rows, width=width)
+        read = functools.partial(ops.part, ops.crop(array, rows, height * width), rows, width=width)
         array = jax.vmap(read, out_axes=rows)(starts)
     return array
 
@@ -230,13 +220,13 @@ def slice_(ctx: RuleContext, operand: Array) -> Any:
         out = lax.slice(operand, *zip(*cuts, strict=True))
     for axis, (start, stride, size) in enumerate(places):
         if static[axis]:
-            out = crop(out, axis, size)
+            out = ops.crop(out, axis, size)
         elif is_symbolic(stride):
             positions = ctx.logical(start) + lax.iota(jnp.int32, size) * ctx.logical(stride)
-            out = take(out, positions, axis)
+            out = ops.take(out, positions, axis)
         else:
             span = _span(size, stride)
-            out = window(out, axis, ctx.logical(start), span, last=ctx.padded(start))
+            out = ops.window(out, axis, ctx.logical(start), span, last=ctx.padded(start))
             if stride != 1 and size:
                 out = lax.slice_in_dim(out, 0, span, stride, axis)
     return out
@@ -253,7 +243,7 @@ def rev(ctx: RuleContext, operand: Array) -> Any:
     rest = tuple(axis for axis in axes if axis not in opened)
     out = ctx.bind(operand, dimensions=rest) if rest else operand
     for axis in opened:
-        out = reverse(out, axis, ctx.logical(ctx.in_shapes[0][axis]))
+        out = ops.reverse(out, axis, ctx.logical(ctx.in_shapes[0][axis]))
     return out
 
 
@@ -288,7 +278,8 @@ def _spread(ctx: RuleContext, array: Array, axis: int, value: Array) -> Any:
     source = place // step
     real = (place >= 0) & (place % step == 0) & (source < ctx.logical(count))
     real = lax.expand_dims(real, [i for i in range(array.ndim) if i != axis])
-    return select(real, take(crop(array, axis, max(array.shape[axis], 1)), source, axis), value)
+    array = ops.crop(array, axis, max(array.shape[axis], 1))
+    return ops.select(real, ops.take(array, source, axis), value)
 
 
 def dynamic_slice(ctx: RuleContext, operand: Array, *starts: Array) -> Any:

@@ -44,9 +44,8 @@ def fold(identity: Identity, name: str = "") -> Rule:
         _refuse_uneven(ctx, axes)
         if not axes:
             return operands if ctx.primitive.multiple_results else operands[0]
-        return _bind(
-            ctx, name, *(ctx.fill(x, axes=placed, value=identity(x.dtype)) for x in operands)
-        )
+        filled = (ctx.fill(x, axes=placed, value=identity(x.dtype)) for x in operands)
+        return _bind(ctx, name, *filled)
 
     return rule
 
@@ -140,11 +139,6 @@ def shard_map(ctx: RuleContext, *operands: Array) -> Any:
     ]
 
 
-def _sharded(mesh: Any, spec: Any, shape: Shape) -> list[tuple[int, int]]:
-    """The open axes that are sharded, each with the number of its shards."""
-    return [(a, n) for a, n in _counts(mesh, spec) if n > 1 and is_symbolic(shape[a])]
-
-
 def _counts(mesh: Any, spec: Any) -> Iterator[tuple[int, int]]:
     """The axes that a spec names, each with the number of its shards."""
     for axis, names in enumerate(spec):
@@ -159,13 +153,14 @@ def _moved(
 
     The ``shard_map`` of a gradient takes results of another one, which are laid out already.
     """
-    axes = _sharded(mesh, spec, shape)
+    axes = [(a, n) for a, n in _counts(mesh, spec) if n > 1 and is_symbolic(shape[a])]
     if not axes:
         return x
     layout = "shards", mesh, spec, str(local)
 
     def moved() -> Array:
-        whole = _replicated(mesh, x)
+        # Where types say how arrays are sharded, each device has a whole copy.
+        whole = _placed(mesh, x, PartitionSpec()) if AxisType.Explicit in mesh.axis_types else x
         for axis, count in axes:
             logical, padded = ctx.logical(local[axis]), ctx.padded(local[axis])
             before, after = (logical, padded) if to_shards else (padded, logical)
@@ -181,11 +176,6 @@ def _moved(
     result = moved()
     ctx.padding.once((id(result), *layout), result, lambda: x)
     return result
-
-
-def _replicated(mesh: Any, x: Array) -> Any:
-    """``x``; where types say how arrays are sharded, a whole copy of it on each device."""
-    return _placed(mesh, x, PartitionSpec()) if AxisType.Explicit in mesh.axis_types else x
 
 
 def _placed(mesh: Any, x: Any, spec: Any) -> Any:

@@ -20,17 +20,9 @@ from jax import Array, lax
 from bucketjit._ir.expressions import Shape, is_symbolic
 from bucketjit._jax.jaxprs import open_jaxpr
 from bucketjit._masking.rule_context import Rule, RuleContext, zeros
+from bucketjit._masking.rules import reductions
 from bucketjit._masking.rules.convolution import Slide, fit, fit_all
 from bucketjit._masking.rules.indexing import INT32_MAX
-from bucketjit._masking.rules.reductions import (
-    Fold,
-    Identity,
-    highest,
-    known_monoid,
-    lowest,
-    skipping,
-    zero,
-)
 
 Arrays = Sequence[Any]
 
@@ -63,11 +55,8 @@ def _is_irregular(slide: Slide) -> bool:
 
 def _meets_padding(ctx: RuleContext, slides: Sequence[Slide]) -> bool:
     """True if anything stands in for padding that a logical window reads."""
-    return any(
-        _is_irregular(s) or is_symbolic(s.low) or s.reads_padding(ctx)
-        for s in slides
-        if _is_open(s)
-    )
+    opened = filter(_is_open, slides)
+    return any(_is_irregular(s) or is_symbolic(s.low) or s.reads_padding(ctx) for s in opened)
 
 
 def _lay_out(
@@ -76,10 +65,8 @@ def _lay_out(
     """Arrays in which windows of static parameters read what the logical windows read."""
     shape = tuple(s.size for s in slides)
     read = [i for i, s in enumerate(slides) if _is_open(s) and s.reads_padding(ctx)]
-    laid = [
-        ctx.fill(x, axes=read, value=value, shape=shape)
-        for x, value in zip(arrays, values, strict=True)
-    ]
+    pairs = zip(arrays, values, strict=True)
+    laid = [ctx.fill(x, axes=read, value=value, shape=shape) for x, value in pairs]
     params: dict[str, list[Any]] = {
         "window_dimensions": [ctx.padded(s.window) for s in slides],
         "window_strides": [ctx.padded(s.stride) for s in slides],
@@ -109,7 +96,7 @@ def _reduce_real(
     slides: Sequence[Slide],
     arrays: Arrays,
     inits: Arrays,
-    reducer: Fold,
+    reducer: reductions.Fold,
     starts: bool = True,
 ) -> list[Any]:
     """Reduce over the real elements of each window, whatever the reducer."""
@@ -119,14 +106,14 @@ def _reduce_real(
 
     inits = [jnp.asarray(init, x.dtype) for init, x in zip(inits, arrays, strict=True)]
     start = (jnp.asarray(starts), *inits)
-    _, *outs = lax.reduce_window(tuple(laid), start, skipping(reducer), **params)
+    _, *outs = lax.reduce_window(tuple(laid), start, reductions.skipping(reducer), **params)
     return outs
 
 
 # --- reductions -----------------------------------------------------------------------------
 
 
-def reduction(identity: Identity) -> Rule:
+def reduction(identity: reductions.Identity) -> Rule:
     """Padding that a window reads holds the neutral element."""
 
     def rule(ctx: RuleContext, operand: Array) -> Any:
@@ -147,7 +134,7 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return [zeros(ctx, aval) for aval in ctx.out_avals]
     is_known = not isinstance(inits[0], jax.core.Tracer)
-    monoid = known_monoid(open_jaxpr(jaxpr)[0]) if is_known else None
+    monoid = reductions.known_monoid(open_jaxpr(jaxpr)[0]) if is_known else None
     neutral = monoid is not None and bool(np.asarray(inits[0]) == monoid(arrays[0].dtype))
     if neutral or not _meets_padding(ctx, slides):
         laid, params = _lay_out(ctx, slides, arrays, inits)
@@ -161,7 +148,7 @@ def reduce_window(ctx: RuleContext, *operands: Array) -> list[Any]:
 # --- gradients ------------------------------------------------------------------------------
 
 
-def _chooser(ctx: RuleContext) -> Fold:
+def _chooser(ctx: RuleContext) -> reductions.Fold:
     """From two ``(key, value)`` pairs to the one whose key the equation selects."""
     select_prim = ctx.params["select_prim"]
 
@@ -173,7 +160,8 @@ def _chooser(ctx: RuleContext) -> Fold:
 
 
 def _worst(ctx: RuleContext, dtype: np.dtype[Any]) -> Any:
-    return (lowest if ctx.params["select_prim"] is lax.ge_p else highest)(dtype)
+    is_largest = ctx.params["select_prim"] is lax.ge_p
+    return (reductions.lowest if is_largest else reductions.highest)(dtype)
 
 
 def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> Any:
@@ -182,7 +170,7 @@ def select_and_gather_add(ctx: RuleContext, tangents: Array, operand: Array) -> 
     if 0 in ctx.padded_shape(ctx.out_shapes[0]):
         return zeros(ctx, ctx.out_avals[0])
     if _meets_padding(ctx, slides):
-        inits = (_worst(ctx, operand.dtype), zero(operand.dtype))
+        inits = (_worst(ctx, operand.dtype), reductions.zero(operand.dtype))
         pair = (operand, tangents)
         return fit(ctx, _reduce_real(ctx, slides, pair, inits, _chooser(ctx))[1])
     laid, params = _lay_out(ctx, slides, [tangents, operand], [0, 0])
@@ -238,9 +226,9 @@ def select_and_scatter(ctx: RuleContext, operand: Array, source: Array, init: Ar
 
 TABLE: dict[Any, Rule] = {
     "reduce_window": reduce_window,
-    "reduce_window_sum": reduction(zero),
-    "reduce_window_max": reduction(lowest),
-    "reduce_window_min": reduction(highest),
+    "reduce_window_sum": reduction(reductions.zero),
+    "reduce_window_max": reduction(reductions.lowest),
+    "reduce_window_min": reduction(reductions.highest),
     "select_and_gather_add": select_and_gather_add,
     "select_and_scatter_add": select_and_scatter_add,
     "select_and_scatter": select_and_scatter,

@@ -20,19 +20,15 @@ from typing import Any, NamedTuple
 import jax
 
 from bucketjit._events import shown
+from bucketjit._ir import expressions
 from bucketjit._ir.bucket_sizes import is_wide
 from bucketjit._ir.dynamic_axes import places_of
-from bucketjit._ir.expressions import evaluate_text, is_symbolic, parsed, variables_in, variables_of
+from bucketjit._ir.expressions import evaluate_text, parsed, symbolic_axes, variables_of
 from bucketjit._ir.guards import Guard, parse_constraint
 from bucketjit._ir.program import Program
-from bucketjit._jax.stablehlo import BadModule, Module, copy_of, kept_arguments
-from bucketjit._stages.modules.building import (
-    Building,
-    Value,
-    aliased_result,
-    attributes_in,
-    new_main,
-)
+from bucketjit._jax.stablehlo import BadModule, Module, copy_of, func, hlo, kept_arguments
+from bucketjit._stages.modules import building
+from bucketjit._stages.modules.building import Building, Value
 from bucketjit._stages.modules.dynamic import refuse_what_python_computes
 from bucketjit._tracing.call import Call
 from bucketjit.errors import ExportError, MaskingError, ShapeCheckError
@@ -64,7 +60,7 @@ def bounded_module(
     _check_sizes(program, bucket, constraints)
     try:
         module = copy_of(lowered.compiler_ir())
-        with new_main(module, "masked") as build:
+        with building.new_main(module, "masked") as build:
             _Main(build, program, call, bucket, lowered).add()
     except BadModule as error:
         raise ExportError(f"the masked module cannot have bounds: {error}") from error
@@ -79,7 +75,8 @@ def _check_sizes(program: Program, bucket: Mapping[str, int], constraints: Seque
     promised = [parse_constraint(text) for text in constraints]
     guards = [guard for guard in program.guards if guard not in promised]
     needed = {v for guard in guards for v in guard.variables}
-    needed |= variables_in(d for pair in program.reshapes for shape in pair for d in shape)
+    reshaped = itertools.chain(*itertools.chain(*program.reshapes))
+    needed |= expressions.variables_in(reshaped)
     names = [v for v in bucket if v in needed or program.pairing is not None]
     promised = [guard for guard in promised if guard.variables <= set(names)]
     most = _MOST_SIZES if program.pairing is None else _MOST_TRACES
@@ -163,10 +160,7 @@ class _Main:
         inputs = [
             x.type if x.is_size else build.bounded(x.type, list(x.tokens)) for x in self._arguments
         ]
-        axes = [
-            [i for i, dim in enumerate(shape) if is_symbolic(dim)]
-            for shape in self._program.out_shapes
-        ]
+        axes = map(symbolic_axes, self._program.out_shapes)
         pairs = zip(build.results, axes, strict=True)
         results = [build.bounded(type, opened) for type, opened in pairs]
         with build.main(inputs, results, *self._attributes(inputs, results)):
@@ -182,7 +176,7 @@ class _Main:
                 self._cut(out, shape, type, sizes)
                 for out, shape, type in zip(outs, self._program.out_shapes, results, strict=True)
             ]
-            build.returns(cut)
+            func.ReturnOp(cut)
 
     def _attributes(self, inputs: Sequence[Any], results: Sequence[Any]) -> tuple[Any, Any]:
         """Attributes of the arguments and of the results.
@@ -193,18 +187,13 @@ class _Main:
         old = self._build
         of_args = []
         for x, type in zip(self._arguments, inputs, strict=True):
-            attributes: dict[str, Any] = {}
-            if x.place is not None and old.arg_attributes:
-                attributes = attributes_in(old.arg_attributes[x.place])
-            result = aliased_result(attributes)
+            attributes = {} if x.place is None else dict(old.arg_attributes[x.place])
+            result = building.aliased_result(attributes)
             if result is not None and results[result] != type:
                 del attributes["tf.aliasing_output"]
             of_args.append({**attributes, "bucketjit.shape": self._shape_of(x)})
-        of_results = []
-        for i, shape in enumerate(self._program.out_shapes):
-            attributes = attributes_in(old.result_attributes[i]) if old.result_attributes else {}
-            of_results.append({**attributes, "bucketjit.shape": str(tuple(shape))})
-        return of_args, of_results
+        pairs = zip(old.result_attributes, self._program.out_shapes, strict=True)
+        return of_args, [{**x, "bucketjit.shape": str(tuple(shape))} for x, shape in pairs]
 
     def _shape_of(self, x: _Argument) -> str:
         if x.is_size:
@@ -234,11 +223,10 @@ class _Main:
     def _cut(self, out: Value, shape: Sequence[Any], type: Any, sizes: Mapping[str, Value]) -> Any:
         done: list[int] = []
         whole = out.type
-        for axis, dim in enumerate(shape):
-            if is_symbolic(dim):
-                done.append(axis)
-                size = self._expression(str(dim), sizes)
-                out = self._build.with_size(out, size, axis, self._build.bounded(whole, done))
+        for axis in symbolic_axes(shape):
+            done.append(axis)
+            size = self._expression(str(shape[axis]), sizes)
+            out = self._build.with_size(out, size, axis, self._build.bounded(whole, done))
         assert out.type == type
         return out
 
@@ -250,7 +238,7 @@ class _Main:
         places: list[tuple[str, Value]] = []
         for x, value in zip(self._arguments, self._build.arguments, strict=True):
             for axis, token in x.tokens.items():
-                x.sizes[axis] = value if x.is_size else self._build.size_of(value, axis)
+                x.sizes[axis] = value if x.is_size else hlo.get_dimension_size(value, axis)
                 places.append((token, x.sizes[axis]))
                 if token.isidentifier():
                     sizes.setdefault(token, x.sizes[axis])

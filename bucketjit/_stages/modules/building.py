@@ -14,7 +14,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from bucketjit._jax.arrays import is_key, key_shape
-from bucketjit._jax.stablehlo import MAIN, BadModule, Module, attributes_of, func, hlo, ir
+from bucketjit._jax.stablehlo import MAIN, BadModule, Module, func, hlo, ir
 
 Value = Any  # an `ir.Value` of jaxlib
 
@@ -27,17 +27,17 @@ class Building:
     Attributes:
         inputs: Types of the arguments of the old ``main``.
         results: Types of its results.
-        arg_attributes: Attributes of each of its arguments; empty if there are none.
-        result_attributes: Attributes of each of its results; empty if there are none.
+        arg_attributes: Attributes of each of its arguments, by name.
+        result_attributes: Attributes of each of its results, by name.
         arguments: The arguments of the new ``main``.
     """
 
     def __init__(self, module: Module, name: str) -> None:
         table = ir.SymbolTable(module.operation)
         old = table[MAIN]
-        self.arg_attributes = attributes_of(old, "arg_attrs")
-        self.result_attributes = attributes_of(old, "res_attrs")
         self.inputs, self.results = list(old.type.inputs), list(old.type.results)
+        self.arg_attributes = _attributes_of(old, "arg_attrs", self.inputs)
+        self.result_attributes = _attributes_of(old, "res_attrs", self.results)
         self.arguments: list[Value] = []
         while name in table:
             name = f"{name}_"
@@ -86,7 +86,10 @@ class Building:
         arg_attributes: Sequence[Mapping[str, Any]],
         result_attributes: Sequence[Mapping[str, Any]],
     ) -> Iterator[None]:
-        """Add the function; the operations of its body are added within this context."""
+        """Add the function; the operations of its body are added within this context.
+
+        The last one is that which returns.
+        """
         with ir.InsertionPoint.at_block_begin(self._module.body):
             kind = ir.FunctionType.get(list(inputs), list(results))
             function = func.FuncOp("main", kind, visibility="public")
@@ -101,10 +104,6 @@ class Building:
         """An int scalar."""
         dtype = np.int32 if bits == 32 else np.int64
         return hlo.constant(ir.DenseElementsAttr.get(np.array(value, dtype)))
-
-    def size_of(self, value: Value, axis: int) -> Value:
-        """The size of a bounded value along an axis."""
-        return hlo.get_dimension_size(value, axis)
 
     def with_size(self, value: Value, size: Value, axis: int, type: Any) -> Value:
         """A value with another size along an axis: a bounded one, or the whole buffer."""
@@ -160,10 +159,6 @@ class Building:
         name = ir.FlatSymbolRefAttr.get(self._name)
         return list(func.CallOp(self.results, name, list(operands)).results)
 
-    def returns(self, values: Sequence[Value]) -> None:
-        """End the function."""
-        func.ReturnOp(list(values))
-
 
 def _attributes(attributes: Mapping[str, Any]) -> Any:
     texts = {
@@ -173,9 +168,11 @@ def _attributes(attributes: Mapping[str, Any]) -> Any:
     return ir.DictAttr.get(texts)
 
 
-def attributes_in(attributes: Any) -> dict[str, Any]:
-    """The attributes of an argument or a result by name."""
-    return {named.name: named.attr for named in attributes}
+def _attributes_of(function: Any, which: str, types: Sequence[Any]) -> list[dict[str, Any]]:
+    """The attributes of each argument or result, by name; the function may have none."""
+    if which not in function.attributes:
+        return [{} for _ in types]
+    return [{a.name: a.attr for a in each} for each in ir.ArrayAttr(function.attributes[which])]
 
 
 def aliased_result(attributes: Mapping[str, Any]) -> int | None:

@@ -15,7 +15,6 @@ through it. The Python code that the module was made from is not needed.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,12 +26,12 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from bucketjit._config import is_int_from
 from bucketjit._extras import Extra
 from bucketjit._ir.expressions import Shape, evaluate, is_symbolic, variables_of
-from bucketjit._ir.guards import Guard
+from bucketjit._ir.guards import COMPARE, Guard
 from bucketjit._ir.jax_patches import forgetful_jax, lenient_jax
 from bucketjit._ir.primitives import size_constant_p
 from bucketjit._ir.program import Program
 from bucketjit._jax import stablehlo
-from bucketjit._jax.jaxprs import all_equations, equations_around, is_literal
+from bucketjit._jax.jaxprs import CALLBACKS, all_equations, equations_around, is_literal
 from bucketjit._jax.user_code import in_brackets, source_line
 from bucketjit._raised import first_line, in_one_line, is_of_machine
 from bucketjit._tracing.call import Call
@@ -81,11 +80,8 @@ def _is_right(program: Program, sizes: Mapping[str, int]) -> bool:
     )
 
 
-_COMPARE = {">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne}
 PLATFORMS = frozenset(("cpu", "cuda", "rocm", "tpu"))
-_CALLBACKS = frozenset(
-    ("pure_callback", "io_callback", "debug_callback", "debug_print", "buffer_callback")
-)
+_CALLBACKS = CALLBACKS | {"debug_print", "buffer_callback"}
 
 
 def export_dynamic(call: Call, platforms: Sequence[str] | None, vjp_order: int) -> Any:
@@ -188,7 +184,7 @@ def evaluator(program: Program, sizes: Mapping[str, int]) -> Callable[..., list[
             names = sorted(guard.variables)
             values = ", ".join(f"{name} = {{{i}}}" for i, name in enumerate(names))
             stablehlo.assert_sizes(
-                _COMPARE[guard.op](left, right),
+                COMPARE[guard.op](left, right),
                 f"The module holds for sizes with {guard} only, but found {values}.",
                 *(_value(name, variables) for name in names),
             )
@@ -221,10 +217,8 @@ def refuse_what_python_computes(program: Program) -> None:
     pairing = program.pairing
     if pairing is None:
         return
-    reason, remedy = (
-        "",
-        "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)",
-    )
+    reason = ""
+    remedy = "compute on the size with jax.numpy, such as jnp.arange(n) or jnp.sqrt(1.0 * n)"
     if pairing.num_size_constants:
         reason = (
             f"a constant of shape {program.size_constant_shapes[0]} is computed by Python from a "
@@ -318,10 +312,8 @@ def exported_from(raw: bytes, place: str) -> Any:
             f"{place}: expected the bytes of jax.export.Exported.serialize(), got {len(raw)} bytes "
             f"({type(error).__name__}: {first_line(error)})"
         ) from error
-    version, newest = (
-        exported.calling_convention_version,
-        jax.export.maximum_supported_calling_convention_version,
-    )
+    version = exported.calling_convention_version
+    newest = jax.export.maximum_supported_calling_convention_version
     if version > newest:
         raise ExportError(
             f"{place}: it has version {version} of jax.export's calling convention, and jax "

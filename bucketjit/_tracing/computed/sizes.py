@@ -137,9 +137,7 @@ def counts_of_trace(sizing: Sizing, outs: Sequence[Any], trace: object) -> dict[
 def always_holds(guard: Guard, computed: Mapping[str, Computed]) -> bool:
     """Whether a guard follows from the bounds of computed sizes: ``n - (size_1 - 1) >= 0``."""
     most_of = tuple((v, f"({size.bound}) + 1") for v, size in computed.items())
-    above, below = (
-        f"({a}) - ({b})" for a, b in ((guard.left, guard.right), (guard.right, guard.left))
-    )
+    above, below = f"({guard.left}) - ({guard.right})", f"({guard.right}) - ({guard.left})"
     texts = {">=": [above], "<=": [below], "!=": [f"{above} - 1", f"{below} - 1"]}
     return any(is_never_negative(text, most_of) for text in texts.get(guard.op, ()))
 

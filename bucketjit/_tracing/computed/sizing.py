@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -34,13 +34,7 @@ from bucketjit._jax import tracers
 from bucketjit._jax.config import current_trace
 from bucketjit._jax.patches.patch import as_open, as_value
 from bucketjit._jax.user_code import calling_line
-from bucketjit._tracing.computed.values import (
-    BITS_OF_SIZES,
-    Bounds,
-    ValueNumbers,
-    negated_mask,
-    unconverted,
-)
+from bucketjit._tracing.computed import values
 from bucketjit.errors import MaskingError
 
 _DEEPEST = 6  # sums of sizes inside of sums that are looked at
@@ -61,7 +55,7 @@ class _FactsOfTrace:
 
     def __init__(self, trace: Any) -> None:
         self.trace = trace
-        self.values, self.bounds = ValueNumbers(), Bounds()
+        self.values, self.bounds = values.ValueNumbers(), values.Bounds()
         self.positions: dict[int, tuple[Any, ...]] = {}
         self.variables: dict[tuple[int, str], str] = {}
         self.numbers: dict[str, Any] = {}
@@ -78,7 +72,7 @@ class Sizing:
     def __init__(self, scope: Any, sizes: dict[str, int], taken: Set[str]) -> None:
         self._scope, self._sizes, self._taken = scope, sizes, taken
         self._of_traces: dict[int, _FactsOfTrace] = {}  # by `id`; the traces that have not ended
-        self._unshared: tracers.Unshared | None = None
+        self._renew_traces: Callable[[], None] | None = None
         self.computed: dict[str, Computed] = {}
         self.dims: dict[str, Any] = {}
 
@@ -104,7 +98,7 @@ class Sizing:
     @contextmanager
     def active(self) -> Iterator[None]:
         """A context in which selections of this thread make sizes."""
-        with as_open(self), tracers.unshared_traces() as self._unshared:
+        with as_open(self), tracers.unshared_traces() as self._renew_traces:
             yield
 
     def nonzero(self, array: Any) -> tuple[Any, ...]:
@@ -193,7 +187,7 @@ class Sizing:
         What follows the first ``k`` of ``n`` positions has ``n - k`` of them, so that both parts
         make ``n`` again.
         """
-        n = unconverted(n)
+        n = values.unconverted(n)
         if not isinstance(n, jax.core.Tracer):
             return operator.index(n)
         if (literal := tracers.literal_of(n)) is not None:
@@ -207,9 +201,9 @@ class Sizing:
         name = eqn.primitive.name
         if name == "dim_as_value":
             return eqn.params["dim"]
-        if jnp.iinfo(n.dtype).bits < BITS_OF_SIZES:
+        if jnp.iinfo(n.dtype).bits < values.BITS_OF_SIZES:
             return None  # it may wrap around
-        if name == "reduce_sum" and (mask := negated_mask(eqn)) is not None:
+        if name == "reduce_sum" and (mask := values.negated_mask(eqn)) is not None:
             return math.prod(mask.shape) - self.size(jnp.sum(mask), "")
         if name not in ("add", "sub") or depth == _DEEPEST:
             return None
@@ -276,8 +270,8 @@ class Sizing:
         self.dims[name] = dim
         if (trace := tracers.trace_of(n)) is not None:
             self._facts(trace).numbers[name] = n
-        assert self._unshared is not None
-        self._unshared.renew()
+        assert self._renew_traces is not None
+        self._renew_traces()
         return name
 
 
@@ -298,7 +292,7 @@ def _is_within(bounds: Range, size: Dim) -> bool:
 
 
 def _widened(n: Any) -> Any:
-    return _int32(n) if jnp.iinfo(n.dtype).bits < BITS_OF_SIZES else n
+    return _int32(n) if jnp.iinfo(n.dtype).bits < values.BITS_OF_SIZES else n
 
 
 def _int32(n: Any) -> Any:

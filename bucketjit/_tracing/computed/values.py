@@ -161,10 +161,9 @@ class Bounds(dataflow.TraceAnalysis[Range]):
         literal = literal_of(value)
         held = value if literal is None else literal.val
         held = constant_of(held) if isinstance(held, jax.core.Tracer) else held
-        is_unknown = held is None or isinstance(held, jax.core.Tracer)
-        return (
-            ranges.range_of_type(jax.typeof(value)) if is_unknown else ranges.range_of_array(held)
-        )
+        if held is None or isinstance(held, jax.core.Tracer):
+            return ranges.range_of_type(jax.typeof(value))
+        return ranges.range_of_array(held)
 
     def unknown(self, atom: Any) -> Range:
         """Only the type is known."""
@@ -302,13 +301,8 @@ _CALLED: Mapping[str, Rule] = {"floor_divide": _div, "remainder": _rest, "search
 
 def _call(eqn: JaxprEqn, ins: Sequence[Range]) -> Sequence[Range]:
     rule = _CALLED.get(eqn.params.get("name", ""))
-    integers = all(jnp.issubdtype(dtype_of(x), np.integer) for x in eqn.outvars)
-    if (
-        rule is not None
-        and integers
-        and len(eqn.outvars) == 1
-        and is_code_of_jax(open_jaxpr(called_jaxpr(eqn.params))[0])
-    ):
+    is_whole = [jnp.issubdtype(dtype_of(x), np.integer) for x in eqn.outvars] == [True]
+    if rule and is_whole and is_code_of_jax(open_jaxpr(called_jaxpr(eqn.params))[0]):
         return _fit(rule)(eqn, ins)
     return dataflow.through(Bounds(), eqn, ins)
 
