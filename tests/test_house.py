@@ -103,10 +103,10 @@ def test_decisions_are_asked_for_in_few_files() -> None:
 
 
 LIMIT = {
-    "code": 28_980,
-    "lines": 45_770,
+    "code": 28_982,
+    "lines": 45_773,
     "files": 213,
-    "tests": 31_384,
+    "tests": 31_393,
     "long": 0,
     "packages": 13,
     "floors": 9,

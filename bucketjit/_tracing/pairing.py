@@ -150,10 +150,13 @@ def _candidates(sizes: Sizes, samples: Sequence[Sizes]) -> Iterator[dict[str, in
 def _is_predicted(tracer: Tracer, traces: Sequence[Concrete], samples: Sequence[Sizes]) -> bool:
     """Whether expressions that fit all samples but the last give each size of the last one, too.
 
-    A trace of a large program takes seconds, so no more are made then.
+    A trace of a large program takes seconds, so no more are made then. Each variable has changed
+    alone, and in the last sample all have: ``a * b`` is a line along each axis.
     """
     *earlier, last = samples
-    if any(len({s[v] for s in earlier}) < 2 for v in tracer.variables):
+    every = set(tracer.variables)
+    changed = [{v for v in every if sample[v] != samples[0][v]} for sample in samples]
+    if changed[-1] != every or any({v} not in changed[:-1] for v in every):
         return False
     columns = list(dict.fromkeys(zip(*(t.skeleton.sizes for t in traces), strict=True)))
     labels, unfitted = _labels([column[:-1] for column in columns], tracer, earlier, ())

@@ -174,6 +174,18 @@ def test_traces_are_made_until_they_predict_the_next(size: Any, traced: list[int
     assert sizes == [*traced, 5]
 
 
+def test_sizes_that_change_alone_tell_nothing_of_products() -> None:
+    def fn(x: Any) -> Any:
+        a, b = map(int, x.shape)
+        if a > 9:
+            raise ValueError("too long")  # so the first trace at other sizes of both fails
+        return jnp.ones(a * b + a + 100).sum() + 0 * x.sum()
+
+    exported = _executor(fn, "a, b").export_dynamic(ramp(6, 4))
+    for shape in ((7, 9), (9, 20)):
+        assert float(exported.call(ramp(*shape))) == float(fn(ramp(*shape)))
+
+
 def test_a_function_that_fails_at_other_sizes() -> None:
     table = ramp(6)
 
