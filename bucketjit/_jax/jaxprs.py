@@ -270,8 +270,8 @@ _primitives: dict[str, Any] = {}
 _searched: dict[str, int] = {}  # the modules that were searched, and how many names they had
 
 
-def find_primitives() -> dict[str, Any]:
-    """Every primitive in the imported modules of JAX, by name.
+def _find_primitives() -> None:
+    """Look for primitives in the modules of JAX that were imported, or have grown, since.
 
     ``jax.extend.core.primitives`` lists only some of them.
     """
@@ -282,7 +282,6 @@ def find_primitives() -> dict[str, Any]:
                 if isinstance(value, jex_core.Primitive):
                     _primitives.setdefault(value.name, value)
             _searched[name] = len(names)
-    return _primitives
 
 
 def modules_of_jax() -> dict[str, Any]:
@@ -300,7 +299,7 @@ _modules = [0]  # how many there were: one that came later may have added a name
 def primitive(name: str) -> Any | None:
     """The primitive called ``name``, or None where this JAX has none of that name."""
     if name not in _primitives and _modules[0] != (count := len(sys.modules)):
-        find_primitives()
+        _find_primitives()
         _modules[0] = count
     return _primitives.get(name)
 

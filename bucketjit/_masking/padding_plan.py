@@ -336,7 +336,8 @@ class _Count(Analysis[_Guess]):
     def _count(self, eqn: JaxprEqn, ins: Sequence[Fact]) -> None:
         if self._is_settling:
             return
-        shapes, pairs = list(map(shape_of, eqn.invars)), summed_pairs(eqn)
+        shapes = list(map(shape_of, eqn.invars))
+        pairs = summed_pairs(eqn)
         if name_of(eqn) == "reduce_sum":
             axes = [a for a in eqn.params["axes"] if is_symbolic(shapes[0][a])]
             zero = both(*(ins[0].zero.get(axis) for axis in axes))
